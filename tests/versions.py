@@ -30,8 +30,7 @@ from pathlib import Path
 from tests.xla_flags import known_flags
 
 ROOT = Path(__file__).parent.parent
-_EXTRAS = ("ask", "look", "jax", "hf", "translate", "onnx", "keras", "flax", "equinox", "sklearn", "search", "lance")
-_EXTRAS += ("serve", "mcp", "cloud")
+_EXTRAS = ("ask", "look", "jax", "jax-nn", "hf", "onnx", "keras", "search", "stores", "serve")
 _PEERS = ("attn-gym", "tokamax", "x-transformers")
 _NEED_NUMPY_2 = ("chex", "equinox", "flax", "jax", "onnx", "onnxruntime", "onnxscript")
 LEFT_OUT = {"lowest": (*_PEERS, "tensorflow-cpu"), "numpy1": (*_PEERS, *_NEED_NUMPY_2), "newest": ()}

@@ -220,7 +220,7 @@ def _threads(count: int) -> None:
         import torch
     except ImportError:
         raise MissingPackageError(
-            'torch must be installed for the translator. Run: pip install "qkv[translate]"'
+            'torch must be installed for the translator. Run: pip install "qkv[hf,look]"'
         ) from None
     torch.set_num_threads(count)
 

@@ -30,9 +30,7 @@ def bleu(said: Sequence[str], asked: Sequence[Asked]) -> dict[str, Any]:
     try:
         from sacrebleu.metrics import BLEU
     except ImportError:
-        raise MissingPackageError(
-            'sacrebleu must be installed to compute BLEU. Run: pip install "qkv[translate]"'
-        ) from None
+        raise MissingPackageError("sacrebleu must be installed to compute BLEU. Run: pip install sacrebleu") from None
     if not asked:
         raise DataError("pairs must contain a sentence to compute BLEU, got none.")
     most = max(len(each.references) for each in asked)

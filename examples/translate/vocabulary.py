@@ -103,6 +103,6 @@ def _package() -> Any:
         import tokenizers.trainers
     except ImportError:
         raise MissingPackageError(
-            'tokenizers must be installed for subwords. Run: pip install "qkv[translate]"'
+            'tokenizers must be installed for subwords. Run: pip install "qkv[hf,look]"'
         ) from None
     return tokenizers

@@ -20,7 +20,9 @@ from qkv.core.threefry import Seed
 from qkv.core.tracing import tracing_mode
 from qkv.core.typing import Array, ArrayLike, Num, Shaped, Tensor
 from qkv.errors import KindError, QkvError, RefusedError, ShapeError
-from qkv.kernels import KERNELS, DenseKernel, LinearKernel
+from qkv.kernels import KERNELS
+from qkv.kernels.dense.kernel import DenseKernel
+from qkv.kernels.linear.kernel import LinearKernel
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan import Kernel, Plan, Spec, plan_problem

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.cli.text_output import ColumnWidth, fit_widths
+from qkv.cli.answer_writers import ColumnWidth, fit_widths
 
 from .conftest import command
 

@@ -292,7 +292,7 @@ def test_without_pytorch_the_error_names_the_extra_to_install():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("MissingPackageError")
-    assert 'pip install "qkv[learn]"' in done.stdout
+    assert 'pip install "qkv[search,torch]"' in done.stdout
 
 
 @pytest.mark.long

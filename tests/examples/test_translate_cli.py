@@ -9,7 +9,7 @@ import sys
 import pytest
 
 if any(importlib.util.find_spec(name) is None for name in ("torch", "tokenizers", "sacrebleu")):
-    pytest.skip("the extra qkv[translate] is not installed", allow_module_level=True)
+    pytest.skip("the extra qkv[hf,look] is not installed", allow_module_level=True)
 
 import torch
 from examples.translate import __main__ as command
@@ -198,7 +198,8 @@ def test_a_package_that_is_missing_is_named_with_what_to_run(capsys, monkeypatch
         words = ["translate", trained, "Tom see the cat.", "--picture", tmp_path / "out.png"]
     said = refused(capsys, *words)
     assert package in said
-    assert f'pip install "qkv[{"look" if package == "matplotlib" else "translate"}]"' in said
+    installed = {"matplotlib": '"qkv[look]"', "sacrebleu": "sacrebleu"}.get(package, '"qkv[hf,look]"')
+    assert f"pip install {installed}" in said
 
 
 def test_on_a_terminal_a_bar_shows_steps_loss_and_speed(monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 if any(importlib.util.find_spec(name) is None for name in ("torch", "tokenizers", "sacrebleu")):
-    pytest.skip("the extra qkv[translate] is not installed", allow_module_level=True)
+    pytest.skip("the extra qkv[hf,look] is not installed", allow_module_level=True)
 
 from examples.translate import aligning, pairs
 from examples.translate.batches import Examples

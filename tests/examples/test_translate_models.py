@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 if any(importlib.util.find_spec(name) is None for name in ("torch", "tokenizers", "sacrebleu")):
-    pytest.skip("the extra qkv[translate] is not installed", allow_module_level=True)
+    pytest.skip("the extra qkv[hf,look] is not installed", allow_module_level=True)
 
 import torch
 from examples.translate.aligning import copies, copies_aligned

@@ -74,7 +74,7 @@ def test_dates_are_rounded_to_units_that_the_axis_shows():
 def test_a_decimal_comma_is_written_where_the_file_has_it(tmp_path):
     file = tmp_path / "pay.csv"
     file.write_text("years;pay\n1,250;1.200,50\n2,375;1.300,75\n3,125;1.500,25\n")
-    page = AnswerPage(Database.open(file, "years", "pay"), TableSource.of_file("pay.csv", ["years"], "pay"))
+    page = AnswerPage(Database.open(file, "years", "pay"), TableSource.of_table("pay.csv", key="years", value="pay"))
     assert page.query == "2,375"
     answer = page.respond({"what": "answer", "at": [3.12504], "settings": {"score": "exact"}})
     assert answer["at"] == [3.125]
@@ -207,7 +207,7 @@ def test_settings_are_those_of_the_command_line():
 
 @pytest.mark.parametrize("query", ["-Smith", "--all", "O'Connor", "a b", "a\\x09b", "$HOME", "-3.5"])
 def test_commands_quote_what_shells_and_options_would_read(query):
-    source = TableSource.of_file("my table.csv", ["name"], "pay")
+    source = TableSource.of_table("my table.csv", key="name", value="pay")
     line = source.shell(query, {"top": 10})
     assert line.startswith(
         "printf" if query in ("-Smith", "--all") else "qkv ask 'my table.csv' --key name --value pay "

@@ -7,11 +7,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from qkv.cli.ask_page import describe_table, printed_text
+from qkv.cli.ask import printed_text
 from qkv.database import Database
 from qkv.look.answers import AnswerPage, saved_answers
 from qkv.look.answers.answer_server import serve_answers_in_thread
-from qkv.look.answers.answer_settings import AnswerSettings
+from qkv.look.answers.answer_settings import AnswerSettings, TableSource
 from tests.effort import LONG
 
 from ..cli.conftest import EXAMPLES, _qkv  # noqa: F401 (the fixture `qkv`)
@@ -25,7 +25,7 @@ POSITIONS = 20 if LONG else 3
 def page_of(file, key, value, query=None, **options):
     """The page that `qkv ask FILE --page` serves in the folder of the examples."""
     database = Database.open(EXAMPLES / file, key, value)
-    source = describe_table([file], None, key, value, None, "512 MiB", {})
+    source = TableSource.of_table(file, key=key, value=value)
     settings = AnswerSettings.from_options(**options)
     return AnswerPage(
         database,

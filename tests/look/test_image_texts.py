@@ -8,7 +8,7 @@ import pytest
 from qkv import look
 from qkv.errors import DataError, OptionError
 from qkv.look.html_export import export_html
-from qkv.look.image_text_views import find_patches
+from qkv.look.image_views import find_patches
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.views import TokenAxis, View
@@ -184,7 +184,7 @@ def noise():
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_patch_is_the_token_whose_embedding_depends_on_its_pixels(kind):
-    from qkv.look.image_text_views import _views, text_with_image
+    from qkv.look.image_views import _views, text_with_image
 
     model, processor = built(kind)
     text = text_with_image(processor, "the dog")
@@ -228,7 +228,7 @@ def test_each_patch_is_the_token_whose_embedding_depends_on_its_pixels(kind):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_weights_of_the_text_are_those_of_the_eager_model(kind):
-    from qkv.look.image_text_views import _views, text_with_image
+    from qkv.look.image_views import _views, text_with_image
 
     model, processor = built(kind)
     with torch.no_grad():
@@ -256,7 +256,7 @@ def test_the_weights_of_the_text_are_those_of_the_eager_model(kind):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_folder_is_read_with_its_processor_and_its_images(tmp_path):
-    from qkv.look.image_text_views import image_text_views
+    from qkv.look.image_views import image_text_views
 
     model, processor = built(llava)
     model.save_pretrained(tmp_path / "small")

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from qkv import look
 from qkv.errors import OptionError
-from qkv.look.color_norms import range_norm
 from qkv.look.color_range import automatic_range, format_weight
 from qkv.look.tiled_views import arrays_view
+from qkv.look.view_plot import range_norm
 from tests.effort import cases
 
 pytest.importorskip("matplotlib")

@@ -27,7 +27,7 @@ class Turns:
         self.ended, self.go, self.checks = [], threading.Event(), 0
         self.queue = ScanQueue(self.run)
 
-    def run(self, requests, _):
+    def run(self, requests):
         while requests[0].queries[0] > 0 and not self.go.is_set():
             time.sleep(0.001)
             self.checks += 1

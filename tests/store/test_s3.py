@@ -88,7 +88,7 @@ def test_commands_take_urls(bucket: str, capfd: pytest.CaptureFixture[str], monk
     assert "Copy the store to a folder" in capfd.readouterr().err
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert run(["ask", bucket, "Jon Smiht"]) == 1
-    assert 'pip install "qkv[cloud]"' in capfd.readouterr().err
+    assert 'pip install "qkv[stores]"' in capfd.readouterr().err
 
 
 def append(url: str, first: int, count: int) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from qkv.core.files import check_writable, write_atomic
+from qkv.core.files import write_atomic
 from qkv.core.json_values import to_json
 from qkv.core.printable import quoted_formula
 from qkv.database.io.nanoseconds import to_python
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from qkv.database.relations.answer_relation import AnswerRelation
     from qkv.database.relations.query_relation import QueryRelation
 
-__all__ = ["check_distinct", "check_output", "line_relation", "write_answers"]
+__all__ = ["SUFFIXES", "check_distinct", "line_relation", "write_answers"]
 
-_SUFFIXES = (".csv", ".parquet", ".arrow", ".jsonl")
+SUFFIXES = (".csv", ".parquet", ".arrow", ".jsonl")
 _ROWS_PER_GROUP = 65_536
 _DAY = 86_400_000_000
 _UNREADABLE = "the query must be text in UTF-8, got other bytes. Convert the file, for example with iconv."
@@ -36,29 +36,15 @@ _UNREADABLE = "the query must be text in UTF-8, got other bytes. Convert the fil
 _Write = Callable[["pa.Table"], object]
 
 
-def check_output(output: str, format_: str, plot: str | None) -> None:
-    """Raise an error if answers cannot be written to a file, or if an option contradicts it."""
-    if format_ != "table":
-        raise OptionError("--format must not be given with --output, whose suffix is the format. Omit --format.")
-    if plot is not None:
-        raise OptionError("--plot must not be given with --output. Run the command once for each of them.")
-    check_writable(Path(output), "the answers", _SUFFIXES)
-
-
-def check_distinct(output: str, inputs: Sequence[str]) -> None:
-    """Raise an error if answers would replace a file from which they are computed.
-
-    Args:
-        output: the file of answers.
-        inputs: paths, patterns and folders of the table and the queries.
-    """
+def check_distinct(output: Path, inputs: list[str]) -> None:
+    """Raise an error if answers would replace a file from which they are computed."""
     from qkv.database.io.sources import source_files
 
-    target = Path(output)
-    for path in source_files(list(inputs)) if target.exists() else ():
-        if path.exists() and target.samefile(path):
+    for path in source_files(inputs) if output.exists() else ():
+        if path.exists() and output.samefile(path):
+            name = str(output)
             raise OptionError(
-                f"--output must be another file than the table and the queries, got {output!r}. Choose another name."
+                f"--output must be another file than the table and the queries, got {name!r}. Choose another name."
             )
 
 
@@ -86,11 +72,6 @@ def line_relation(chunks: Iterator[list[QueryLine]], name: str) -> QueryRelation
 
 def write_answers(relation: AnswerRelation, output: Path, quote_formulas: bool = False) -> None:
     """Answer all queries, and write the answers to a file in the format of its suffix.
-
-    Args:
-        relation: the answers.
-        output: the file, which is replaced if it exists.
-        quote_formulas: write an apostrophe before texts that a spreadsheet would execute; only for CSV.
 
     Raises:
         DataError: The queries cannot be read, the file cannot be written, or its format does not support a column.
@@ -133,7 +114,7 @@ def _writer(kind: str, schema: pa.Schema, stream: IO[bytes], quote_formulas: boo
 
 
 def _text_writer(kind: str, schema: pa.Schema, text: io.TextIOWrapper, quote_formulas: bool) -> _Write:
-    from qkv.cli.json_csv import to_csv
+    from qkv.cli.answer_writers import to_csv
 
     if kind == ".csv":
         lines = csv.writer(text, lineterminator="\n")

@@ -1,132 +1,242 @@
-"""The command `qkv ask`, which queries a table by similarity and shows the evidence for each answer."""
+"""The command `qkv ask`, which queries a table by similarity and shows the evidence for each answer.
+
+With `--page` and `--export` the query is moved over the rows on a page, and with `--output` the answers become a file.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from qkv.cli.shared_options import (
-    ON_BAD_CELL,
-    DateFormat,
-    Decimal,
-    Delimiter,
-    Encoding,
-    HeaderRow,
+    PORT_RULE,
     KeyColumns,
     NormalizerName,
-    OnBadCell,
     QuoteFormulas,
+    ReadingOptions,
+    Rule,
     ScoreName,
-    SkipFooter,
     Threshold,
     ValueColumn,
+    check_rules,
+    exclusion_rules,
 )
 from qkv.core.checks import check_choice
 from qkv.errors import DataError, OptionError, QueryError
 
 if TYPE_CHECKING:
-    from qkv.cli.answer_writer import AnswerWriter
+    from qkv.cli.answer_writers import AnswerWriter
     from qkv.cli.query_input import QueryLine
-    from qkv.database.execute.ask_options import AskOptions
+    from qkv.database.answer import Answer
     from qkv.database.protocol import Queryable
 
-__all__ = ["ask"]
-
-_FORMATS = ("table", "json", "csv")
+__all__ = ["ask", "printed_text"]
 
 
-def ask(
-    file: Annotated[
-        str | None, typer.Argument(metavar="FILE", help="Table or store to query.", show_default=False)
-    ] = None,
+@dataclass(frozen=True, kw_only=True)
+class AskCommand:
+    """The arguments and options of `qkv ask`."""
+
+    file: Annotated[str | None, typer.Argument(metavar="FILE", help="Table or store to query.", show_default=False)] = (
+        None
+    )
     query: Annotated[
         list[str] | None, typer.Argument(metavar="QUERY", help="One or more queries.", show_default=False)
-    ] = None,
-    key: KeyColumns = "",
-    value: ValueColumn = "",
-    sql: Annotated[
-        str | None, typer.Option(metavar="SELECT", help="Query the result of this SQL instead of FILE.")
-    ] = None,
+    ] = None
+    key: KeyColumns = ""
+    value: ValueColumn = ""
+    sql: Annotated[str | None, typer.Option(metavar="SELECT", help="Query the result of this SQL instead of FILE.")] = (
+        None
+    )
     queries: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Read queries from a file, one per line; - reads standard input."),
-    ] = None,
+    ] = None
     output: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Write the answers to a .parquet, .arrow, .csv or .jsonl file."),
-    ] = None,
+    ] = None
     on: Annotated[
         str | None,
         typer.Option("--on", metavar="KEY=COLUMN[,…]", help="Columns of a table of queries; default: the key columns."),
-    ] = None,
+    ] = None
     id_: Annotated[
         str | None, typer.Option("--id", metavar="COLUMN", help="Column that names the rows of evidence in --output.")
-    ] = None,
-    score: ScoreName = None,
-    normalizer: NormalizerName = None,
+    ] = None
+    score: ScoreName = None
+    normalizer: NormalizerName = None
     fit: Annotated[
         str | None,
         typer.Option(
             metavar="mean|vote|local-linear",
             help="Weighted mean, vote of the values, or a line through the rows near the query.",
         ),
-    ] = None,
+    ] = None
     gradient: Annotated[
         bool, typer.Option("--gradient", help="Show the slope of the line along each key; needs --fit local-linear.")
-    ] = False,
-    where: Annotated[
-        str | None, typer.Option(metavar="SQL", help="Use only rows that satisfy this SQL predicate.")
-    ] = None,
-    threshold: Threshold = None,
+    ] = False
+    where: Annotated[str | None, typer.Option(metavar="SQL", help="Use only rows that satisfy this SQL predicate.")] = (
+        None
+    )
+    threshold: Threshold = None
     top: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Rows of evidence to show; default: 10 for one query, 3 for several."),
-    ] = None,
+    ] = None
     format_: Annotated[
         str,
         typer.Option(
             "--format", metavar="table|json|csv", help="Output format: json prints one object per line, csv a header."
         ),
-    ] = "table",
-    quote_formulas: QuoteFormulas = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Print the execution plan.")] = False,
+    ] = "table"
+    quote_formulas: QuoteFormulas = False
+    explain: Annotated[bool, typer.Option("--explain", help="Print the execution plan.")] = False
     plot: Annotated[
         str | None,
         typer.Option(metavar="FILE.png", help="Plot the data, the weights and the answer (.png, .svg, .pdf)."),
-    ] = None,
+    ] = None
     page: Annotated[
         bool, typer.Option("--page", help="Open a page on which the query is moved and the answer follows.")
-    ] = False,
+    ] = False
     export: Annotated[
         str | None, typer.Option(metavar="FILE.html", help="Write the page to one self-contained file.")
-    ] = None,
-    port: Annotated[int, typer.Option(metavar="N", help="Port of --page (0 = any free port).")] = 0,
+    ] = None
+    port: Annotated[int, typer.Option(metavar="N", help="Port of --page (0 = any free port).")] = 0
     no_browser: Annotated[
         bool, typer.Option("--no-browser", help="Print the address of --page without opening a browser.")
-    ] = False,
-    version: Annotated[int | None, typer.Option(metavar="N", help="Query an older version of a store.")] = None,
+    ] = False
+    version: Annotated[int | None, typer.Option(metavar="N", help="Query an older version of a store.")] = None
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory limit; a larger store is read block by block.")
-    ] = "512 MiB",
-    seed: Annotated[int | None, typer.Option(metavar="NUMBER", help="Seed of random normalizers.")] = None,
-    encoding: Encoding = None,
-    delimiter: Delimiter = None,
-    decimal: Decimal = None,
-    date_format: DateFormat = None,
-    header_row: HeaderRow = None,
-    skip_footer: SkipFooter = None,
-    on_bad_cell: OnBadCell = "exclude",
+    ] = "512 MiB"
+    seed: Annotated[int | None, typer.Option(metavar="NUMBER", help="Seed of random normalizers.")] = None
+    reading: ReadingOptions
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Do not save or reuse the bandwidth and distances chosen for FILE.")
-    ] = False,
-) -> None:
+    ] = False
+
+    @cached_property
+    def arguments(self) -> list[str]:
+        """The tables and the queries."""
+        return [*([] if self.file is None else [self.file]), *(self.query or [])]
+
+    @cached_property
+    def stored(self) -> bool:
+        """Whether FILE is a store."""
+        from qkv.database.io.file_suffixes import is_stored
+
+        return self.sql is None and bool(self.arguments) and is_stored(self.arguments[0])
+
+    @property
+    def paged(self) -> str:
+        """The option by which a page is written; "" if there is none."""
+        return "--page" if self.page else "--export" if self.export is not None else ""
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The arguments of `Database.ask` that all answers, plots and pages have."""
+        return {
+            "score": self.score,
+            "normalizer": self.normalizer,
+            "where": self.where,
+            "threshold": self.threshold,
+            "fit": self.fit,
+        }
+
+    @property
+    def unknown(self) -> str:
+        """The first argument that is an unknown option: a dash before a digit starts a negative number."""
+        unknown = (
+            each for each in self.arguments if each.startswith("--") or (each[:1] == "-" and each[1:2].isalpha())
+        )
+        return next(unknown, "").split("=")[0]
+
+
+_RULES = (
+    Rule(
+        lambda ask: ask.unknown,
+        lambda ask: (
+            f"options must be listed in qkv ask --help, got {ask.unknown}. "
+            "To ask a query that starts with a dash, write it to a file and pass --queries FILE."
+        ),
+    ),
+    Rule(
+        lambda ask: ask.output is not None and ask.format_ != "table",
+        "--format must not be given with --output, whose suffix is the format. Omit --format.",
+    ),
+    Rule(
+        lambda ask: ask.output is not None and ask.plot is not None,
+        "--plot must not be given with --output. Run the command once for each of them.",
+    ),
+    Rule(
+        lambda ask: ask.output is None and (ask.on is not None or ask.id_ is not None),
+        lambda ask: f"--{'id' if ask.on is None else 'on'} must be used with --output FILE. Add --output, or omit it.",
+    ),
+    Rule(
+        lambda ask: ask.sql is None and not ask.arguments,
+        "FILE must be given. Name a table or a store, or pass --sql. Examples are in qkv ask --help.",
+        DataError,
+    ),
+    Rule(
+        lambda ask: not ask.stored and not (ask.key and ask.value),
+        lambda ask: (
+            f"--{'value' if ask.key else 'key'} must be given unless FILE is a store. "
+            "Name the column, for example --key name --value income."
+        ),
+    ),
+    Rule(
+        lambda ask: ask.gradient and (ask.fit != "local-linear" or ask.output is not None or ask.format_ == "csv"),
+        "--gradient must be used with --fit local-linear and --format table or json. Add or omit one of them.",
+    ),
+    Rule(
+        lambda ask: ask.page and ask.export is not None,
+        "--page must not be given with --export, which writes the page to a file. Omit one of them.",
+    ),
+    *exclusion_rules(lambda ask: ask.paged, "--output", "--plot", "--queries", "--seed", "--explain", "--gradient"),
+    Rule(
+        lambda ask: ask.paged and ask.format_ != "table",
+        lambda ask: f"--format must not be given with {ask.paged}. Omit one of them.",
+    ),
+    PORT_RULE,
+    Rule(
+        lambda ask: ask.quote_formulas and ask.format_ != "csv" and not (ask.output or "").lower().endswith(".csv"),
+        lambda ask: (
+            "--quote-formulas must be used with --format csv, got "
+            f"{f'--format {ask.format_}' if ask.output is None else f'--output {ask.output}'}. Omit one of them."
+        ),
+    ),
+    Rule(
+        lambda ask: ask.version is not None and not ask.stored,
+        "--version must be used with a store, got a table. Omit --version, or name a store.",
+    ),
+    Rule(
+        lambda ask: ask.reading.on_bad_cell != "exclude" and (ask.stored or ask.sql is not None),
+        lambda ask: (
+            "--on-bad-cell must be used with a file of rows, got "
+            + ("a store. Pass it to qkv store create and append." if ask.stored else "")
+            + ("" if ask.stored else "--sql. Convert the cells with try_cast in the SQL.")
+        ),
+    ),
+    Rule(
+        lambda ask: ask.reading.given() and (ask.stored or ask.sql is not None),
+        lambda ask: (
+            f"--{next(iter(ask.reading.given())).replace('_', '-')} must be used with a table, got "
+            + ("a store. Pass it to qkv store create and append." if ask.stored else "")
+            + ("" if ask.stored else "--sql. Pass it to read_csv in the SQL.")
+        ),
+    ),
+)
+
+
+def ask(options: AskCommand) -> None:
     """Query a table. An answer is the mean of the values, or a vote, weighted by the similarity of keys and query.
 
     FILE is a .csv, .tsv, .txt, .jsonl, .json, .parquet, .arrow or .feather file, optionally compressed (.gz, .zst),
@@ -162,139 +272,105 @@ def ask(
 
     Normalizers: softmax[:temperature], topk:K, sum, mean, hard, sparsemax, entmax15, sigmoid, identity, sample.
     """
-    check_choice("--on-bad-cell", on_bad_cell, ON_BAD_CELL)
-    arguments = _check_arguments([*([] if file is None else [file]), *(query or [])], format_)
-    if output is not None:
-        from qkv.cli.answer_file import check_output
-
-        check_output(output, format_, plot)
-    elif on is not None or id_ is not None:
-        raise OptionError(
-            f"--{'id' if on is None else 'on'} must be used with --output FILE. Add --output, or omit it."
-        )
-    from qkv.database.io.file_suffixes import is_stored
-
-    stored = sql is None and bool(arguments) and is_stored(arguments[0])
-    if sql is None and not arguments:
-        raise DataError("FILE must be given. Name a table or a store, or pass --sql. Examples are in qkv ask --help.")
-    if not stored and (not key or not value):
-        raise OptionError(
-            f"--{'value' if key else 'key'} must be given unless FILE is a store. "
-            "Name the column, for example --key name --value income."
-        )
-    if fit is not None:
-        check_choice("--fit", fit, ("mean", "vote", "local-linear"))
-    if gradient and (fit != "local-linear" or output is not None or format_ == "csv"):
-        raise OptionError(
-            "--gradient must be used with --fit local-linear and --format table or json. Add or omit one of them."
-        )
-    paged = page or export is not None
-    if paged:
-        from qkv.cli.ask_page import check_page_options
-
-        unused = {
-            "--output": output,
-            "--plot": plot,
-            "--queries": queries,
-            "--seed": seed,
-            "--explain": explain or None,
-        }
-        unused |= {"--gradient": gradient or None, "--format": None if format_ == "table" else format_}
-        check_page_options(page, export, port, unused)
-    if quote_formulas and format_ != "csv" and not (output or "").lower().endswith(".csv"):
-        given = f"--format {format_}" if output is None else f"--output {output}"
-        raise OptionError(f"--quote-formulas must be used with --format csv, got {given}. Omit one of them.")
-    if version is not None and not stored:
-        raise OptionError("--version must be used with a store, got a table. Omit --version, or name a store.")
-    if on_bad_cell != "exclude" and (stored or sql is not None):
-        raise OptionError(
-            f"--on-bad-cell must be used with a file of rows, got {'a store' if stored else '--sql'}. "
-            f"{'Pass it to qkv store create and append.' if stored else 'Convert the cells with try_cast in the SQL.'}"
-        )
-    reading: dict[str, Any] = {"encoding": encoding, "delimiter": delimiter, "decimal": decimal}
-    reading |= {"date_format": date_format, "header_row": header_row, "skip_footer": skip_footer}
-    refused = [f"--{name.replace('_', '-')}" for name, option in reading.items() if option is not None]
-    if refused and (stored or sql is not None):
-        kind, place = ("a store", "qkv store create and append") if stored else ("--sql", "read_csv in the SQL")
-        raise OptionError(f"{refused[0]} must be used with a table, got {kind}. Pass it to {place}.")
-
-    from qkv.cli.json_csv import CsvWriter, JsonWriter
-    from qkv.cli.query_input import number_lines, read_queries
-    from qkv.cli.text_output import TableWriter
-    from qkv.core.progress import ProgressBar
-    from qkv.database.database import Database
     from qkv.plan.cost import memory_bytes
 
-    memory_bytes(memory)  # refused before anything is read, also for a table, which does not use it
-    database: Queryable
-    files: list[str] = []
-    if sql is not None:
-        database = Database.sql(sql, key=key, value=value)
+    reading = options.reading.arguments()
+    check_choice("--format", options.format_, ("table", "json", "csv"))
+    if options.fit is not None:
+        check_choice("--fit", options.fit, ("mean", "vote", "local-linear"))
+    check_rules(options, _RULES)
+    _check_files(options)
+    memory_bytes(options.memory)  # refused before anything is read, also for a table, which does not use it
+    files, queries = _split_arguments(options)
+    database = _open(options, files, queries, reading)
+    if options.paged:
+        _open_page(options, database, files, queries)
+    elif options.output is not None:
+        _write_answers(options, database, files, queries, Path(options.output))
     else:
-        files, arguments = (arguments[:1], arguments[1:]) if stored else _split_files(arguments)
-        if stored:
-            database = _open_store(files[0], key, value, version, memory, not no_cache)
-        else:
-            if files == ["-"] and not arguments and queries in (None, "-") and not paged:
-                raise QueryError("QUERY must be given if standard input is the table. Write a query after -.")
-            source = sys.stdin if files == ["-"] else files[0] if len(files) == 1 else files
-            database = Database.open(
-                source,
-                key,
-                value,
-                on_bad_cell=on_bad_cell,
-                cache=not no_cache,
-                **reading,
-            )
-    if paged:
-        from qkv.cli.ask_page import describe_table, open_page
-        from qkv.look.answers.answer_settings import AnswerSettings
+        _print_answers(options, database, queries)
 
-        settings = AnswerSettings.from_options(
-            score=score, normalizer=normalizer, fit=fit, where=where, threshold=threshold, top=top
-        )
-        reading["on_bad_cell"] = None if on_bad_cell == "exclude" else on_bad_cell
-        table = describe_table(files, sql, key, value, version, memory, reading)
-        open_page(database, table, arguments, settings, export, port, not no_browser)
-        return
-    if output is not None:
-        from qkv.cli.answer_file import check_distinct
-        from qkv.database.execute.ask_options import AskOptions
 
-        tables = [] if stored else [name for name in files if name != "-"]
-        check_distinct(output, [*tables, *([] if queries is None or queries == "-" else [queries])])
-        options = AskOptions(score, normalizer, None, where, top or 3, threshold, seed, fit=fit)
-        _write_relation(database, arguments, queries, output, options, on, id_, explain, quote_formulas)
-        return
-    chunks, single = read_queries(arguments, queries, database.key), len(arguments) == 1
-    if plot is not None:
-        chunks = _check_single(chunks)
-    default_rows = 10 if len(arguments) == 1 or plot is not None else 3 if arguments else 0
-    rows = default_rows if top is None else top
+def _check_files(options: AskCommand) -> None:
+    """Check, before the table is read, that the files of the answers can be written."""
+    from qkv.core.files import check_writable
+
+    if options.output is not None:
+        from qkv.cli.answer_file import SUFFIXES
+
+        check_writable(Path(options.output), "the answers", SUFFIXES)
+    if options.export is not None:
+        from qkv.look.html_export import HTML_SUFFIXES
+
+        check_writable(Path(options.export), "the page", HTML_SUFFIXES)
+
+
+def _split_arguments(options: AskCommand) -> tuple[list[str], list[str]]:
+    """Return the tables and the queries. Tables after the first one come from a pattern that the shell has expanded.
+
+    A query may have the name of a folder, so that a folder is a table only if it is named with a separator.
+    """
+    from qkv.database.io.sources import is_table_name
+
+    arguments, count = options.arguments, 0 if options.sql is not None else 1
+    if count and not options.stored and Path(arguments[0]).exists():
+        while count < len(arguments):
+            name, path = arguments[count], Path(arguments[count])
+            if not (is_table_name(name) and path.is_file()) and not (os.sep in name and path.is_dir()):
+                break
+            count += 1
+    return arguments[:count], arguments[count:]
+
+
+def _open(options: AskCommand, files: list[str], queries: list[str], reading: dict[str, Any]) -> Queryable:
+    """Return the database of a SQL query, a store or a table."""
+    from qkv.database.database import Database
+
+    if options.sql is not None:
+        return Database.sql(options.sql, key=options.key, value=options.value)
+    if options.stored:
+        from qkv.database.storage.create import open_database
+
+        columns = options.key or None, options.value or None
+        cache = not options.no_cache
+        stored = open_database(files[0], *columns, fold=None, memory=options.memory, damaged="refuse", cache=cache)
+        return stored if options.version is None else stored.at(options.version)
+    if files == ["-"] and not queries and options.queries in (None, "-") and not options.paged:
+        raise QueryError("QUERY must be given if standard input is the table. Write a query after -.")
+    source = sys.stdin if files == ["-"] else files[0] if len(files) == 1 else files
+    return Database.open(source, options.key, options.value, cache=not options.no_cache, **reading)
+
+
+def _print_answers(options: AskCommand, database: Queryable, queries: list[str]) -> None:
+    """Print answers as they are computed."""
+    from qkv.cli.answer_writers import CsvWriter, JsonWriter, TableWriter
+    from qkv.cli.query_input import number_lines, read_queries
+    from qkv.core.progress import ProgressBar
+
+    chunks, single = read_queries(queries, options.queries, database.key), len(queries) == 1
+    if options.plot is not None:
+        chunks, single = _check_single(chunks), True
+    default_rows = 10 if single else 3 if queries else 0
+    rows = default_rows if options.top is None else options.top
     writers: dict[str, type[AnswerWriter]] = {"table": TableWriter, "json": JsonWriter, "csv": CsvWriter}
-    writer = writers[format_](database, rows, explain, quote_formulas, gradient)
+    writer = writers[options.format_](database, rows, options.explain, options.quote_formulas, options.gradient)
     with ProgressBar() as progress:
         for lines in chunks:
-            ask_texts = partial(
-                database.ask,
-                score=score,
-                normalizer=normalizer,
-                where=where,
-                threshold=threshold,
-                top=rows if rows or top is not None else 1,
-                seed=seed,
+            answer = database.ask(
+                [line.text if line.decoded else None for line in lines],
+                **options.asked,
+                top=rows or 1,
+                seed=options.seed,
                 progress=progress,
-                on_bad_query="refuse" if single or plot is not None else "report",
-                fit=fit,
+                on_bad_query="refuse" if single else "report",
                 printed=True,
             )
-            answer = number_lines(ask_texts([line.text if line.decoded else None for line in lines]), lines)
-            if plot is not None:
+            answer = number_lines(answer, lines)
+            if options.plot is not None:
                 from qkv.look.query_plot import save_query_plot
 
                 # The plot is saved before anything is printed, so that a closed pipe cannot prevent it.
-                chosen = {"score": score, "normalizer": normalizer, "where": where, "fit": fit}
-                save_query_plot(database, answer[0], plot, **chosen, threshold=threshold, seed=seed)
+                save_query_plot(database, answer[0], options.plot, **options.asked, seed=options.seed)
             progress.clear()
             writer.write(answer)
             sys.stdout.flush()
@@ -304,79 +380,39 @@ def ask(
         print(f"qkv: {count} could not be read; the reasons are in the answers.", file=sys.stderr)
 
 
-def _write_relation(
-    database: Queryable,
-    arguments: list[str],
-    queries: str | None,
-    output: str,
-    options: AskOptions,
-    on: str | None,
-    id_: str | None,
-    explain: bool,
-    quote_formulas: bool,
+def _write_answers(
+    options: AskCommand, database: Queryable, files: list[str], queries: list[str], output: Path
 ) -> None:
     """Write the answers to all queries to a file, and print how many there are."""
-    from qkv.cli.answer_file import line_relation, write_answers
+    from qkv.cli.answer_file import check_distinct, line_relation, write_answers
     from qkv.cli.query_input import is_query_table, read_queries
     from qkv.core.printable import printable
     from qkv.core.progress import ProgressBar
+    from qkv.database.execute.ask_options import AskOptions
     from qkv.database.relations.answer_relation import AnswerRelation
     from qkv.database.relations.query_relation import open_relation
 
-    if queries is not None and not arguments and is_query_table(queries):
-        relation = open_relation(queries, database.key, on)
-    elif on is not None:
+    inputs = [*([] if options.stored else files), options.queries or "-"]
+    check_distinct(output, [name for name in inputs if name != "-"])
+    asked = AskOptions(**options.asked, top=options.top or 3, seed=options.seed)
+    if options.queries is not None and not queries and is_query_table(options.queries):
+        relation = open_relation(options.queries, database.key, options.on)
+    elif options.on is not None:
         raise OptionError("--on must be used with a table of queries, got lines of text. Omit --on.")
     else:
-        relation = line_relation(read_queries(arguments, queries, database.key), queries or "standard input")
-        options = replace(options, printed=True)
+        chunks = read_queries(queries, options.queries, database.key)
+        relation = line_relation(chunks, options.queries or "standard input")
+        asked = replace(asked, printed=True)
     with ProgressBar() as progress:
-        answers = AnswerRelation(database, relation, replace(options, progress=progress), id_)
-        write_answers(answers, Path(output), quote_formulas)
+        answers = AnswerRelation(database, relation, replace(asked, progress=progress), options.id_)
+        write_answers(answers, output, options.quote_formulas)
     unread = f", {answers.invalid:,} could not be read" if answers.invalid else ""
     plural = "" if answers.answered == 1 else "s"
-    print(f"{output}: {answers.answered:,} answer{plural}, {answers.found:,} with a match{unread}")
+    print(f"{options.output}: {answers.answered:,} answer{plural}, {answers.found:,} with a match{unread}")
     for note in answers.notes:
         print(f"· {printable(note)}")
-    if explain:
+    if options.explain:
         print(f"\n{answers.plan}")
-
-
-def _open_store(path: str, key: str, value: str, version: int | None, memory: str, cache: bool) -> Queryable:
-    from qkv.database.storage.create import open_database
-
-    opened = open_database(path, key or None, value or None, fold=None, memory=memory, damaged="refuse", cache=cache)
-    return opened if version is None else opened.at(version)
-
-
-def _check_arguments(arguments: list[str], format_: str) -> list[str]:
-    """Return `arguments`, after checking that no argument is an option and that `format_` is an output format."""
-    for argument in arguments:
-        # A dash before a digit starts a negative number; before a letter, an unknown option.
-        if argument.startswith("--") or (argument[:1] == "-" and argument[1:2].isalpha()):
-            raise OptionError(
-                f"options must be listed in qkv ask --help, got {argument.split('=')[0]}. "
-                "To ask a query that starts with a dash, write it to a file and pass --queries FILE."
-            )
-    check_choice("--format", format_, _FORMATS)
-    return arguments
-
-
-def _split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return the tables and the queries. Tables after the first one come from a pattern that the shell has expanded.
-
-    A query may have the name of a folder, so that a folder is a table only if it is named with a separator.
-    """
-    from qkv.database.io.sources import is_table_name
-
-    count = 1
-    if Path(arguments[0]).exists():
-        while count < len(arguments):
-            name, path = arguments[count], Path(arguments[count])
-            if not (is_table_name(name) and path.is_file()) and not (os.sep in name and path.is_dir()):
-                break
-            count += 1
-    return arguments[:count], arguments[count:]
 
 
 def _check_single(chunks: Iterator[list[QueryLine]]) -> Iterator[list[QueryLine]]:
@@ -387,3 +423,49 @@ def _check_single(chunks: Iterator[list[QueryLine]]) -> Iterator[list[QueryLine]
             "--plot must be used with exactly one query, got no query or several. Ask one query, or omit --plot."
         )
     yield first
+
+
+def _open_page(options: AskCommand, database: Queryable, files: Sequence[str], queries: list[str]) -> None:
+    """Serve the page of answers until the process is interrupted, or write it to a file."""
+    if len(queries) > 1:
+        raise QueryError(
+            f"{options.paged} must be used with at most one query, got {len(queries)}. "
+            "Name the first query of the page, or none."
+        )
+    from qkv.core.progress import ProgressBar
+    from qkv.look.answers.answer_page import AnswerPage
+    from qkv.look.answers.answer_settings import AnswerSettings, TableSource
+
+    memory = {} if options.memory == "512 MiB" else {"memory": options.memory}
+    reading: dict[str, Any] = options.reading.given() | memory
+    columns = {"key": options.key, "value": options.value}
+    with ProgressBar() as progress:
+        progress("choosing the bandwidth", 0, 1)
+        page = AnswerPage(
+            database,
+            TableSource.of_table(*files, sql=options.sql, **columns, version=options.version, **reading),
+            query=queries[0] if queries else None,
+            settings=AnswerSettings.from_options(**options.asked, top=options.top),
+            printed=lambda answer, rows: printed_text(database, answer, rows),
+        )
+        if options.export is not None:
+            from qkv.look.answers.saved_answers import export_answers
+
+            target = export_answers(page, options.export, progress)
+    if options.export is not None:
+        print(f"{target} ({target.stat().st_size / 1e6:.1f} MB)")
+        return
+    from qkv.look.answers.answer_server import serve_answers
+
+    serve_answers(page, port=options.port, browser=not options.no_browser)
+
+
+def printed_text(database: Queryable, answer: Answer, rows: int) -> str:
+    """Return what `qkv ask` prints for an answer to a pipe, with the slope of a line (`--gradient`)."""
+    from qkv.cli.answer_writers import TableWriter
+
+    text = io.StringIO()
+    writer = TableWriter(database, rows, False, gradient=True, file=text)
+    writer.write(answer)
+    writer.finish()
+    return text.getvalue()

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 
+from qkv.cli.shared_options import expand_options
 from qkv.core.printable import printable
 from qkv.errors import MissingPackageError, OptionError, QkvError
 
@@ -20,10 +21,6 @@ __all__ = ["create_app", "overview", "run_command"]
 
 def use_plain_converters(group: Any, help_names: tuple[str, ...]) -> Any:
     """Make the commands of a group convert their parameters by `int`, `float` and `str` instead of by pydantic.
-
-    Args:
-        group: the click group of a Typer application.
-        help_names: names of the help option.
 
     Returns:
         The group. Parsing raises an `OptionError` for an option that is not a number or is less than its `min`.
@@ -99,7 +96,7 @@ _EXAMPLES = (
 
 
 def create_app(names: Iterable[str] = tuple(_SUMMARIES)) -> typer.Typer:
-    """Return the Typer application with the named subcommands, each of which is defined in `qkv.cli.NAME`."""
+    """Return the Typer application with the named subcommands."""
     # No rich markup: the examples in the help must keep their lines, so that they can be copied and run.
     app = typer.Typer(
         add_completion=True,
@@ -110,13 +107,13 @@ def create_app(names: Iterable[str] = tuple(_SUMMARIES)) -> typer.Typer:
     )
     app.callback()(_qkv)
     for name in names:
-        command = getattr(import_module(f"qkv.cli.{name}"), name)
+        command = getattr(import_module(f"qkv.cli.{'fit' if name == 'evaluate' else name}"), name)
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name, short_help=_SUMMARIES[name])
         else:
             # Unknown options are passed on to ask, because a query may be a negative number such as -122.23,37.88.
             settings = {"ignore_unknown_options": True} if name == "ask" else None
-            app.command(name, short_help=_SUMMARIES[name], context_settings=settings)(command)
+            app.command(name, short_help=_SUMMARIES[name], context_settings=settings)(expand_options(command))
     return app
 
 
@@ -151,9 +148,6 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run the command `qkv`, print errors to stderr, and return the exit code.
 
     The exit codes are listed in `qkv.cli.main`.
-
-    Args:
-        arguments: the arguments after `qkv`; None: those of the process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:

@@ -21,10 +21,6 @@ def new_console(width: int = 140, file: TextIO | None = None) -> Console:
     """Create a rich console that prints to stdout or to another stream.
 
     Rich omits colors if NO_COLOR is set or stdout is not a terminal.
-
-    Args:
-        width: width in characters, used if the stream is not a terminal and COLUMNS is not set.
-        file: the stream; None: stdout.
     """
     console = _PrintableConsole(highlight=False, soft_wrap=False, file=file or sys.stdout)
     if not console.is_terminal and "COLUMNS" not in console._environ:

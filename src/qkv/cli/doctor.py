@@ -22,24 +22,17 @@ __all__ = ["doctor"]
 
 _PURPOSES = {
     "ask": "tables and this command",
-    "search": "search in texts",
-    "sklearn": "estimators, fitted joins",
+    "search": "search, joins, estimators",
     "look": "pages, plots and notebooks",
     "torch": "attention in PyTorch",
-    "learn": "learned joins, encoders, qkv tune",
     "hf": "models of Hugging Face",
-    "translate": "the translator of the examples",
     "jax": "attention in JAX",
-    "flax": "modules for Flax",
-    "equinox": "modules for Equinox",
+    "jax-nn": "modules for Flax and Equinox",
     "keras": "layers for Keras",
     "onnx": "export to ONNX",
-    "lance": "stores in the Lance format",
-    "cloud": "stores in object storage",
+    "stores": "stores in clouds and in Lance",
     "serve": "qkv serve and its client",
-    "mcp": "qkv serve --mcp",
     "ray": "clusters with Ray",
-    "gpu": "kernels for GPUs",
 }
 
 

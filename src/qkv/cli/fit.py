@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,21 +27,13 @@ from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
+    from qkv.cli.search import IndexOptions
     from qkv.search import collections
     from qkv.search.evaluation import Gain, RankingMeasures
     from qkv.search.index import Index
 
 
 __all__ = ["evaluate", "fit", "fit_join", "fit_search"]
-
-
-class BuildOptions(TypedDict):
-    """Options that define how a search index is built: its encoder, rank, stemming and passage length."""
-
-    encoder: str | None
-    rank: int | None
-    stem: bool
-    passage: int | None
 
 
 def evaluate(
@@ -123,14 +115,12 @@ def evaluate(
                 raise DataError("--relevant must be given with --run. Name a file of relevance judgements.")
             _evaluate_runs(run, relevant, names, rows, notes)
         if collection is not None:
-            from qkv.cli.search import open_index
+            from qkv.cli.search import IndexOptions, open_index
 
-            build: BuildOptions = {"encoder": encoder, "rank": rank, "stem": stem, "passage": passage}
-            index = open_index(collection, text=text, **build)
-            build["passage"] = passage or 0
-            index, read = open_judged(
-                collection, index, progress, build, queries=queries, relevant=relevant, text=text, split=split
-            )
+            options = IndexOptions(encoder, rank, stem, text, passage)
+            opened = open_index(collection, options)
+            options = options._replace(passage=passage or 0)
+            index, read = open_judged(collection, opened, progress, options, queries, relevant, split)
             notes += [_counts(read), *read.notes, f"vectors: {index.encoder}"]
             mix = index.mix if mix is None else mix
             _evaluate_systems(index, read, mix, names, rows, progress)
@@ -174,32 +164,19 @@ def open_judged(
     collection: str,
     index: Index | None,
     progress: Progress,
-    build: BuildOptions,
-    *,
+    options: IndexOptions,
     queries: str | None,
     relevant: str | None,
-    text: str | None,
     split: str,
 ) -> tuple[Index, collections.Collection]:
-    """Return a search index, and a collection with queries and relevance judgements for its documents.
-
-    Args:
-        collection: path or name of the collection, the documents or the index.
-        index: the opened index; None: build an index from the documents of the collection.
-        progress: called during the build.
-        build: options that define how an index is built.
-        queries: file of queries; None: the queries of the collection.
-        relevant: file of relevance judgements; None: the judgements of the collection.
-        text: the text column of a table.
-        split: split of a BEIR collection.
-    """
+    """Return a search index, which is built unless it is given, and a collection with judgements for its documents."""
     from qkv.cli.search import build_index
     from qkv.search.collections import judged_collection, read_collection
     from qkv.search.text_sources import Document
 
     if index is None:
-        read = read_collection(collection, queries=queries, relevant=relevant, column=text, split=split)
-        return build_index(read.documents, progress, **build), read
+        read = read_collection(collection, queries=queries, relevant=relevant, column=options.text, split=split)
+        return build_index(read.documents, options, progress), read
     # Judgements need the names of documents, but not their texts.
     titles = dict(zip(*(index.table.column(name).to_pylist() for name in ("name", "title")), strict=True))
     documents = [Document(name, name, title) for name, title in titles.items()]
@@ -402,24 +379,22 @@ def fit_search(
     if collection is None:
         raise DataError("COLLECTION must be given. Name a collection, a folder of documents, or an index.")
 
-    from qkv.cli.search import open_index
+    from qkv.cli.search import IndexOptions, open_index
     from qkv.core.progress import ProgressBar
     from qkv.search.evaluation import learn
     from qkv.search.index_files import check_index_path
 
-    build: BuildOptions = {"encoder": encoder, "rank": rank, "stem": stem, "passage": passage}
-    index = open_index(collection, text=text, **build)
+    options = IndexOptions(encoder, rank, stem, text, passage)
+    index = open_index(collection, options)
     target = collection if save is None else save
     if index is None and save is None:
         raise OptionError("--save must be given unless COLLECTION is an index. Name a folder for the trained index.")
     check_index_path(Path(target))
     given = {"penalty": penalty, "temperature": temperature, "loss": loss, "steps": steps}
-    options: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    training: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     with ProgressBar() as progress:
-        index, read = open_judged(
-            collection, index, progress, build, queries=queries, relevant=relevant, text=text, split=split
-        )
-        learned, losses = learn(index, read.queries, read.relevant, progress=progress, **options)
+        index, read = open_judged(collection, index, progress, options, queries, relevant, split)
+        learned, losses = learn(index, read.queries, read.relevant, progress=progress, **training)
         learned.save(target)
     for note in read.notes:
         print(f"· {note}")

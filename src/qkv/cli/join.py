@@ -6,12 +6,13 @@ import csv
 import io
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.shared_options import Candidates, JoinedOn, LeftTable, QuoteFormulas, RightTable
+from qkv.cli.shared_options import Candidates, JoinedOn, LeftTable, QuoteFormulas, RightTable, Rule, check_rules
 from qkv.core.files import write_atomic
 from qkv.database.io.sources import read
 from qkv.errors import DataError, OptionError
@@ -31,11 +32,7 @@ __all__ = ["join"]
 
 
 def read_key() -> str:
-    """Return the next key that is pressed in the terminal, as one character; an empty string at the end of input.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed.
-    """
+    """Return the next key that is pressed in the terminal, as one character; an empty string at the end of input."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -63,12 +60,6 @@ _MOST_COLUMNS = 16
 class LabelFile:
     """CSV file of labelled pairs, which is rewritten atomically after each answer.
 
-    Args:
-        path: the file, which need not exist.
-        left: left table.
-        right: right table; the same object for duplicates within one table.
-        id: column that identifies rows in the file; None for row numbers from 0.
-
     Attributes:
         answers: `(left row, right row, match)` of each line.
 
@@ -88,11 +79,7 @@ class LabelFile:
                 self.answers = list(zip(labels.rows.tolist(), labels.keys.tolist(), labels.match.tolist(), strict=True))
 
     def check_columns(self) -> None:
-        """Check that saving the answers would not remove columns that the file has.
-
-        Raises:
-            DataError: the file has other columns than left, right and match.
-        """
+        """Check that saving the answers would not remove columns that the file has."""
         names = [] if not self.path.exists() or not self.path.stat().st_size else read(str(self.path)).column_names
         if names and sorted(names) != sorted(_COLUMNS):
             raise DataError(
@@ -112,11 +99,7 @@ class LabelFile:
         return left, right
 
     def save(self) -> None:
-        """Write all answers.
-
-        Raises:
-            DataError: the file cannot be written.
-        """
+        """Write all answers."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(_COLUMNS)
@@ -148,11 +131,7 @@ def default_label_file(left: str, right: str | None) -> Path:
 
 
 def check_terminal(path: Path, id: str | None) -> None:
-    """Check that questions can be asked.
-
-    Raises:
-        OptionError: the standard input or the standard error is not a terminal.
-    """
+    """Check that questions can be asked."""
     if sys.stdin.isatty() and sys.stderr.isatty():
         return
     rows = "row numbers from 0" if id is None else f"cells of the column {id}"
@@ -164,18 +143,7 @@ def check_terminal(path: Path, id: str | None) -> None:
 
 
 def ask_for_labels(soft: SoftJoin, file: LabelFile, left: pa.Table, right: pa.Table, count: int) -> None:
-    """Ask about the most informative pairs, one at a time, until the file has `count` answers or the user quits.
-
-    Args:
-        soft: the join, fitted to both tables and the labels of the file; it is fitted again after each answer.
-        file: file of the answers.
-        left: left table.
-        right: right table.
-        count: number of answers, with those that the file has already.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed; the answers so far are in the file.
-    """
+    """Ask about the most informative pairs, one at a time, until the file has `count` answers or the user quits."""
     from qkv.cli.console import new_console
 
     console = new_console(file=sys.stderr)
@@ -254,38 +222,59 @@ def _side_by_side(columns: list[tuple[str, str]], left: pa.Table, right: pa.Tabl
 _SUFFIXES = (".csv", ".parquet", ".arrow", ".jsonl")
 
 
-def join(
-    left: LeftTable,
-    right: RightTable = None,
-    on: JoinedOn = None,
+@dataclass(frozen=True, kw_only=True)
+class JoinCommand:
+    """The arguments and options of `qkv join`."""
+
+    left: LeftTable
+    right: RightTable = None
+    on: JoinedOn = None
     id_: Annotated[
         str | None, typer.Option("--id", metavar="COLUMN", help="Column that identifies rows in labelled pairs.")
-    ] = None,
+    ] = None
     model: Annotated[
         str | None, typer.Option(metavar="FILE.json", help="Model of qkv fit join; it defines the columns.")
-    ] = None,
-    one_to_one: Annotated[bool, typer.Option("--one-to-one", help="Match each row at most once.")] = False,
-    many: Annotated[bool, typer.Option("--many", help="Allow several right rows per left row.")] = False,
+    ] = None
+    one_to_one: Annotated[bool, typer.Option("--one-to-one", help="Match each row at most once.")] = False
+    many: Annotated[bool, typer.Option("--many", help="Allow several right rows per left row.")] = False
     threshold: Annotated[
         float | None,
         typer.Option(metavar="NUMBER", help="Minimum weight of a match; default: that of the model."),
-    ] = None,
-    candidates: Candidates = None,
+    ] = None
+    candidates: Candidates = None
     out: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write all pairs to a .csv, .parquet, .arrow or .jsonl file.")
-    ] = None,
-    quote_formulas: QuoteFormulas = False,
-    evaluate: Annotated[str | None, typer.Option(metavar="FILE", help="Evaluate the result on labelled pairs.")] = None,
+    ] = None
+    quote_formulas: QuoteFormulas = False
+    evaluate: Annotated[str | None, typer.Option(metavar="FILE", help="Evaluate the result on labelled pairs.")] = None
     label: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Ask about the N most informative pairs, and learn from the answers."),
-    ] = None,
+    ] = None
     labels: Annotated[
         str | None,
         typer.Option(metavar="FILE.csv", help="File of the answers; default with --label: LEFT-RIGHT-labels.csv."),
-    ] = None,
-    top: Annotated[int, typer.Option(metavar="N", min=0, help="Pairs to show, by decreasing weight.")] = 10,
-) -> None:
+    ] = None
+    top: Annotated[int, typer.Option(metavar="N", min=0, help="Pairs to show, by decreasing weight.")] = 10
+
+
+_RULES = (
+    Rule(
+        lambda join: join.model is not None and (join.label is not None or join.labels is not None),
+        "--model must not be given with --label or --labels, which fit a model. Omit one of them.",
+    ),
+    Rule(
+        lambda join: join.model is not None and join.on is not None,
+        "--on must not be given with --model, which defines the columns to compare. Omit --on.",
+    ),
+    Rule(
+        lambda join: join.quote_formulas and not (join.out or "").lower().endswith(".csv"),
+        "--quote-formulas must be used with --out and a .csv file. Omit it, or add --out pairs.csv.",
+    ),
+)
+
+
+def join(options: JoinCommand) -> None:
     """Match the rows of two tables. For each row of LEFT, find the rows of RIGHT that describe the same entity.
 
     LEFT and RIGHT are tables in a format of qkv ask; without RIGHT, the command finds duplicates within LEFT. The
@@ -308,51 +297,47 @@ def join(
     left, right and match; the same command continues after an interruption. --labels without --label learns from the
     file and asks nothing.
     """
-    if model is not None and (label is not None or labels is not None):
-        raise OptionError("--model must not be given with --label or --labels, which fit a model. Omit one of them.")
-    if model is not None and on is not None:
-        raise OptionError("--on must not be given with --model, which defines the columns to compare. Omit --on.")
-    if out is not None:
+    check_rules(options, _RULES)
+    if options.out is not None:
         from qkv.core.files import check_writable
 
-        check_writable(Path(out), "the pairs", _SUFFIXES)
-    if quote_formulas and (out is None or not out.lower().endswith(".csv")):
-        raise OptionError("--quote-formulas must be used with --out and a .csv file. Omit it, or add --out pairs.csv.")
+        check_writable(Path(options.out), "the pairs", _SUFFIXES)
 
     from qkv.core.progress import ProgressBar
     from qkv.join import SoftJoin
 
-    soft = SoftJoin(on, id=id_) if model is None else SoftJoin.load(model, id=id_)
-    if label is not None or labels is not None:
-        _learn(soft, left, right, label, labels, candidates)
+    soft = (
+        SoftJoin(options.on, id=options.id_) if options.model is None else SoftJoin.load(options.model, id=options.id_)
+    )
+    if options.label is not None or options.labels is not None:
+        _learn(soft, options)
     with ProgressBar() as progress:
         joined = soft.join(
-            left,
-            right,
-            threshold=threshold,
-            one_to_one=one_to_one,
-            many=many,
-            candidates=candidates,
+            options.left,
+            options.right,
+            threshold=options.threshold,
+            one_to_one=options.one_to_one,
+            many=options.many,
+            candidates=options.candidates,
             progress=progress,
         )
-    judged = None if evaluate is None else joined.evaluate(evaluate)
-    if out is not None:
+    judged = None if options.evaluate is None else joined.evaluate(options.evaluate)
+    if options.out is not None:
         # The file is written before anything is printed, so that a closed pipe cannot prevent it.
-        _write(_with_quoted_formulas(joined.table) if quote_formulas else joined.table, Path(out))
-    _print(joined, top)
+        _write(_with_quoted_formulas(joined.table) if options.quote_formulas else joined.table, Path(options.out))
+    _print(joined, options.top)
     if judged is not None:
         print(judged)
 
 
-def _learn(
-    soft: SoftJoin, left: str, right: str | None, label: int | None, labels: str | None, candidates: int | None
-) -> None:
+def _learn(soft: SoftJoin, options: JoinCommand) -> None:
     """Fit a join to the labels of a file, after asking for further ones."""
     from qkv.core.files import check_writable
     from qkv.core.progress import ProgressBar
     from qkv.database.io.sources import describe, read, require_columns
 
-    path = default_label_file(left, right) if labels is None else Path(labels)
+    left, right, label = options.left, options.right, options.label
+    path = default_label_file(left, right) if options.labels is None else Path(options.labels)
     if label is None and not path.exists():
         raise DataError(
             f"--labels must name an existing file, got {str(path)!r}. Check the path, or add --label 20 to be asked."
@@ -367,7 +352,7 @@ def _learn(
         check_terminal(path, soft.id)
         file.check_columns()
     with ProgressBar() as progress:
-        soft.fit(left, right, labels=file.records(), candidates=candidates, progress=progress)
+        soft.fit(left, right, labels=file.records(), candidates=options.candidates, progress=progress)
     if asking and label is not None:
         try:
             ask_for_labels(soft, file, *tables, label)

@@ -27,19 +27,7 @@ __all__ = ["look"]
 
 
 def check_export(export: str, width: str, layer: int | None, head: int | None) -> float | str:
-    """Check, before the model runs, that a page or a figure can be written, and return the width of the figure.
-
-    Args:
-        export: the file.
-        width: `"single"`, `"double"` or a number of inches.
-        layer: index of the layer of the head to plot; None: plot the grid of all heads.
-        head: index of the head to plot.
-
-    Raises:
-        DataError: the suffix of the file is unknown, or its folder does not exist or is not writable.
-        OptionError: the width is invalid, or only one of `layer` and `head` is given.
-        MissingPackageError: matplotlib, which figures need, is not installed.
-    """
+    """Check, before the model runs, that a page or a figure can be written, and return the width of the figure."""
     from qkv.look.figure import FORMATS, column_inches, new_figure
     from qkv.look.html_export import HTML_SUFFIXES
 
@@ -65,10 +53,6 @@ def save_export(page: Page, export: str, layer: int | None, head: int | None, wi
     """Write a page to one file, or each of its views to a figure, and return the files.
 
     The figures of several views have numbers: `a-1.pdf`, `a-2.pdf` …
-
-    Raises:
-        DataError: a file cannot be written, or the page has tiled views.
-        OptionError: the head does not exist.
     """
     from qkv.look.figure import FORMATS, save_figure
     from qkv.look.html_export import export_html
@@ -89,11 +73,7 @@ def save_export(page: Page, export: str, layer: int | None, head: int | None, wi
 
 
 def check_head(view: View, layer: int, head: int) -> None:
-    """Check that a view has the head that `--layer` and `--head` name.
-
-    Raises:
-        OptionError: it has not.
-    """
+    """Check that a view has the head that `--layer` and `--head` name."""
     last = len(view.layers) - 1
     if not 0 <= layer <= last:
         raise OptionError(
@@ -315,13 +295,9 @@ def _check_image(image: list[str] | None, texts: list[str], model: str | None, o
 
 
 def _image_views(path: str, image: list[str], texts: list[str]) -> list[View]:
-    if texts:
-        from qkv.look.image_text_views import image_text_views
+    from qkv.look.image_views import image_text_views, image_views
 
-        return image_text_views(path, image, texts)
-    from qkv.look.image_views import image_views
-
-    return image_views(path, image)
+    return image_text_views(path, image, texts) if texts else image_views(path, image)
 
 
 def _write_gallery(folder: str, given: list[str]) -> None:

@@ -42,11 +42,7 @@ def _open_closed_streams() -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command `qkv`, print errors to stderr, and return the exit code.
-
-    Args:
-        arguments: the arguments after `qkv`; None: those of the process.
-    """
+    """Run the command `qkv`, print errors to stderr, and return the exit code."""
     try:
         require_packages("the command needs", "ask", "typer", "rich")
         from qkv.cli.commands import run_command

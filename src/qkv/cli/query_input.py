@@ -39,11 +39,6 @@ def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) ->
 
     A file has one query per line. Empty lines are skipped, and so is a first line with the names of the key columns.
 
-    Args:
-        given: queries from the command line; empty: read the file.
-        path: file of queries; None or "-": standard input.
-        keys: names of the key columns.
-
     Raises:
         QueryError: queries are given both on the command line and by a file, or there are none.
         DataError: the file cannot be read, or is encoded in UTF-16.
@@ -99,12 +94,6 @@ def _read_lines(path: str | None) -> Iterator[list[QueryLine]]:
 
     The function reads from the file descriptor, because Python's buffer waits until it is full. Lines of a slow
     producer therefore arrive one by one, and lines of a fast producer in large chunks.
-
-    Args:
-        path: a file; None or "-": standard input.
-
-    Raises:
-        DataError: the file cannot be read, or is encoded in UTF-16.
     """
     if path is None or path == "-":
         descriptor, name = sys.stdin.fileno(), "standard input"

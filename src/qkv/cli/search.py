@@ -6,7 +6,7 @@ import json
 import sys
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -24,7 +24,17 @@ if TYPE_CHECKING:
     from qkv.search.index import Index
     from qkv.search.text_sources import Document
 
-__all__ = ["build_index", "open_index", "search"]
+__all__ = ["IndexOptions", "build_index", "open_index", "search"]
+
+
+class IndexOptions(NamedTuple):
+    """Options that define how a search index is built. Those that are None have the defaults of `qkv search`."""
+
+    encoder: str | None
+    rank: int | None
+    stem: bool
+    text: str | None
+    passage: int | None
 
 
 def search(
@@ -90,10 +100,8 @@ def search(
         check_index_path(Path(save))
 
     with ProgressBar() as progress:
-        opened = open_index(source, encoder=encoder, rank=rank, stem=stem, text=text, passage=passage)
-        index = opened or build_index(
-            source, progress, encoder=encoder, rank=rank, stem=stem, text=text, passage=passage, mix=mix
-        )
+        options = IndexOptions(encoder, rank, stem, text, passage)
+        index = open_index(source, options) or build_index(source, options, progress, mix)
         if save is not None:
             index.save(save)
             progress.clear()
@@ -117,24 +125,17 @@ def search(
             sys.stdout.flush()
 
 
-def open_index(source: str, **options: object) -> Index | None:
+def open_index(source: str, options: IndexOptions) -> Index | None:
     """Open the search index in a folder. Return None if the path is not the folder of a search index.
 
-    Args:
-        source: a path.
-        options: options that define how an index is built; none may be set for an existing index.
-
-    Returns:
-        The index; None if the path is not the folder of an index.
-
     Raises:
-        OptionError: the path is an index, and an option is set.
+        OptionError: the path is an index, and an option is given, which only defines how an index is built.
     """
     from qkv.search.index_files import is_index
 
     if not is_index(Path(source)):
         return None
-    for name, value in options.items():
+    for name, value in options._asdict().items():
         if value is not None and value is not False:
             raise OptionError(
                 f"--{name} must not be given for an existing index, got the index {source!r}. "
@@ -146,37 +147,18 @@ def open_index(source: str, **options: object) -> Index | None:
 
 
 def build_index(
-    source: str | Sequence[Document],
-    progress: Progress,
-    *,
-    encoder: str | None,
-    rank: int | None,
-    stem: bool,
-    text: str | None = None,
-    passage: int | None = None,
-    mix: float | None = None,
+    source: str | Sequence[Document], options: IndexOptions, progress: Progress, mix: float | None = None
 ) -> Index:
-    """Build a search index of texts. Options that are None have the defaults of `qkv search`.
-
-    Args:
-        source: a path, or documents.
-        progress: called during the build.
-        encoder: name of the text encoder.
-        rank: dimensions of latent semantics.
-        stem: compare English words by their stems.
-        text: the text column of a table.
-        passage: maximum words per passage; 0 keeps documents whole.
-        mix: share of vectors in the score; None to choose it from the passages.
-    """
+    """Build a search index of a path or of documents. Without `mix`, it is chosen from the passages."""
     from qkv.search.index import Index
 
-    words = 200 if passage is None else passage
+    words = 200 if options.passage is None else options.passage
     return Index.from_texts(
         source,
-        encoder=encoder or "latent",
-        rank=rank,
-        stem="english" if stem else None,
-        column=text,
+        encoder=options.encoder or "latent",
+        rank=options.rank,
+        stem="english" if options.stem else None,
+        column=options.text,
         words=words,
         overlap=words // 5,
         mix=mix,

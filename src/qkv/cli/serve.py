@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.shared_options import KeyColumns, ValueColumn
+from qkv.cli.shared_options import KeyColumns, Rule, ValueColumn, check_rules
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
@@ -17,40 +18,58 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 
-def serve(
+@dataclass(frozen=True, kw_only=True)
+class ServeCommand:
+    """The arguments and options of `qkv serve`."""
+
     store: Annotated[
         str | None, typer.Argument(metavar="STORE", help="Store, or search index, to serve.", show_default=False)
-    ] = None,
+    ] = None
     index: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Search index to serve beside the store, by POST /search.")
-    ] = None,
-    key: KeyColumns = "",
-    value: ValueColumn = "",
+    ] = None
+    key: KeyColumns = ""
+    value: ValueColumn = ""
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory limit, beyond which the store is read block by block.")
-    ] = "512 MiB",
+    ] = "512 MiB"
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Address to listen on; another machine's access needs a token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N", help="Port to listen on; 0: any free port.")] = 8000,
+    ] = "127.0.0.1"
+    port: Annotated[int, typer.Option(metavar="N", help="Port to listen on; 0: any free port.")] = 8000
     token_file: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="File with the token that requests must have; default: $QKV_TOKEN."),
-    ] = None,
-    max_body: Annotated[str, typer.Option(metavar="SIZE", help="Largest request body (413).")] = "8 MiB",
-    max_queries: Annotated[int, typer.Option(metavar="N", min=1, help="Most queries of a request (422).")] = 8192,
+    ] = None
+    max_body: Annotated[str, typer.Option(metavar="SIZE", help="Largest request body (413).")] = "8 MiB"
+    max_queries: Annotated[int, typer.Option(metavar="N", min=1, help="Most queries of a request (422).")] = 8192
     max_rows: Annotated[
         int, typer.Option(metavar="N", min=1, help="Most rows of evidence per query, or passages (422).")
-    ] = 1000,
-    max_requests: Annotated[int, typer.Option(metavar="N", min=1, help="Most requests at the same time (429).")] = 256,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Longest time for an answer (504).")] = 60.0,
+    ] = 1000
+    max_requests: Annotated[int, typer.Option(metavar="N", min=1, help="Most requests at the same time (429).")] = 256
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Longest time for an answer (504).")] = 60.0
     refresh: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.0, help="Time between looks for a new version; 0: never.")
-    ] = 1.0,
+    ] = 1.0
     mcp: Annotated[
         bool, typer.Option("--mcp", help="Speak the Model Context Protocol on standard input and output instead.")
-    ] = False,
-) -> None:
+    ] = False
+
+
+_RULES = (
+    Rule(
+        lambda serve: serve.store is None,
+        "STORE must be given. Name a store made by qkv store create, or an index made by qkv search.",
+        DataError,
+    ),
+    Rule(
+        lambda serve: serve.mcp and (serve.host != "127.0.0.1" or serve.token_file is not None),
+        "--mcp must be given without --host and --token-file, as it does not listen. Omit them.",
+    ),
+)
+
+
+def serve(options: ServeCommand) -> None:
     """Answer questions to a store over HTTP, with the rows that support each answer.
 
     Questions of many clients that wait at the same time are answered by one scan of the rows. A new version of the
@@ -73,20 +92,18 @@ def serve(
 
     The server sends answers without encryption: for other machines, put a proxy with TLS before it.
     """
-    if store is None:
-        raise DataError("STORE must be given. Name a store made by qkv store create, or an index made by qkv search.")
+    check_rules(options, _RULES)
 
     from qkv.plan.cost import memory_bytes
     from qkv.serve import Limits, run_server
     from qkv.serve.tokens import check_address, read_token
 
-    limits = Limits(memory_bytes(max_body), max_queries, max_rows, max_requests, timeout)
-    token = None if mcp else read_token(token_file)
-    check_address(host, token)
-    if mcp and (host != "127.0.0.1" or token_file is not None):
-        raise OptionError("--mcp must be given without --host and --token-file, as it does not listen. Omit them.")
-    with _open(store, index, key, value, memory, refresh) as served:
-        if mcp:
+    body = memory_bytes(options.max_body)
+    limits = Limits(body, options.max_queries, options.max_rows, options.max_requests, options.timeout)
+    token = None if options.mcp else read_token(options.token_file)
+    check_address(options.host, token)
+    with _open(options) as served:
+        if options.mcp:
             from qkv.serve.mcp_server import run_mcp
 
             run_mcp(served, limits)
@@ -95,15 +112,16 @@ def serve(
         def notify(address: str) -> None:
             print(f"{address} answers questions to {_describe(served)}.\nPress Ctrl-C to stop.", flush=True)
 
-        run_server(served, host=host, port=port, token=token, limits=limits, notify=notify)
+        run_server(served, host=options.host, port=options.port, token=token, limits=limits, notify=notify)
 
 
-def _open(store: str, index: str | None, key: str, value: str, memory: str, refresh: float) -> ServedStore:
+def _open(options: ServeCommand) -> ServedStore:
     """Return what is served, after reading it."""
     from qkv.database.storage.create import open_database
     from qkv.serve.served_store import ServedStore
     from qkv.store import is_store, is_url
 
+    store, index, key, value = str(options.store), options.index, options.key, options.value
     if not is_url(store) and not is_store(store):
         found = _open_index(store)
         if found is None:
@@ -117,8 +135,8 @@ def _open(store: str, index: str | None, key: str, value: str, memory: str, refr
     opened = None if index is None else _open_index(index)
     if index is not None and opened is None:
         raise DataError(f"--index must be a search index, got {index!r}. Make one: qkv search TEXTS --save FOLDER.")
-    database = open_database(store, key or None, value or None, fold=None, memory=memory, damaged="refuse")
-    return ServedStore(database, opened, refresh=refresh)
+    database = open_database(store, key or None, value or None, fold=None, memory=options.memory, damaged="refuse")
+    return ServedStore(database, opened, refresh=options.refresh)
 
 
 def _open_index(path: str) -> Index | None:

@@ -1,40 +1,116 @@
-"""Arguments and options that several subcommands share."""
+"""Arguments and options that several subcommands share, and rules by which options exclude or need each other.
+
+A command may have parameters that are options objects: dataclasses whose fields are arguments and options.
+`expand_options` shows their fields to Typer one by one.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
+from qkv.core.checks import check_choice
+from qkv.errors import OptionError, QkvError
+
 __all__ = [
-    "ON_BAD_CELL",
+    "PORT_RULE",
     "Candidates",
     "Collection",
-    "DateFormat",
-    "Decimal",
-    "Delimiter",
-    "Encoding",
-    "HeaderRow",
     "JoinedOn",
     "Judgements",
     "KeyColumns",
     "LeftTable",
     "ModelFolder",
     "NormalizerName",
-    "OnBadCell",
     "Passage",
     "Queries",
     "QuoteFormulas",
     "Rank",
+    "ReadingOptions",
     "RightTable",
+    "Rule",
     "ScoreName",
-    "SkipFooter",
     "Stem",
     "TextColumn",
     "TextEncoder",
     "Threshold",
     "ValueColumn",
+    "check_rules",
+    "exclusion_rules",
+    "expand_options",
 ]
+
+
+class Rule(NamedTuple):
+    """A condition that options must not meet, with the sentence that says why.
+
+    Attributes:
+        broken: function of the options object that returns whether the rule is broken.
+        sentence: the message of the error, or a function of the options object that returns it.
+        error: the class of the error.
+    """
+
+    broken: Callable[[Any], object]
+    sentence: str | Callable[[Any], str]
+    error: type[QkvError] = OptionError
+
+
+def check_rules(options: object, rules: Iterable[Rule]) -> None:
+    """Raise the error of the first rule that an options object breaks."""
+    for broken, sentence, error in rules:
+        if broken(options):
+            raise error(sentence if isinstance(sentence, str) else sentence(options))
+
+
+def exclusion_rules(by: Callable[[Any], str], *excluded: str) -> Iterator[Rule]:
+    """Yield rules for options that must not be given with another one, which `by` names; "" if it is not given."""
+    for option in excluded:
+
+        def broken(options: object, name: str = option.removeprefix("--")) -> bool:
+            value = getattr(options, name)
+            return bool(by(options)) and value is not None and value is not False
+
+        def sentence(options: object, option: str = option) -> str:
+            return f"{option} must not be given with {by(options)}. Omit one of them."
+
+        yield Rule(broken, sentence)
+
+
+PORT_RULE = Rule(
+    lambda options: not 0 <= options.port < 65536,
+    lambda options: f"--port must be between 0 and 65535, got {options.port}. Pass 0 to use any free port.",
+)
+
+
+def expand_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command for Typer, in whose signature the fields of each options object stand in its place."""
+
+    def parameters(function: Callable[..., object]) -> Iterator[inspect.Parameter]:
+        kinds = get_type_hints(function, include_extras=True)
+        for name, parameter in inspect.signature(function).parameters.items():
+            if is_dataclass(kinds[name]):
+                yield from parameters(kinds[name])
+            else:
+                yield parameter.replace(annotation=kinds[name], kind=parameter.KEYWORD_ONLY)
+
+    def build(function: Callable[..., Any], values: dict[str, Any]) -> Any:
+        kinds = get_type_hints(function)
+        names = inspect.signature(function).parameters
+        parts = {name: build(kinds[name], values) if is_dataclass(kinds[name]) else values[name] for name in names}
+        return function(**parts)
+
+    def expanded(**values: Any) -> None:
+        build(command, values)
+
+    expanded.__doc__, expanded.__name__ = command.__doc__, command.__name__
+    expanded.__signature__ = inspect.Signature(list(parameters(command)))  # type: ignore[attr-defined]
+    expanded.__annotations__ = {}
+    return expanded
+
 
 # -- ask, join, store create ----------------------------------------------------------------------------
 
@@ -50,34 +126,52 @@ Threshold = Annotated[
     float | None,
     typer.Option(metavar="NUMBER", help="Minimum similarity, or maximum distance, of a match."),
 ]
-ON_BAD_CELL = ("exclude", "refuse", "text")
-OnBadCell = Annotated[
-    str,
-    typer.Option(
-        metavar="exclude|refuse|text",
-        help="Cells that are no finite numbers, or no dates, in a column of them: leave out and count, refuse, or "
-        "read the column as texts.",
-    ),
-]
 
-Encoding = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Encoding of FILE: utf-16, latin-1, cp1252 …; default: utf-8.")
-]
-Delimiter = Annotated[str | None, typer.Option(metavar="CHARACTER", help="Delimiter of FILE; default: detected.")]
-Decimal = Annotated[str | None, typer.Option(metavar=".|,", help="Decimal separator of FILE; default: detected.")]
-DateFormat = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FORMAT", help="Format of dates in FILE, such as %m/%d/%Y or %d-%b-%y; default: detected, day first."
-    ),
-]
 
-HeaderRow = Annotated[
-    int | None, typer.Option(metavar="N", help="Line of FILE with the names of columns, from 1; default: detected.")
-]
-SkipFooter = Annotated[
-    int | None, typer.Option(metavar="N", help="Lines at the end of FILE to leave out; default: detected.")
-]
+@dataclass(frozen=True)
+class ReadingOptions:
+    """How the cells of a file of rows are read."""
+
+    encoding: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Encoding of FILE: utf-16, latin-1, cp1252 …; default: utf-8.")
+    ] = None
+    delimiter: Annotated[
+        str | None, typer.Option(metavar="CHARACTER", help="Delimiter of FILE; default: detected.")
+    ] = None
+    decimal: Annotated[
+        str | None, typer.Option(metavar=".|,", help="Decimal separator of FILE; default: detected.")
+    ] = None
+    date_format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            help="Format of dates in FILE, such as %m/%d/%Y or %d-%b-%y; default: detected, day first.",
+        ),
+    ] = None
+    header_row: Annotated[
+        int | None, typer.Option(metavar="N", help="Line of FILE with the names of columns, from 1; default: detected.")
+    ] = None
+    skip_footer: Annotated[
+        int | None, typer.Option(metavar="N", help="Lines at the end of FILE to leave out; default: detected.")
+    ] = None
+    on_bad_cell: Annotated[
+        str,
+        typer.Option(
+            metavar="exclude|refuse|text",
+            help="Cells that are no finite numbers, or no dates, in a column of them: leave out and count, refuse, or "
+            "read the column as texts.",
+        ),
+    ] = "exclude"
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the options as keyword arguments of functions that read tables."""
+        check_choice("--on-bad-cell", self.on_bad_cell, ("exclude", "refuse", "text"))
+        return asdict(self)
+
+    def given(self) -> dict[str, str | int]:
+        """Return the options that differ from the defaults."""
+        return {name: value for name, value in asdict(self).items() if value not in (None, "exclude")}
+
 
 QuoteFormulas = Annotated[
     bool, typer.Option("--quote-formulas", help="In CSV, write an apostrophe before texts that spreadsheets execute.")

@@ -10,19 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.cli.shared_options import (
-    ON_BAD_CELL,
-    DateFormat,
-    Decimal,
-    Delimiter,
-    Encoding,
-    HeaderRow,
     KeyColumns,
     NormalizerName,
-    OnBadCell,
+    ReadingOptions,
     ScoreName,
-    SkipFooter,
     Threshold,
     ValueColumn,
+    expand_options,
 )
 from qkv.cli.verify_store import (
     AsJson,
@@ -33,7 +27,6 @@ from qkv.cli.verify_store import (
     verify,
     version_ranges,
 )
-from qkv.core.checks import check_choice
 from qkv.core.printable import escaped_json, printable
 from qkv.core.progress import ProgressBar
 from qkv.errors import DamagedStoreError, OptionError
@@ -214,7 +207,7 @@ def _store(context: typer.Context) -> None:
 
     Rows are appended and deleted in versions; every change is synced to the disk before the command returns. A
     database larger than memory is read block by block. STORE may be a URL, such as s3://bucket/people, gs://, az:// or
-    https:// (pip install "qkv[cloud]").
+    https:// (pip install "qkv[stores]").
 
     \b
     Examples:
@@ -237,6 +230,7 @@ def _store(context: typer.Context) -> None:
 
 
 @store.command()
+@expand_options
 def create(
     path: StorePath,
     file: Annotated[
@@ -255,15 +249,10 @@ def create(
         ),
     ] = None,
     backend: Annotated[
-        str, typer.Option(metavar="arrow|lance", help="Storage format; lance needs the extra of this name.")
+        str, typer.Option(metavar="arrow|lance", help="Storage format; lance needs the extra stores.")
     ] = "arrow",
-    on_bad_cell: OnBadCell = "exclude",
-    encoding: Encoding = None,
-    delimiter: Delimiter = None,
-    decimal: Decimal = None,
-    date_format: DateFormat = None,
-    header_row: HeaderRow = None,
-    skip_footer: SkipFooter = None,
+    *,
+    reading: ReadingOptions,
 ) -> None:
     """Create a store from the rows of a file.
 
@@ -279,7 +268,7 @@ def create(
         raise OptionError(
             f"--{'value' if key else 'key'} must be given. Name the column, for example --key name --value income."
         )
-    check_choice("--on-bad-cell", on_bad_cell, ON_BAD_CELL)
+    arguments = reading.arguments()
     with ProgressBar() as progress:
         created = Database.create(
             path,
@@ -292,32 +281,22 @@ def create(
             encoder=encoder,
             backend=backend,
             progress=progress,
-            on_bad_cell=on_bad_cell,
-            encoding=encoding,
-            delimiter=delimiter,
-            decimal=decimal,
-            date_format=date_format,
-            header_row=header_row,
-            skip_footer=skip_footer,
+            **arguments,
         )
     print(printable(str(created)))
     _print_notes(created)
 
 
 @store.command()
+@expand_options
 def append(
     path: StorePath,
     files: Annotated[
         list[str],
         typer.Argument(metavar="FILE", help="Files of rows with the columns of the store.", show_default=False),
     ],
-    on_bad_cell: OnBadCell = "exclude",
-    encoding: Encoding = None,
-    delimiter: Delimiter = None,
-    decimal: Decimal = None,
-    date_format: DateFormat = None,
-    header_row: HeaderRow = None,
-    skip_footer: SkipFooter = None,
+    *,
+    reading: ReadingOptions,
 ) -> None:
     """Append the rows of one or more files to a store as one new version.
 
@@ -327,20 +306,14 @@ def append(
     """
     from qkv.plan.cost import counted
 
-    check_choice("--on-bad-cell", on_bad_cell, ON_BAD_CELL)
+    arguments = reading.arguments()
     opened = _open(path)
     before = len(opened.store)
     with ProgressBar() as progress:
         opened.append(
             iter(files),
             progress=progress,
-            on_bad_cell=on_bad_cell,
-            encoding=encoding,
-            delimiter=delimiter,
-            decimal=decimal,
-            date_format=date_format,
-            header_row=header_row,
-            skip_footer=skip_footer,
+            **arguments,
         )
     print(printable(f"{counted(len(opened.store) - before, 'row', 'rows')} added; {opened}"))
     _print_notes(opened)

@@ -36,7 +36,7 @@ def tune(
     """
     if seconds <= 0:
         raise OptionError(f"--seconds must be positive, got {seconds:g}. For example, write --seconds 100.")
-    require_packages("qkv tune needs", "learn", "torch", "scipy")
+    require_packages("qkv tune needs", "search,torch", "torch", "scipy")
     from qkv.plan.time_model import load_table, processor_name
     from qkv.tuning import fit_table, measure_kernels, median_loss, save_table
 

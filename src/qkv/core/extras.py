@@ -71,13 +71,16 @@ def import_optional(message: str, *modules: str) -> Any:
     return first
 
 
-def lazy_attributes(package: str, homes: Mapping[str, str], *requirement: str) -> Callable[[str], Any]:
+def lazy_attributes(
+    package: str, homes: Mapping[str, str], *requirement: str, libraries: Mapping[str, str] | None = None
+) -> Callable[[str], Any]:
     """Return a function for use as `__getattr__` of a package, which imports each public name on first use.
 
     Args:
         package: name of the package.
         homes: dictionary from each public name to its module, relative to the package.
         requirement: arguments of `require_packages`, which is called before a module is imported.
+        libraries: the extra that installs each library whose import a module may fail at.
     """
 
     def get(name: str) -> Any:
@@ -85,7 +88,13 @@ def lazy_attributes(package: str, homes: Mapping[str, str], *requirement: str) -
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if requirement:
             require_packages(*requirement)
-        return getattr(import_module(f"{package}.{homes[name]}"), name)
+        try:
+            return getattr(import_module(f"{package}.{homes[name]}"), name)
+        except ModuleNotFoundError as error:
+            extra = (libraries or {}).get((error.name or "").split(".")[0])
+            if extra is None:
+                raise
+            raise missing_package(f"{name} of {package} needs", str(error.name), extra) from None
 
     return get
 

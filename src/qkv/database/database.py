@@ -101,7 +101,7 @@ class Database(Queryable):
             encoder: maps keys and queries to vectors, which are then compared: "latent", "latent:100",
                 "sentences", "table", the folder of a sentence model, a file of word vectors, or an object of
                 `qkv.encoders`. It is fitted to the first rows and saved with the store.
-            backend: "arrow", or "lance" (pip install "qkv[lance]").
+            backend: "arrow", or "lance" (pip install "qkv[stores]").
             memory: as in `open`.
             progress: as in `append`.
             on_bad_cell: as in `append`.
@@ -209,7 +209,7 @@ class Database(Queryable):
                 paths, whose rows become one table; a file opened in binary mode; a pandas or polars frame, a
                 pyarrow table, a dict of lists or arrays (a matrix is a column of vectors), a list of dicts; or
                 the folder of a store made by `create`, or its URL: `s3://bucket/people`, `gs://`, `az://`,
-                `https://` or one of fsspec (pip install "qkv[cloud]").
+                `https://` or one of fsspec (pip install "qkv[stores]").
             key: one column name, a list of names, or names separated by commas: `"longitude,latitude"`. None: the
                 key that is saved with the store.
             value: the name of the value column. None: the value that is saved with the store.

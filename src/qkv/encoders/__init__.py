@@ -45,5 +45,5 @@ _load = lazy_attributes(__name__, _MODULES)
 
 def __getattr__(name: str) -> object:
     if name in ("LatentSemantics", "TableVectors"):
-        require_packages(f"{name} requires", "sklearn", "sklearn")
+        require_packages(f"{name} requires", "search", "sklearn")
     return _load(name)

@@ -254,7 +254,7 @@ class TableVectors(Encoder):
     def __init__(
         self, columns: tuple[str, ...] | None = None, *, text_width: int = 30, max_categories: int = 40
     ) -> None:
-        require_packages("TableVectors requires", "sklearn", "sklearn")
+        require_packages("TableVectors requires", "search", "sklearn")
         check_integers(text_width=text_width, max_categories=max_categories)
         self.columns = columns
         self.text_width, self.max_categories = int(text_width), int(max_categories)

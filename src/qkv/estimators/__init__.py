@@ -11,4 +11,4 @@ _HOMES = {
 
 __all__ = ["AttentionClassifier", "AttentionRanker", "AttentionRegressor", "RowExplanation"]
 
-__getattr__ = lazy_attributes(__name__, _HOMES, "estimators need", "learn", "sklearn", "torch")
+__getattr__ = lazy_attributes(__name__, _HOMES, "estimators need", "search,torch", "sklearn", "torch")

@@ -28,20 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class HeadShapes:
-    """Widths and numbers of heads of a multi-head attention module, and its options that hold no arrays.
-
-    Attributes:
-        width: width of the query and of the output.
-        heads: number of heads.
-        key_width: width of the key input.
-        value_width: width of the value input.
-        head_width: width of a head's query and key.
-        head_value_width: width of a head's value.
-        key_heads: number of heads of key and value.
-        dropout: probability of dropping a weight during training.
-        kernel: as in `qkv.attend`.
-        memory: as in `qkv.attend`.
-    """
+    """Widths and numbers of heads of a multi-head attention module, and its options that hold no arrays."""
 
     width: int
     heads: int
@@ -117,21 +104,7 @@ def attend_heads(
     seed: Seed | None,
     readouts: Sequence[Readout],
 ) -> Observation:
-    """Return the outputs of all heads side by side, `(*batch, q, heads * head_value_width)`, and the readouts.
-
-    Args:
-        query: projected queries, the heads side by side.
-        key: projected keys.
-        value: projected values.
-        shapes: widths and numbers of heads.
-        score: score; a single batch axis of its arrays is the heads. None: `ScaledDot()`.
-        normalizer: normalizer, with arrays like those of the score.
-        masks: mask of the module and mask of the call; their batch axes are `(*batch)` or `(*batch, heads)`.
-        positions: positions of the queries among the keys.
-        dropout: probability of dropping a weight.
-        seed: seed of dropout and of random normalizers.
-        readouts: quantities to read from the weights.
-    """
+    """Return the outputs of all heads side by side, `(*batch, q, heads * head_value_width)`, and the readouts."""
     axes = max(query.ndim, key.ndim, value.ndim) - 2
     found = qkv.observe(
         _split(query, shapes.heads),
@@ -154,11 +127,7 @@ def attend_heads(
 
 
 def check_last_axis(name: str, x: Shaped[Array, "*_"], width: int) -> Shaped[Array, "*_"]:
-    """Return `x` if it has at least two axes and its last axis has length `width`.
-
-    Raises:
-        ShapeError: the shape is another.
-    """
+    """Return `x` if it has at least two axes and its last axis has length `width`."""
     if len(x.shape) < 2 or x.shape[-1] != width:
         raise ShapeError(f"{name} must have shape (*batch, n, {width}), got {tuple(x.shape)}. Reshape or project it.")
     return x

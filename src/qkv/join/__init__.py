@@ -6,4 +6,4 @@ _HOMES = {"SoftJoin": "soft_join", "JoinResult": "result", "Match": "result", "E
 
 __all__ = ["SoftJoin", "JoinResult", "Match", "Evaluation"]
 
-__getattr__ = lazy_attributes(__name__, _HOMES, "a join needs", "sklearn", "pyarrow", "rapidfuzz", "sklearn")
+__getattr__ = lazy_attributes(__name__, _HOMES, "a join needs", "search", "pyarrow", "rapidfuzz", "sklearn")

@@ -17,24 +17,7 @@ from qkv.kernels.triton.readout_kernel import TritonReadoutsKernel
 from qkv.kernels.triton.traced.kernel import TracedScoreKernel
 from qkv.plan import Kernel
 
-__all__ = [
-    "BatchedKernel",
-    "DenseKernel",
-    "FlexKernel",
-    "FusedKernel",
-    "KERNELS",
-    "JaxFusedKernel",
-    "JaxLoopsKernel",
-    "LinearKernel",
-    "NumpyBlocksKernel",
-    "RowBlocksKernel",
-    "TensorflowBlocksKernel",
-    "TiledKernel",
-    "TracedScoreKernel",
-    "TritonKernel",
-    "TritonProductsKernel",
-    "TritonReadoutsKernel",
-]
+__all__ = ["KERNELS"]
 
 KERNELS: tuple[Kernel, ...] = (
     FusedKernel(),

@@ -54,11 +54,6 @@ def allowed_of_record(
 
     The mask is exact if the record has saved inputs. Otherwise it is the causal mask, if the call is causal, combined
     with the padding of the keys.
-
-    Args:
-        record: the recorded call.
-        weights: its dense weights for the batch element.
-        element: index into the batch.
     """
     if record.saved is not None:
         bound = [record.saved.bind(element, head) for head in record.heads]
@@ -81,11 +76,6 @@ def key_counts(mask: Mask | None, tile: Tile, reference: Array) -> Num[np.ndarra
 
     The keys of masks other than a causal one are counted for at most 512 queries; the others have the number of the
     nearest query before them.
-
-    Args:
-        mask: a bound mask without batch axes; None: all keys.
-        tile: the tile that covers the whole call.
-        reference: an array of the call.
     """
     q, k = tile.q_total, tile.k_total
     if mask is None:

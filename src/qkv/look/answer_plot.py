@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.errors import DataError
 from qkv.look.figure import (
     ANSWER_COLOR,
     CURVE_COLOR,
@@ -26,7 +25,7 @@ from qkv.look.figure import (
     set_title,
     style_axes,
 )
-from qkv.look.query_plot import answer_title, draw_weight_bars, set_footer
+from qkv.look.query_plot import answer_title, check_single, draw_weight_bars, set_footer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,11 +57,7 @@ def plot_answer(answer: Answer, *, dark: bool = False) -> Figure:
         >>> plot_answer(people.ask(35, top=3)).axes[0].get_xlabel()
         'weight of the row, labelled with its income'
     """
-    if not answer.single:
-        raise DataError(
-            f"answer must be the answer to one query, got {len(answer)} answers. "
-            "Select one by index, for example answer[0]."
-        )
+    check_single(answer)
     ink, paper = (DARK["ink"], DARK["paper"]) if dark else (INK, PAPER)
     figure = new_figure((8.4, 4.0), paper=paper)
     if answer.rows:

@@ -8,64 +8,7 @@ from importlib.resources import files
 
 __all__ = ["WEB_FILES", "bundle", "read_web_file"]
 
-WEB_FILES = (
-    "answer_axis.js",
-    "answer_chart.js",
-    "answer_controls.js",
-    "answer_map.js",
-    "answer_panel.js",
-    "answer_ticks.js",
-    "answer_values.js",
-    "answers.css",
-    "answers.html",
-    "answers.js",
-    "answers_exported.js",
-    "answers_served.js",
-    "codes.js",
-    "colour.js",
-    "comparison.js",
-    "detail.js",
-    "difference.js",
-    "dom.js",
-    "drawing.js",
-    "exported.js",
-    "figure.js",
-    "find.js",
-    "head_effect.js",
-    "head_search.js",
-    "gallery.html",
-    "grid_data.js",
-    "heads.js",
-    "legend.js",
-    "lines.js",
-    "load.js",
-    "map.js",
-    "map_axes.js",
-    "map_data.js",
-    "matrix.js",
-    "overview.js",
-    "page.css",
-    "page.html",
-    "pair_parts.js",
-    "pdf.js",
-    "picture.js",
-    "predicted.js",
-    "questions.js",
-    "range.js",
-    "roles.js",
-    "save.js",
-    "served.js",
-    "source.js",
-    "static_picture.js",
-    "steps.js",
-    "style.css",
-    "text_names.js",
-    "text_search.js",
-    "tiles.js",
-    "tokens.js",
-    "touch.js",
-    "width.js",
-)
+WEB_FILES = tuple(sorted(file.name for file in (files("qkv.look") / "web").iterdir()))
 """Names of all files of the page; the server delivers no other files."""
 
 _IMPORT = re.compile(r'^import (?:(\w+)|\{([^}]*)\}) from "\./([\w.]+)";\n', re.MULTILINE)
@@ -80,11 +23,7 @@ _INDENT = re.compile(r"^[ \n]+", re.MULTILINE)
 
 @cache
 def read_web_file(name: str) -> str:
-    """Return the text of a file of the attention page, one of `WEB_FILES`; scripts without comments and indentation.
-
-    Raises:
-        KeyError: the name is not in `WEB_FILES`.
-    """
+    """Return the text of a file of the attention page, one of `WEB_FILES`; scripts without comments and indentation."""
     if name not in WEB_FILES:
         raise KeyError(f"name must be in qkv.look.bundle.WEB_FILES, got {name!r}.")
     text = (files("qkv.look") / "web" / name).read_text(encoding="utf-8")

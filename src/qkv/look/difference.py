@@ -22,13 +22,7 @@ _MAX_CELLS = 4_000_000
 
 
 class HeadDistance(NamedTuple):
-    """How much a head differs between two views.
-
-    Attributes:
-        layer: index of the layer.
-        head: index of the head.
-        distance: share of the attention that moved: the total variation distance, mean over the aligned queries.
-    """
+    """How much a head differs between two views."""
 
     layer: int
     head: int
@@ -36,16 +30,7 @@ class HeadDistance(NamedTuple):
 
 
 class PairDifference(NamedTuple):
-    """The weights of a pair of aligned tokens in a head of two views.
-
-    Attributes:
-        layer: index of the layer.
-        head: index of the head.
-        query: index of the query in the first view.
-        key: index of the key in the first view.
-        first: weight in the first view.
-        second: weight of the aligned pair in the second view.
-    """
+    """The weights of a pair of aligned tokens in a head of two views."""
 
     layer: int
     head: int
@@ -152,9 +137,6 @@ def rank_heads(first: View, second: View) -> list[HeadDistance]:
     """Return the heads of two views by decreasing distance, as `difference(first, second).heads()` does.
 
     One head of each view is in memory at a time, and no differences are kept.
-
-    Raises:
-        ShapeError: the views have different numbers of layers or heads.
     """
     shapes = _head_counts(first, second)
     rows, columns = _align(first, second)
@@ -172,14 +154,6 @@ def rank_pairs(first: View, second: View, count: int = 10) -> list[PairDifferenc
     """Return the pairs of aligned tokens whose weights differ most between two views, over all heads.
 
     One head of each view is in memory at a time. Pairs that are masked in one of the views are left out.
-
-    Args:
-        first: a view.
-        second: a view with the same layers and heads.
-        count: maximum number of pairs.
-
-    Raises:
-        ShapeError: the views have different numbers of layers or heads.
 
     Example:
         >>> one, other = ([[[[1, 0], [0.5, 0.5]]]], [[[[1, 0], [0.9, 0.1]]]])

@@ -56,16 +56,7 @@ _TEXT_AS_TEXT = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}
 
 
 def new_figure(size: tuple[float, float], dpi: int = 150, paper: str = PAPER) -> Figure:
-    """Create an empty matplotlib figure that notebooks display without `%matplotlib`.
-
-    Args:
-        size: width and height in inches.
-        dpi: pixels per inch.
-        paper: background color.
-
-    Raises:
-        MissingPackageError: matplotlib is not installed.
-    """
+    """Create an empty matplotlib figure that notebooks display without `%matplotlib`."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -75,9 +66,6 @@ def new_figure(size: tuple[float, float], dpi: int = 150, paper: str = PAPER) ->
 
 def column_inches(width: float | str) -> float:
     """Return the width of a figure in inches.
-
-    Args:
-        width: `"single"` or `"double"`, the width of one column (3.5) or of two (7.2), or a number of inches.
 
     Raises:
         OptionError: the width is not a name or a number from 1 to 50.
@@ -125,17 +113,6 @@ def draw_weighted_points(
     """Draw a scatter plot in which points of larger weight are darker and larger, and add a color bar.
 
     Points of negative weight are hollow triangles. Points with at most 1 % of the largest weight are not drawn.
-
-    Args:
-        figure: the figure, to which the color bar is added.
-        axes: the axes to draw on.
-        x: horizontal coordinates of the points, numbers or dates.
-        y: vertical coordinates of the points.
-        weights: weight of each point.
-        label: label of the color bar.
-        ink: color of the labels of the color bar.
-        cmap: a matplotlib color map.
-        size: factor of the area of the points.
     """
     maximum = np.abs(weights).max()
     share = weights / maximum
@@ -170,22 +147,14 @@ def trim_height(figure: Figure) -> None:
 
 
 def check_figure_path(path: str | os.PathLike[str]) -> Path:
-    """Return `path` as a `Path`, after checking that a figure can be saved to it.
-
-    Raises:
-        DataError: the suffix is not one of `FORMATS`, or the folder does not exist or is not writable.
-    """
+    """Return `path` as a `Path`, after checking that a figure can be saved to it."""
     target = Path(path)
     check_writable(target, "the plot", FORMATS)
     return target
 
 
 def save_figure(figure: Figure, target: Path) -> None:
-    """Save a figure to a file atomically, so that a failure leaves no partial file.
-
-    Raises:
-        DataError: the file cannot be written.
-    """
+    """Save a figure to a file atomically, so that a failure leaves no partial file."""
     write_atomic(target, lambda stream: figure.savefig(stream, format=target.suffix[1:].lower()), "the plot")
 
 

@@ -23,8 +23,8 @@ from qkv.core.typing import Float, Int
 from qkv.database.database import Database
 from qkv.errors import DataError
 from qkv.look.answers.answer_page import AnswerPage
+from qkv.look.answers.answer_settings import TableSource
 from qkv.look.answers.saved_answers import export_answers
-from qkv.look.answers.table_source import TableSource
 from qkv.look.bundle import read_web_file
 from qkv.look.difference import difference
 from qkv.look.html_export import export_html
@@ -150,11 +150,8 @@ def train_digits(steps: int = 250) -> tuple[DigitTransformer, Float[Tensor, "res
     """Return the model trained on 1,500 pictures of scikit-learn's digits, and the other pictures with their digits.
 
     The result depends on the machine only by rounding. 250 steps take about 4 s of CPU time.
-
-    Raises:
-        MissingPackageError: scikit-learn is not installed.
     """
-    require_packages("the pictures of digits need", "sklearn", "sklearn")
+    require_packages("the pictures of digits need", "search", "sklearn")
     from sklearn.datasets import load_digits
 
     pixels, digits = load_digits(return_X_y=True)
@@ -229,9 +226,6 @@ def write_gallery(folder: str | os.PathLike[str], progress: Progress | None = No
     Args:
         folder: a folder that does not exist or is empty.
         progress: called as `progress("writing the gallery", done, 10)`.
-
-    Returns:
-        The path of the index page.
 
     Raises:
         DataError: the folder is not empty, or a file cannot be written.
@@ -334,7 +328,7 @@ def _write_answers(target: Path) -> Iterator[_Card]:
         lines = [",".join(table), *(",".join(f"{cell:g}" for cell in row) for row in rows)]
         _write(target / f"{name}.csv", ("\n".join(lines) + "\n").encode())
         database = Database.open(target / f"{name}.csv", key, value, cache=False)
-        source = TableSource.of_file(f"{name}.csv", database.key, value)
+        source = TableSource.of_table(f"{name}.csv", key=",".join(database.key), value=value)
         page = AnswerPage(database, source, query=query)
         export_answers(page, target / f"{name}.html")
         yield _Card(name, f"{name}.html", title, see, page.picture())

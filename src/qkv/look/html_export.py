@@ -51,13 +51,6 @@ _TAIL = """<script type="module">{script}</script>
 def export_html(page: Page, path: str | os.PathLike[str]) -> Path:
     """Write a page to a self-contained HTML file atomically.
 
-    Args:
-        page: a page without tiled views.
-        path: a file name that ends in .html.
-
-    Returns:
-        The path.
-
     Raises:
         DataError: the path does not end in .html, the page has tiled views, or the file cannot be written.
     """
@@ -69,11 +62,7 @@ def export_html(page: Page, path: str | os.PathLike[str]) -> Path:
 
 
 def page_html(page: Page) -> str:
-    """Return the HTML text of a page, which contains all scripts, styles and attention maps.
-
-    Raises:
-        DataError: the page has tiled views.
-    """
+    """Return the HTML text of a page, which contains all scripts, styles and attention maps."""
     return "".join(html_pieces(page))
 
 

@@ -1,29 +1,38 @@
-"""Create attention views of images with a vision transformer of transformers."""
+"""Create attention views of images with a model of transformers: alone, or with texts of which they are a part.
+
+The tokens are the patches of the images, or those of a text, whose image tokens are the patches.
+"""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import numpy as np
 
 from qkv.core.extras import require_packages
 from qkv.core.progress import Progress, track
-from qkv.core.typing import Float, Num
+from qkv.core.typing import Bool, Float, Num
 from qkv.encoders.pretrained import without_progress_bars
-from qkv.errors import DataError
+from qkv.errors import DataError, OptionError
+from qkv.look.live_model import output_rows
 from qkv.look.model_views import model as model_views
-from qkv.look.text_model import model_folder
-from qkv.look.views import View
+from qkv.look.predictions import predict
+from qkv.look.recorded_layers import call_module
+from qkv.look.text_model import model_folder, token_axis
+from qkv.look.text_roles import content_words
+from qkv.look.views import ALL_HEADS, Opening, TokenAxis, View
 
 if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
+    from transformers import PreTrainedTokenizerBase
 
-__all__ = ["image_views", "open_image", "seen_picture"]
+__all__ = ["find_patches", "image_text_views", "image_views", "text_with_image"]
 
 
 def image_views(
@@ -33,19 +42,11 @@ def image_views(
 
     Of a model of texts and images, such as CLIP, the part for images runs. Nothing is downloaded, and no code in the
     folder is run.
-
-    Args:
-        folder: a folder of a model with its image processor, written by `save_pretrained`.
-        paths: files of images, in a format that Pillow reads.
-        progress: called after each image.
-
-    Raises:
-        DataError: the folder contains no model with an image processor, or a file is no image.
-        MissingPackageError: transformers, torch or Pillow is not installed.
     """
     require_packages("attention maps of images need", "look", "transformers", "torch", "PIL")
     pictures = [(Path(path), open_image(Path(path))) for path in paths]
-    processor, module = _load_vision_model(model_folder(folder))
+    processor, module = _load(model_folder(folder), False)
+    module = cast("torch.nn.Module", getattr(module, "vision_model", module))
     name = Path(folder).resolve().name
     views: list[View] = []
     for path, picture in track(pictures, "reading", progress):
@@ -57,11 +58,7 @@ def image_views(
 
 
 def open_image(path: Path) -> Image:
-    """Return the image of a file in red, green and blue.
-
-    Raises:
-        DataError: the file does not exist, or Pillow cannot read it.
-    """
+    """Return the image of a file in red, green and blue."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -77,30 +74,42 @@ def open_image(path: Path) -> Image:
 
 
 class _Processor(Protocol):
-    """Interface of the image processors of transformers, of which `image_mean` and `image_std` may be missing."""
+    """Interface of the processors of transformers, some attributes of which may be missing."""
 
     image_mean: Sequence[float]
     image_std: Sequence[float]
+    tokenizer: PreTrainedTokenizerBase
+    image_processor: object
 
-    def __call__(self, *, images: Image, return_tensors: str) -> dict[str, torch.Tensor]: ...
+    def __call__(self, *, images: Image, return_tensors: str, text: str = ...) -> Mapping[str, torch.Tensor]: ...
 
 
-def _load_vision_model(folder: Path) -> tuple[_Processor, torch.nn.Module]:
-    from transformers import AutoImageProcessor, AutoModel
+def _load(folder: Path, texts: bool) -> tuple[_Processor, torch.nn.Module]:
+    """Load a vision model, or a model of texts and images, with its processor."""
+    from transformers import AutoImageProcessor, AutoModel, AutoModelForImageTextToText, AutoProcessor
 
     options: dict[str, bool] = {"local_files_only": True, "trust_remote_code": False}
+    noun, remedy = "a vision model and its image processor", ""
+    if texts:
+        noun, remedy = "a model of texts and images with its processor", ", or omit the texts for a vision transformer"
+    read = cast("Callable[..., _Processor]", (AutoProcessor if texts else AutoImageProcessor).from_pretrained)
+    load = cast("Callable[..., torch.nn.Module]", (AutoModelForImageTextToText if texts else AutoModel).from_pretrained)
     try:
         with without_progress_bars():
-            load = cast("Callable[..., _Processor]", AutoImageProcessor.from_pretrained)
-            processor = load(str(folder), backend="pil", **options)
-            module = AutoModel.from_pretrained(str(folder), use_safetensors=True, **options).eval()
-    except (OSError, ValueError, KeyError, ImportError) as error:
+            processor = read(str(folder), backend="pil", **options)
+            module = load(str(folder), use_safetensors=True, **options).eval()
+    except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
         first = str(error).strip().split("\n")[0].rstrip(". ")
         raise DataError(
-            f"folder must contain a vision model and its image processor, got {str(folder)!r}, but loading it failed: "
-            f"{first}. Save both there with save_pretrained."
+            f"folder must contain {noun}, got {str(folder)!r}, but loading it failed: {first}. Save both there with "
+            f"save_pretrained{remedy}."
         ) from None
-    return processor, getattr(module, "vision_model", module)
+    if texts and not hasattr(processor, "tokenizer"):
+        raise DataError(
+            f"folder must contain the processor of a model of texts and images, got {str(folder)!r} without a "
+            "tokenizer. Save the processor there with save_pretrained."
+        )
+    return processor, module
 
 
 def seen_picture(values: Float[np.ndarray, "3 height width"], processor: object) -> Num[np.ndarray, "height width 3"]:
@@ -111,3 +120,225 @@ def seen_picture(values: Float[np.ndarray, "3 height width"], processor: object)
     )
     shown = values * deviation + mean if getattr(processor, "do_normalize", True) else values
     return np.ascontiguousarray(np.rint(np.clip(shown, 0, 1) * 255).astype(np.uint8).transpose(1, 2, 0))
+
+
+class ImagePatches(NamedTuple):
+    """Places of the tokens of one image.
+
+    Attributes:
+        patches: for each token of the text, its patch, counted row by row; −1 for other tokens.
+        grid: numbers of rows and columns of patches.
+        tile: index of the tile of the processor's output that shows the whole image.
+        side: number of pixels of a side of the image that a token covers, if the processor returns no image.
+    """
+
+    patches: tuple[int, ...]
+    grid: tuple[int, int]
+    tile: int = 0
+    side: int = 1
+
+
+def find_patches(
+    image: Bool[np.ndarray, " tokens"], config: object, encoded: Mapping[str, torch.Tensor]
+) -> ImagePatches | None:
+    """Return the places of the image tokens in the image, or None if their layout is unknown.
+
+        Qwen2-VL, Qwen2.5-VL, Qwen3-VL …       rows and columns from `image_grid_thw`, in cells of merged patches
+        LLaVA, PaliGemma, Gemma 3 …            one run of n × n tokens
+        Idefics 3, SmolVLM with tiles          several runs of n × n tokens; the last is the whole image
+        LLaVA-NeXT, LLaVA-OneVision            one run that begins with the n × n tokens of the whole image
+
+    Example:
+        >>> find_patches(np.array([False, True, True, True, True, False]), None, {}).patches
+        (-1, 0, 1, 2, 3, -1)
+    """
+    vision = getattr(config, "vision_config", None)
+    places = np.flatnonzero(image)
+    if not len(places):
+        return None
+    if "image_grid_thw" in encoded:
+        merged = int(getattr(vision, "spatial_merge_size", 1))
+        _, rows, columns = (int(n) for n in encoded["image_grid_thw"][0])
+        patch = getattr(vision, "patch_size", 1)
+        side = merged * int(patch if isinstance(patch, int) else patch[0])
+        return _place(image, places, (rows // merged, columns // merged), 0, side)
+    runs = np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)
+    last = runs[-1]
+    if math.isqrt(len(last)) ** 2 == len(last):
+        return _place(image, last, (math.isqrt(len(last)),) * 2, -1 if len(runs) > 1 else 0)
+    size, patch = getattr(vision, "image_size", None), getattr(vision, "patch_size", None)
+    if len(runs) == 1 and isinstance(size, int) and isinstance(patch, int) and (size // patch) ** 2 < len(last):
+        return _place(image, last[: (size // patch) ** 2], (size // patch,) * 2, 0)
+    return None
+
+
+def _place(
+    image: Bool[np.ndarray, " tokens"], places: np.ndarray, grid: tuple[int, int], tile: int, side: int = 1
+) -> ImagePatches | None:
+    if grid[0] * grid[1] != len(places):
+        return None
+    patches = np.full(len(image), -1)
+    patches[places] = np.arange(len(places))
+    return ImagePatches(tuple(patches.tolist()), grid, tile, side)
+
+
+def image_text_views(
+    folder: str | os.PathLike[str],
+    paths: Sequence[str | os.PathLike[str]],
+    texts: Sequence[str],
+    *,
+    progress: Progress | None = None,
+) -> list[View]:
+    """Run a model of texts and images on each text with its image, and return views of its attention layers.
+
+    The tokens are those of the processor of the model. In a text without the processor's image token, the image comes
+    first. Nothing is downloaded, and no code in the folder is run.
+
+    Args:
+        folder: a folder of a model with its processor, such as LLaVA, Idefics or Gemma 3.
+        paths: files of images, one for each text, or one for all.
+        texts: the texts.
+        progress: called after each text.
+
+    Raises:
+        DataError: the folder contains no such model with its processor, or a file is no image.
+        OptionError: the numbers of images and texts differ.
+        MissingPackageError: transformers, torch or Pillow is not installed.
+    """
+    require_packages("attention maps of images need", "look", "transformers", "torch", "PIL")
+    if len(paths) not in (1, len(texts)):
+        raise OptionError(
+            f"paths must be as many as texts, or one, got {len(paths)} images for {len(texts)} texts. Pass one image "
+            "for each text, in the same order (--image on the command line)."
+        )
+    pictures = [open_image(Path(path)) for path in paths] * (len(texts) // len(paths))
+    processor, module = _load(model_folder(folder), True)
+    name = Path(folder).resolve().name
+    views: list[View] = []
+    for text, picture in track(list(zip(texts, pictures, strict=True)), "reading", progress):
+        encoded = processor(images=picture, text=text_with_image(processor, text), return_tensors="pt")
+        title = text if len(text) <= 80 else f"{text[:79]}…"
+        found = _views(module, processor, encoded, picture, title)
+        views += [replace(view, model=name) for view in found]
+    return views
+
+
+def text_with_image(processor: object, text: str) -> str:
+    """Return a text with the image token of a processor: before the text, if the text has none."""
+    token = getattr(processor, "image_token", None)
+    token = getattr(token, "content", token)
+    if not isinstance(token, str) or token in text:
+        return text
+    tokenizer = cast("_Processor", processor).tokenizer
+    marks = ["<|vision_start|>", "<|vision_end|>"]
+    known = set(tokenizer.get_vocab())
+    return f"{marks[0]}{token}{marks[1]}{text}" if known.issuperset(marks) else f"{token}{text}"
+
+
+def _views(
+    module: torch.nn.Module,
+    processor: _Processor,
+    encoded: Mapping[str, torch.Tensor],
+    picture: Image,
+    name: str,
+) -> list[View]:
+    """Return the view of the text with the image, and that of the image alone if its patches are known."""
+    tokenizer = processor.tokenizer
+    image_token = _image_token(module, processor)
+    numbers = encoded["input_ids"][0]
+    found = find_patches((numbers == image_token).cpu().numpy(), getattr(module, "config", None), encoded)
+    axis = token_axis(tokenizer, {"input_ids": encoded["input_ids"]})
+    axis = axis if found is None else _with_patches(axis, found)
+    seen = None if found is None else _seen(encoded, found, processor, picture)
+    inputs = dict(encoded)
+    views: list[View] = []
+    for view in model_views(module, inputs, queries=axis, name=name, picture=seen):
+        if len(view.queries.tokens) == len(axis.tokens):
+            view = _with_predictions(view, module, inputs, numbers, tokenizer)
+            views.insert(0, replace(view, opening=_opening(view)))
+        elif view.queries.grid is not None:
+            views.append(replace(view, name=f"{name} (image)"))
+    return views
+
+
+def _image_token(module: torch.nn.Module, processor: object) -> int:
+    config = getattr(module, "config", None)
+    for owner, attribute in ((config, "image_token_id"), (config, "image_token_index"), (processor, "image_token_id")):
+        number = getattr(owner, attribute, None)
+        if isinstance(number, int):
+            return number
+    raise DataError(
+        f"the model must state its image token, got {type(module).__name__} without image_token_id. "
+        "Use a model whose image becomes tokens of the text."
+    )
+
+
+def _with_patches(axis: TokenAxis, found: ImagePatches) -> TokenAxis:
+    """Return the tokens of a text, of which those of the image are named by row and column of their patch."""
+    columns = found.grid[1]
+    names = [
+        token if patch < 0 else f"{patch // columns},{patch % columns}"
+        for token, patch in zip(axis.tokens, found.patches, strict=True)
+    ]
+    last = max(axis.words, default=-1) + 1
+    words = tuple(word if patch < 0 else last + patch for word, patch in zip(axis.words, found.patches, strict=True))
+    special = tuple(mark and patch < 0 for mark, patch in zip(axis.special, found.patches, strict=True))
+    pieces = tuple(
+        piece if name == token else name for piece, token, name in zip(axis.pieces, axis.tokens, names, strict=True)
+    )
+    return replace(
+        axis, tokens=tuple(names), pieces=pieces, words=words, special=special, grid=found.grid, patches=found.patches
+    )
+
+
+def _seen(
+    encoded: Mapping[str, torch.Tensor], found: ImagePatches, processor: _Processor, picture: Image
+) -> Num[np.ndarray, "height width 3"]:
+    """Return the image as the model sees it: without normalization, resized and cropped by the processor."""
+    values = encoded["pixel_values"].float().cpu().numpy()
+    if values.ndim < 4:
+        # The processor has cut the image into patches, of which each token covers several.
+        rows, columns = found.grid
+        return np.asarray(picture.resize((columns * found.side, rows * found.side)), np.uint8)
+    values = values.reshape(-1, *values.shape[-3:])
+    return seen_picture(values[found.tile], processor.image_processor)
+
+
+def _with_predictions(
+    view: View,
+    module: torch.nn.Module,
+    inputs: Mapping[str, torch.Tensor],
+    numbers: torch.Tensor,
+    tokenizer: PreTrainedTokenizerBase,
+) -> View:
+    """Return a view with the next tokens that the model predicts; those of image tokens have no target."""
+    import torch
+
+    with torch.no_grad():
+        output = call_module(module, inputs)
+    if getattr(output, "logits", None) is None or view.live is None:
+        return view
+    targets = np.append(numbers[1:].cpu().numpy(), -1)
+    patches = np.array(view.queries.patches or [-1] * len(targets))
+    targets[:-1][patches[1:] >= 0] = -1
+    live = replace(view.live, targets=targets, kind="next", tokenizer=tokenizer)
+    return replace(view, live=live, predictions=predict(output_rows(output), targets, "next", tokenizer))
+
+
+def _opening(view: View) -> Opening | None:
+    """Return the head in which the last content word gives the largest weight to a patch."""
+    axis = view.queries
+    patches = np.flatnonzero(np.array(axis.patches or ()) >= 0)
+    words = [word for word in content_words(axis) if axis.patches is None or axis.patches[word[-1]] < 0]
+    query = words[-1][-1] if words else len(axis.tokens) - 1
+    patches = patches[patches <= query]
+    if not len(patches):
+        return view.opening
+    heads = [
+        (float(view.weights(i, head)[query, patches].max()), i, head)
+        for i, layer in enumerate(view.layers)
+        if layer.name != ALL_HEADS
+        for head in range(len(layer.heads))
+    ]
+    _, layer, head = max(heads, key=lambda one: (one[0], -one[1], -one[2]))
+    return Opening(layer, head, query, int(patches[view.weights(layer, head)[query, patches].argmax()]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +13,7 @@ from qkv.core.typing import Float, Int
 from qkv.errors import DataError, OptionError
 from qkv.look.predictions import COUNT, Predictions, TargetKind, predict, token_names
 from qkv.look.quantize import to_numpy
+from qkv.look.recorded_layers import call_module
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from qkv.look.views import View
     from qkv.readouts.base import Readout
 
-__all__ = ["Effect", "LiveModel", "PairProduct", "call_module", "effect", "output_rows", "pair"]
+__all__ = ["Effect", "LiveModel", "PairProduct", "effect", "output_rows", "pair"]
 
 _LOCK = threading.RLock()
 """Held while a model runs, because the server answers several requests at once and hooks change the model."""
@@ -161,12 +162,6 @@ class LiveModel:
     def pair(self, layer: int, head: int, query: int, key: int) -> PairProduct:
         """Return query, key and product of one pair of tokens, dimension by dimension.
 
-        Args:
-            layer: index of the layer.
-            head: index of the head.
-            query: index of the query in the view.
-            key: index of the key.
-
         Raises:
             OptionError: the layer, head, query or key does not exist.
             DataError: the layer computes attention in its own code, or its score is not a scaled dot product.
@@ -202,15 +197,6 @@ class LiveModel:
 
         The codes of a view hold three digits of it, so the model runs again. The rounding in the layers before, which
         depends on the implementation of attention, changes the last two or three digits.
-
-        Args:
-            layer: index of the layer.
-            head: index of the head.
-            query: index of the query in the view.
-            key: index of the key.
-
-        Raises:
-            OptionError: the layer, head, query or key does not exist.
         """
         from qkv.readouts import Dense
 
@@ -317,13 +303,6 @@ def pair(view: View, layer: int, head: int, query: int, key: int) -> PairProduct
         array([17,  4, 60])
     """
     return _live(view).pair(layer, head, query, key)
-
-
-def call_module(module: Callable[..., object], inputs: object) -> object:
-    """Call a module with keyword arguments from a mapping, positional arguments from a tuple or list, or one array."""
-    if isinstance(inputs, Mapping):
-        return module(**inputs)
-    return module(*inputs) if isinstance(inputs, (tuple, list)) else module(inputs)
 
 
 def output_rows(output: object, first_row: int = 0, element: int = 0) -> Float[Tensor, "q outputs"]:

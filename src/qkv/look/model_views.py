@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from qkv.core.typing import ArrayLike, Bool, Float, Num
+from qkv.core.typing import ArrayLike, Num
 from qkv.errors import DataError, ShapeError
-from qkv.look.all_heads import all_heads
-from qkv.look.allowed_pairs import allowed_of_record, infer_causal
-from qkv.look.live_model import LiveModel, call_module
+from qkv.look.allowed_pairs import infer_causal
+from qkv.look.live_model import LiveModel
 from qkv.look.quantize import to_numpy
+from qkv.look.recorded_layers import DenseCall, RecordedLayers, call_module, run_dense
 from qkv.look.text_roles import mark_roles
 from qkv.look.views import LayerMaps, TokenAxis, View
 
@@ -24,18 +24,12 @@ if TYPE_CHECKING:
     from flax import nnx
 
     from qkv.core.typing import Array, Shaped
-    from qkv.interop.huggingface.attention_record import AttentionRecord
 
 __all__ = ["model", "patch_axis"]
 
 
 def patch_axis(rows: int, columns: int, special: int = 0) -> TokenAxis:
     """Return the axis of the patches of an image, named by row and column, after special tokens such as [CLS].
-
-    Args:
-        rows: number of rows of patches.
-        columns: number of columns of patches.
-        special: number of special tokens before the patches.
 
     Example:
         >>> patch_axis(2, 2, 1).tokens
@@ -86,28 +80,17 @@ def model(
         >>> view.layers[0].name, view.weights(0, 1).shape
         ('self_attn', (3, 3))
     """
-    groups: dict[tuple[str, int, int], _Group] = {}
+    groups: dict[tuple[str, int, int], RecordedLayers] = {}
 
-    def collect(
-        layer: str,
-        kind: str,
-        weights: Float[np.ndarray, "heads q k"],
-        allowed: Bool[np.ndarray, "*#heads q k"] | None,
-        norms: Float[np.ndarray, "heads k"] | None = None,
-    ) -> None:
-        maps = LayerMaps.from_weights(layer or type(module).__name__, weights, None, allowed, norms)
-        group = groups.setdefault((kind, *weights.shape[1:]), _Group())
-        group.layers.append(maps)
-        group.means.append(weights.mean(axis=0))
-        shape = weights.shape[1:]
-        pairs = np.ones((1, *shape), bool) if allowed is None else allowed.reshape(-1, *shape)
-        group.masks.append(np.logical_or.reduce(pairs, axis=0))
+    def collect(call: DenseCall) -> None:
+        group = groups.setdefault((call.kind, *call.weights.shape[1:]), RecordedLayers())
+        group.add(call, call.name or type(module).__name__)
 
     libraries = {kind.__module__.split(".")[0] for kind in type(module).__mro__}
     if libraries & {"keras", "flax"}:
         _run_arrays(module, inputs, element, "keras" if "keras" in libraries else "flax", collect)
     else:
-        _run_torch(cast("torch.nn.Module", module), inputs, element, collect)
+        run_dense(cast("torch.nn.Module", module), inputs, collect, element)
     if not groups:
         raise DataError(
             f"module must have attention layers that can be recorded, got {type(module).__name__} without any. Pass "
@@ -124,15 +107,14 @@ def model(
     title = type(module).__name__ if name is None else name
     views = []
     for (kind, q, k), group in groups.items():
-        layers = _numbered(group.layers)
+        layers = _numbered(group.maps)
         live = None
         if not libraries & {"keras", "flax"}:
-            # A module that is itself an attention layer has the name "".
-            modules = tuple("" if maps.name == type(module).__name__ else maps.name for maps in group.layers)
+            modules = tuple(group.modules)
             live = LiveModel(cast("torch.nn.Module", module), inputs, modules, element=element, queries=q)
         note, means = "", None
         if kind == "self" and q == k and len(layers) > 1 and all(one.normalized for x in layers for one in x.ranges):
-            maps, means, note = all_heads(group.means, group.masks)
+            maps, means, note = group.all_heads()
             layers.append(maps)
         query_axis = _fitting(rows, q, patches)
         key_axis = None if kind == "self" and q == k else _fitting(columns, k, patches)
@@ -153,36 +135,9 @@ def model(
     return views
 
 
-class _Collect(Protocol):
-    """Function that is called with name, kind, weights, allowed pairs and norms of the values of each layer."""
-
-    def __call__(
-        self,
-        layer: str,
-        kind: str,
-        weights: Float[np.ndarray, "heads q k"],
-        allowed: Bool[np.ndarray, "*#heads q k"] | None,
-        norms: Float[np.ndarray, "heads k"] | None = None,
-    ) -> None: ...
-
-
-def _run_torch(module: torch.nn.Module, inputs: object, element: int, collect: _Collect) -> None:
-    import torch
-
-    from qkv.interop import record
-    from qkv.readouts import Dense
-
-    def consume(layer: str, call: AttentionRecord) -> None:
-        weights = to_numpy(call.readouts[0][element])
-        norms = None if call.saved is None or call.saved.value_norms is None else call.saved.value_norms[element]
-        allowed = allowed_of_record(call, weights, element)
-        collect(layer, call.kind, weights, allowed, None if norms is None else to_numpy(norms))
-
-    with torch.no_grad(), record(module, [Dense()], save_inputs=True, consume=consume):
-        call_module(module, inputs)
-
-
-def _run_arrays(module: object, inputs: object, element: int, library: str, collect: _Collect) -> None:
+def _run_arrays(
+    module: object, inputs: object, element: int, library: str, collect: Callable[[DenseCall], None]
+) -> None:
     """Run a model of Keras or Flax, whose layers return their weights as arrays."""
     assert callable(module)
     if library == "keras":
@@ -197,22 +152,7 @@ def _run_arrays(module: object, inputs: object, element: int, library: str, coll
             call_module(module, inputs)
     for layer, kind, several in found:
         weights = to_numpy(several[element])
-        collect(layer, kind, weights, infer_causal([weights]) if kind == "self" else None)
-
-
-@dataclass
-class _Group:
-    """Layers with the same kind, number of queries and number of keys.
-
-    Attributes:
-        layers: their maps.
-        means: the mean over the heads of each layer.
-        masks: the pairs that at least one head of each layer may attend to.
-    """
-
-    layers: list[LayerMaps] = field(default_factory=list)
-    means: list[Float[np.ndarray, "q k"]] = field(default_factory=list)
-    masks: list[Bool[np.ndarray, "q k"]] = field(default_factory=list)
+        collect(DenseCall(layer, kind, weights, infer_causal([weights]) if kind == "self" else None))
 
 
 def _numbered(layers: Sequence[LayerMaps]) -> list[LayerMaps]:

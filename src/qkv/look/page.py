@@ -210,27 +210,14 @@ REQUESTS = (*_METHODS, *QUESTIONS, "font")
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """One or more attention views with a common title, which are shown together on one page.
-
-    Attributes:
-        views: the views, dense or tiled.
-        title: title of the page.
-    """
+    """One or more attention views with a common title, which are shown together on one page."""
 
     views: tuple[View | TiledView, ...]
     title: str = "attention"
 
     @classmethod
     def from_views(cls, views: View | TiledView | Sequence[View | TiledView], title: str | None = None) -> Page:
-        """Create a page from one or more views.
-
-        Args:
-            views: at least one view.
-            title: title of the page; None: the names of the models.
-
-        Raises:
-            OptionError: there are no views.
-        """
+        """Create a page from one or more views."""
         all_views = (views,) if isinstance(views, View | TiledView) else tuple(views)
         if not all_views:
             raise OptionError("views must not be empty. Pass at least one view.")
@@ -280,11 +267,7 @@ class Page:
             raise LookupError(str(error)) from error
 
     def font(self) -> bytes:
-        """Return the font of the PDF files that the page writes, with the characters of its views, as JSON.
-
-        Raises:
-            MissingPackageError: matplotlib, which contains the font, is not installed.
-        """
+        """Return the font of the PDF files that the page writes, with the characters of its views, as JSON."""
         names = [f"{view.name}{view.model}" for view in self.views]
         tokens = (token for view in self.views for axis in (view.queries, view.keys) if axis for token in axis.tokens)
         pieces = (piece for view in self.views for axis in (view.queries, view.keys) if axis for piece in axis.pieces)

@@ -26,9 +26,6 @@ class PlotAxis:
 
     Numbers have themselves as coordinates, dates the days since 1970 (as in matplotlib), times of day the hours since
     midnight, and durations their days.
-
-    Attributes:
-        column: a column whose kind is "number" or "timestamp".
     """
 
     column: Column
@@ -85,12 +82,7 @@ class PlotAxis:
         return [self.column.timestamp(unit) for unit in units]
 
     def format(self, axis: Axis, ticks: int | None = None) -> None:
-        """Set the locator and formatter of the ticks of a matplotlib axis.
-
-        Args:
-            axis: the axis.
-            ticks: the maximum number of ticks of numbers; None: matplotlib's default.
-        """
+        """Set the locator and formatter of the ticks of a matplotlib axis."""
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
         from matplotlib.ticker import MaxNLocator, ScalarFormatter
 

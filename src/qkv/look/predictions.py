@@ -76,15 +76,7 @@ def predict(
     tokenizer: PreTrainedTokenizerBase,
     count: int = COUNT,
 ) -> Predictions:
-    """Return the most probable tokens of each row of logits.
-
-    Args:
-        logits: logits of a language model.
-        targets: id of the token that each row should predict; −1: none.
-        kind: what the rows predict.
-        tokenizer: tokenizer of the model.
-        count: number of tokens per row.
-    """
+    """Return the most probable tokens of each row of logits."""
     import torch
 
     # Rows at a time, because probabilities of all rows in float32 may be large.

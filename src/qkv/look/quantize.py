@@ -164,10 +164,6 @@ def to_numpy(array: ArrayLike, dtype: type[np.floating] | None = None) -> Shaped
     """Convert an array of any supported library to a NumPy array.
 
     PyTorch tensors of floats in half precision, or smaller, are converted to float32.
-
-    Args:
-        array: an array, a tensor, or nested lists of numbers.
-        dtype: the type of the result; None: that of the array.
     """
     if hasattr(array, "detach"):
         small = array.is_floating_point() and array.element_size() <= 2

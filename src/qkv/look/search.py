@@ -36,10 +36,6 @@ def find_phrase(axis: TokenAxis, phrase: str) -> list[tuple[int, int]]:
 
     If the words of the phrase occur nowhere, single tokens with this text are found, such as `##ness`.
 
-    Args:
-        axis: the tokens.
-        phrase: one or more words, separated by spaces.
-
     Example:
         >>> find_phrase(TokenAxis.from_words("the cat saw The Cat there".split()), "the cat")
         [(0, 2), (3, 5)]
@@ -80,15 +76,7 @@ class MatchPlace(NamedTuple):
 
 
 class HeadMatch(NamedTuple):
-    """A head with its attention from the query to the key.
-
-    Attributes:
-        model: name of the model.
-        layer: index of the layer.
-        head: index of the head.
-        weight: mean of the weights of the places.
-        places: the occurrences of the query, by decreasing weight.
-    """
+    """A head with its attention from the query to the key."""
 
     model: str
     layer: int

@@ -105,15 +105,7 @@ class ServedPage:
 
 
 def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
-    """Create the ASGI application that serves a page.
-
-    Args:
-        served: the state of the page.
-        hosts: accepted values of the Host header, including the port.
-
-    Raises:
-        MissingPackageError: starlette is not installed.
-    """
+    """Create the ASGI application that serves a page."""
     require_packages("the page needs", "look", "starlette", "uvicorn")
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
@@ -153,14 +145,7 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
 
 
 def guarded_app(routes: Sequence[Route], hosts: set[str], token: str, page: str = "page.html") -> Starlette:
-    """Create the ASGI application that answers only requests that its own page makes.
-
-    Args:
-        routes: the routes of the data of the page; the page, its scripts and its styles are added.
-        hosts: accepted values of the Host header, including the port.
-        token: the random part of the address.
-        page: name of the HTML file, one of `WEB_FILES`.
-    """
+    """Create the ASGI application that answers only requests that its own page makes."""
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.middleware.base import BaseHTTPMiddleware
@@ -214,16 +199,8 @@ def _refusal(request: Request, hosts: set[str], token: str) -> tuple[int, str] |
 def serve_in_thread(served: ServedPage, port: int = 0) -> Iterator[str]:
     """Serve a page from a background thread during a `with` block.
 
-    Args:
-        served: the state of the page.
-        port: port to listen on; 0: any free port.
-
     Yields:
         The address of the page, including its token.
-
-    Raises:
-        OptionError: the port is in use.
-        MissingPackageError: starlette or uvicorn is not installed.
     """
     with serve_app(lambda hosts: create_app(served, hosts), served.token, port) as address:
         yield address
@@ -233,17 +210,8 @@ def serve_in_thread(served: ServedPage, port: int = 0) -> Iterator[str]:
 def serve_app(create: Callable[[set[str]], Starlette], token: str, port: int = 0) -> Iterator[str]:
     """Serve an application from a background thread during a `with` block.
 
-    Args:
-        create: returns the application for the accepted values of the Host header.
-        token: the random part of the address.
-        port: port to listen on; 0: any free port.
-
     Yields:
         The address of the page, including its token.
-
-    Raises:
-        OptionError: the port is in use.
-        MissingPackageError: starlette or uvicorn is not installed.
     """
     require_packages("the page needs", "look", "starlette", "uvicorn")
     import uvicorn
@@ -283,16 +251,6 @@ def serve(
     """Create a page and serve it until the process is interrupted.
 
     The browser shows the progress while the page is created.
-
-    Args:
-        create_page: function that creates the page; its argument is a progress callback.
-        port: port to listen on; 0: any free port.
-        browser: open the page in the default browser.
-        notify: function that prints the address for the user.
-
-    Raises:
-        OptionError: the port is in use.
-        MissingPackageError: starlette or uvicorn is not installed.
     """
     served = ServedPage()
     with serve_in_thread(served, port) as address:

@@ -1,61 +1,34 @@
-"""Load Hugging Face models with their tokenizers, and run them on texts."""
+"""Load Hugging Face models with their tokenizers, and split texts into tokens."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from qkv.encoders.pretrained import default_model_folder, load_model
 from qkv.errors import DataError
-from qkv.look.allowed_pairs import allowed_of_record
 from qkv.look.token_text import is_byte_level, shown_bytes, word_pieces
 from qkv.look.views import TokenAxis
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-    from qkv.core.typing import Bool, Float, Int
-    from qkv.interop.huggingface.attention_record import AttentionRecord
+    from qkv.core.typing import Int
 
-__all__ = ["DenseCall", "TextModel", "load_text_model", "model_folder", "run_dense", "token_axis"]
+__all__ = ["TextModel", "load_text_model", "model_folder", "token_axis"]
 
 _WORD_STARTS = ("▁", "Ġ")
 """Prefixes of the first token of a word in SentencePiece and in byte-pair encodings."""
 
 
-class DenseCall(NamedTuple):
-    """The attention weights of one layer for one input.
-
-    Attributes:
-        name: name of the layer.
-        kind: `"self"` or `"cross"`.
-        weights: `(heads, q, k)`.
-        allowed: the pairs that the mask allows; None: all.
-        value_norms: `(heads, k)`, the norms of the values; None if the layer computed its own attention.
-    """
-
-    name: str
-    kind: str
-    weights: Float[np.ndarray, "heads q k"]
-    allowed: Bool[np.ndarray, "*#heads q k"] | None
-    value_norms: Float[np.ndarray, "heads k"] | None = None
-
-
 @dataclass(frozen=True)
 class TextModel:
-    """A transformers model with its tokenizer and the name under which it is displayed.
-
-    Attributes:
-        model: the model.
-        tokenizer: its tokenizer.
-        name: the name of the model that is displayed.
-    """
+    """A transformers model with its tokenizer and the name under which it is displayed."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -70,9 +43,6 @@ class TextModel:
 
 def model_folder(path: str | os.PathLike[str] | None = None) -> Path:
     """Return the path of a model folder, after checking that the folder contains a readable config.json.
-
-    Args:
-        path: a folder written by `save_pretrained`; None: the small sentence model all-MiniLM-L6-v2.
 
     Raises:
         DataError: the folder does not exist, or contains no model.
@@ -91,64 +61,17 @@ def model_folder(path: str | os.PathLike[str] | None = None) -> Path:
 
 
 def load_text_model(path: str | os.PathLike[str] | None = None) -> TextModel:
-    """Load a model and its tokenizer from a folder, without network access and without executing code in the folder.
-
-    Args:
-        path: a folder written by `save_pretrained`; None: the small sentence model all-MiniLM-L6-v2.
-
-    Raises:
-        DataError: the folder does not exist, or contains no model with a tokenizer.
-        MissingPackageError: transformers is not installed.
-    """
+    """Load a model and its tokenizer from a folder, without network access and without executing code in the folder."""
     folder = model_folder(path)
     tokenizer, model = load_model(folder, lm_head=True)
     name = "all-MiniLM-L6-v2" if path is None else folder.resolve().name
     return TextModel(model, tokenizer, name)
 
 
-def run_dense(
-    model: PreTrainedModel,
-    inputs: Mapping[str, Int[torch.Tensor, "1 _"]],
-    collect: Callable[[DenseCall], None],
-    **options: bool,
-) -> object:
-    """Run a model on one input and call a function with the dense weights of each of its attention layers.
-
-    Gradients are disabled. The weights of one layer at a time are in memory, unless `collect` keeps them.
-
-    Args:
-        model: a transformers model.
-        inputs: tensor arguments of the model's `forward`.
-        collect: function that is called once per call of an attention layer, in the order of the calls.
-        options: other arguments of `forward`.
-
-    Returns:
-        The output of the model.
-    """
-    import torch
-
-    from qkv.interop import record
-    from qkv.readouts import Dense
-
-    def consume(name: str, call: AttentionRecord) -> None:
-        weights = call.readouts[0][0].float().numpy()
-        norms = None if call.saved is None or call.saved.value_norms is None else call.saved.value_norms[0].numpy()
-        collect(DenseCall(name, call.kind, weights, allowed_of_record(call, weights), norms))
-
-    # The saved inputs hold the mask.
-    with torch.no_grad(), record(model, [Dense()], save_inputs=True, consume=consume):
-        return model(**inputs, **options)
-
-
 def token_axis(
     tokenizer: PreTrainedTokenizerBase, encoded: BatchEncoding | Mapping[str, Int[torch.Tensor, "1 tokens"]]
 ) -> TokenAxis:
-    """Return the tokens of an encoded text as their tokenizer defines them, with the word to which each belongs.
-
-    Args:
-        tokenizer: the tokenizer.
-        encoded: the output of the tokenizer, or a mapping with token ids as `input_ids`.
-    """
+    """Return the tokens of an encoded text as their tokenizer defines them, with the word to which each belongs."""
     numbers = encoded["input_ids"][0].tolist()
     raw = list(tokenizer.convert_ids_to_tokens(numbers))
     special = set(tokenizer.all_special_ids)

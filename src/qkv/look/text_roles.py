@@ -46,9 +46,6 @@ def text_roles(view: View) -> dict[tuple[int, int], tuple[HeadRole, ...]]:
     least 0.5 (`broad`: 0.9) that exceeds the baseline by 0.1; the head that exceeds the baseline by most has each role
     whose baseline it exceeds by 0.1.
 
-    Args:
-        view: a view whose queries and keys are the same tokens; other views give no roles.
-
     Example:
         >>> weights = np.eye(4, k=-1)[None, None] + np.eye(4)[:1] * np.eye(4)[:, :1]
         >>> view = View.from_weights(weights, ["the", "dog", "was", "happy"])
@@ -75,13 +72,7 @@ def text_roles(view: View) -> dict[tuple[int, int], tuple[HeadRole, ...]]:
 
 
 def mark_roles(view: View, measured: Mapping[tuple[int, int], Sequence[HeadRole]] | None = None) -> View:
-    """Return a view with the roles of its heads, which opens on the head of the clearest role and on a content word.
-
-    Args:
-        view: the view.
-        measured: roles measured over many sentences, from `RoleTable.labels`, which replace those of the text; None:
-            the roles are found by `text_roles`.
-    """
+    """Return a view with the roles of its heads, which opens on the head of the clearest role and on a content word."""
     roles = text_roles(view) if measured is None else {head: tuple(one) for head, one in measured.items() if one}
     return replace(view, roles=roles, opening=_opening(view, roles))
 

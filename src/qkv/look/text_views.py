@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
@@ -11,21 +12,21 @@ import numpy as np
 
 from qkv.core.progress import Progress, track
 from qkv.errors import DataError, OptionError
-from qkv.look.all_heads import all_heads as combine_heads
 from qkv.look.live_model import LiveModel, output_rows
 from qkv.look.predictions import TargetKind, predict
-from qkv.look.text_model import DenseCall, TextModel, run_dense, token_axis
+from qkv.look.recorded_layers import DenseCall, RecordedLayers, run_dense
+from qkv.look.text_model import TextModel, token_axis
 from qkv.look.text_roles import mark_roles
 from qkv.look.tiled_map import TiledView
 from qkv.look.tiled_views import check_memory, heads_required_bytes, model_dimensions, recorded_view
-from qkv.look.views import LayerMaps, TokenAxis, View
+from qkv.look.views import TokenAxis, View
 from qkv.plan.cost import memory_bytes
 
 if TYPE_CHECKING:
     import torch
     from transformers import BatchEncoding, PreTrainedModel
 
-    from qkv.core.typing import Bool, Float, Int
+    from qkv.core.typing import Int
     from qkv.look.roles import RoleTable
 
 
@@ -44,13 +45,6 @@ def generation_views(
     An encoder-decoder model gives three views: cross-attention to the text, self-attention to previously generated
     tokens, and self-attention of the encoder. A decoder-only model gives one view: self-attention to all previous
     tokens.
-
-    Args:
-        text_model: from `qkv.look.text_model.load_text_model`.
-        encoded: the tokenized text, restricted to arguments that the model's `forward` accepts.
-        tokens: the tokens of the text.
-        name: the text, as shown in the titles of the views.
-        count: maximum number of tokens to generate.
 
     Raises:
         DataError: the model cannot generate text, or generates no tokens.
@@ -88,13 +82,6 @@ def target_views(
 
     The views are those of `generation_views`, with the tokens of the target instead of generated tokens. The target of
     a decoder-only model continues the text.
-
-    Args:
-        text_model: from `qkv.look.text_model.load_text_model`.
-        encoded: the tokenized text, restricted to arguments that the model's `forward` accepts.
-        tokens: the tokens of the text.
-        name: the text, as shown in the titles of the views.
-        target: the target text, such as a translation of the text.
 
     Raises:
         DataError: the model has no decoder, or the target is empty or longer than the context of the model.
@@ -159,25 +146,21 @@ def _sequence_views(
     start = inputs.shape[1] - outputs.shape[1] + 1
     arguments = {**encoded, "decoder_input_ids": inputs} if encoder_decoder else {"input_ids": inputs}
     steps, previous = (token_axis(text_model.tokenizer, {"input_ids": numbers}) for numbers in (outputs, inputs))
-    groups: dict[str, list[LayerMaps]] = {"cross": [], "decoder": [], "self": []}
-    modules: dict[str, list[str]] = {kind: [] for kind in groups}
+    groups: dict[str, RecordedLayers] = defaultdict(RecordedLayers)
 
     def collect(call: DenseCall) -> None:
         in_decoder = not encoder_decoder or "decoder" in call.name
         kind = "cross" if call.kind == "cross" else "decoder" if in_decoder else "self"
-        generated_rows = slice(-len(steps.tokens) if kind == "decoder" else None, None)
-        allowed = None if call.allowed is None else call.allowed[:, generated_rows]
-        layer = f"layer {len(groups[kind])}"
-        weights = call.weights[:, generated_rows]
-        groups[kind].append(LayerMaps.from_weights(layer, weights, None, allowed, call.value_norms))
-        modules[kind].append(call.name)
+        rows = slice(-len(steps.tokens) if kind == "decoder" else None, None)
+        allowed = None if call.allowed is None else call.allowed[:, rows]
+        groups[kind].add(call._replace(weights=call.weights[:, rows], allowed=allowed))
 
-    output = run_dense(model, arguments, collect, use_cache=False)
+    whole = {**arguments, "use_cache": False}
+    output = run_dense(model, whole, collect)
     targets = outputs[0].cpu().numpy()
     has_head = getattr(output, "logits", None) is not None
     rows = output_rows(output, start - 1)
     predictions = predict(rows, targets, "step", text_model.tokenizer) if has_head else None
-    whole = {**arguments, "use_cache": False}
     parts = {
         "cross": (f"{origin}: attention to the text", steps, tokens),
         "decoder": (f"{origin}: attention to previous tokens", steps, previous),
@@ -185,13 +168,13 @@ def _sequence_views(
     }
     views = []
     for kind, (part, queries, keys) in parts.items():
-        if groups[kind]:
-            layers, steps_shown = tuple(groups[kind]), keys is not None
+        if kind in groups:
+            layers, steps_shown = tuple(groups[kind].maps), keys is not None
             title = f"{name} ({part})"
             view = View(title, text_model.name, kind, queries, keys, layers, steps=steps_shown)
             if keys is not None:
                 offset = 0 if encoder_decoder else start - 1
-                tokenizer, names = text_model.tokenizer if has_head else None, tuple(modules[kind])
+                tokenizer, names = text_model.tokenizer if has_head else None, tuple(groups[kind].modules)
                 live = LiveModel(model, whole, names, start - 1, offset, targets, "step", tokenizer)
                 view = replace(view, predictions=predictions, live=live)
             views.append(mark_roles(view))
@@ -358,39 +341,28 @@ def _dense_view(
     if getattr(model.config, "is_encoder_decoder", False):
         # Without generated tokens, the decoder has no input, so that only the encoder runs.
         model = model.get_encoder()
-    layers: list[LayerMaps] = []
-    modules: list[str] = []
-    means: list[Float[np.ndarray, "q k"]] = []
-    masks: list[Bool[np.ndarray, "q k"]] = []
-
-    def collect(call: DenseCall) -> None:
-        weights, allowed = call.weights, call.allowed
-        layers.append(LayerMaps.from_weights(f"layer {len(layers)}", weights, None, allowed, call.value_norms))
-        modules.append(call.name)
-        means.append(weights.mean(axis=0))
-        masks.append(np.ones(weights.shape[1:], bool) if allowed is None else np.logical_or.reduce(allowed, axis=0))
-
-    output = run_dense(model, inputs, collect)
+    found = RecordedLayers()
+    output = run_dense(model, inputs, found.add)
     note, means_of_layers = "", None
-    live, predictions = LiveModel(model, inputs, tuple(modules)), None
+    live, predictions = LiveModel(model, inputs, tuple(found.modules)), None
     logits = getattr(output, "logits", None)
     if logits is not None and logits.ndim == 3:
         numbers = inputs["input_ids"][0].cpu().numpy()
-        causal = not any(np.triu(mask, 1).any() for mask in masks)
+        causal = not any(np.triu(mask, 1).any() for mask in found.masks)
         targets = np.append(numbers[1:], -1) if causal else np.where(tokens.special, -1, numbers)
         kind: TargetKind = "next" if causal else "own"
         live = replace(live, targets=targets, kind=kind, tokenizer=text_model.tokenizer)
         predictions = predict(logits[0], targets, kind, text_model.tokenizer)
-    if all_heads and len({mean.shape for mean in means}) == 1:
-        maps, means_of_layers, note = combine_heads(means, masks)
-        layers.append(maps)
+    if all_heads and len({mean.shape for mean in found.means}) == 1:
+        maps, means_of_layers, note = found.all_heads()
+        found.maps.append(maps)
     return View(
         name,
         text_model.name,
         "self",
         tokens,
         None,
-        tuple(layers),
+        tuple(found.maps),
         note=note,
         layer_means=means_of_layers,
         predictions=predictions,

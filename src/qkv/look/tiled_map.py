@@ -189,12 +189,7 @@ class TiledMap:
         return key_counts(self.call.mask, self.call.tile, self.call.value)
 
     def weights(self, rows: tuple[int, int], cols: tuple[int, int]) -> Float[np.ndarray, "q k"]:
-        """Compute the exact weights for a range of queries and a range of keys.
-
-        Args:
-            rows: first query, and one past the last.
-            cols: first key, and one past the last.
-        """
+        """Compute the exact weights for a range of queries and a range of keys."""
         weights = self._weights(rows, cols)
         if weights is None:
             return np.zeros((rows[1] - rows[0], cols[1] - cols[0]), np.float32)
@@ -223,11 +218,6 @@ class TiledMap:
         """Return the codes of the maximum and mean weight of each cell of a tile, an array `(2, 256, 256)` of uint16.
 
         Cells outside the map, and cells whose pairs the mask excludes, are `qkv.look.quantize.MASKED`.
-
-        Args:
-            level: level of the tile, from 0 (one cell per pair of tokens) to `levels` (a single tile).
-            y: row of the tile, counted in tiles from the first query.
-            x: column of the tile, counted in tiles from the first key.
 
         Raises:
             IndexError: the tile does not exist.
@@ -269,9 +259,6 @@ class TiledMap:
         """Return the `count` keys with the largest weights for one query, as pairs (key index, weight).
 
         The pairs are in decreasing order of weight; ties go to the lower key index. Masked keys are omitted.
-
-        Raises:
-            IndexError: the query does not exist.
         """
         if not 0 <= query < self.shape[0]:
             raise IndexError(f"query must be between 0 and {self.shape[0] - 1}, got {query}.")
@@ -314,11 +301,7 @@ class TiledView:
     layers: tuple[tuple[str, dict[str, TiledMap]], ...]
 
     def head(self, layer: int, head: int) -> TiledMap:
-        """Return the tiled map of one head.
-
-        Raises:
-            IndexError: the head does not exist.
-        """
+        """Return the tiled map of one head."""
         if not 0 <= layer < len(self.layers):
             raise IndexError(f"layer must be between 0 and {len(self.layers) - 1}, got {layer}.")
         heads = list(self.layers[layer][1].values())

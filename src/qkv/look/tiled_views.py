@@ -88,13 +88,6 @@ def arrays_view(
 ) -> TiledView:
     """Create a tiled view of scaled dot-product attention from a query and a key array.
 
-    Args:
-        query: `(q, width)` or `(heads, q, width)`.
-        key: `(k, width)` or `(groups, k, width)`; `heads` must be a multiple of `groups`.
-        causal: apply a causal mask; with more keys than queries, the last query is aligned with the last key.
-        name: title of the view.
-        progress: called after each head.
-
     Raises:
         ShapeError: the numbers of heads or the widths do not match.
 
@@ -156,14 +149,6 @@ def recorded_view(
 ) -> TiledView:
     """Run a model on a long text and return the tiled maps of its heads.
 
-    Args:
-        model: a transformers model.
-        inputs: tensor arguments of the model's `forward`.
-        tokens: the tokens of the text.
-        name: title of the view.
-        model_name: name of the model.
-        layers: indices of the layers; None: all.
-
     Raises:
         DataError: the model does not use the attention interface of transformers, so that only dense weights are
             available.
@@ -200,19 +185,7 @@ def check_memory(
     detail: str = "",
     notify: Callable[[str], None] | None = None,
 ) -> None:
-    """Raise a `RefusedError` if attention maps require more memory than is allowed.
-
-    Args:
-        required: required memory in bytes.
-        allowed: allowed memory in bytes.
-        subject: description of the maps, such as their number of heads and tokens.
-        advice: the last sentence of the error message.
-        detail: description of what the memory is used for, in the message that `notify` prints.
-        notify: function that prints the required memory before the check.
-
-    Raises:
-        RefusedError: the memory required exceeds the memory allowed.
-    """
+    """Raise a `RefusedError` if attention maps require more memory than is allowed."""
     if notify is not None:
         notify(f"{subject} take about {memory_text(required)} {detail}; the limit is {memory_text(allowed)}")
     if required > allowed:

@@ -140,15 +140,7 @@ class LayerMaps:
         allowed: Bool[np.ndarray, "*#heads q k"] | None = None,
         value_norms: Float[np.ndarray, "heads k"] | None = None,
     ) -> LayerMaps:
-        """Create the maps of a layer by quantizing weights `(heads, q, k)` of any supported array library.
-
-        Args:
-            name: name of the layer.
-            weights: weights of the layer.
-            heads: name of each head; None: `head 0`, `head 1` …
-            allowed: whether each query may attend to each key; None: all pairs.
-            value_norms: `(heads, k)`, norm of the value of each key.
-        """
+        """Create the maps of a layer by quantizing weights `(heads, q, k)` of any supported array library."""
         array = to_numpy(weights)
         ranges = tuple(map(MapRange.from_weights, array))
         codes, _ = quantize(array, allowed, [one.exponent for one in ranges])
@@ -157,14 +149,7 @@ class LayerMaps:
 
 @dataclass(frozen=True)
 class HeadRole:
-    """A role of an attention head, with its score and the score of a baseline.
-
-    Attributes:
-        role: name of the role, such as `previous`.
-        score: score of the head.
-        baseline: score of the best rule that needs no model.
-        sentences: number of sentences or questions over which the score was measured; 0: only the text of the view.
-    """
+    """A role of an attention head, with its score and the score of a baseline."""
 
     role: str
     score: float
@@ -174,11 +159,7 @@ class HeadRole:
 
 @dataclass(frozen=True)
 class Opening:
-    """The head, query and key that a page shows first.
-
-    Attributes:
-        layer, head, query, key: indices from 0.
-    """
+    """The head, query and key that a page shows first."""
 
     layer: int = 0
     head: int = 0

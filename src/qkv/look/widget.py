@@ -39,9 +39,6 @@ def static_picture(view: View | TiledView) -> tuple[bytes, int]:
 
     A view with a single head, or in tiles, has one of the two halves.
 
-    Args:
-        view: the view.
-
     Returns:
         A PNG file, and the width in pixels at which a notebook shows it.
 
@@ -157,16 +154,7 @@ def _image(page: Page) -> tuple[dict[str, str], dict[str, object]] | None:
 
 
 def respond(page: Page, message: object) -> tuple[dict[str, object], list[bytes]]:
-    """Return the response to a request from the browser, as a dictionary and a list of binary buffers.
-
-    Args:
-        page: the page.
-        message: a request `{"id": …, "what": "map", "place": [view, layer, head]}`, where `what` is `"thumbnails"`,
-            `"map"`, `"tile"` or `"row"`; the response to any other message is an error.
-
-    Returns:
-        The JSON part of the response, and its binary buffers.
-    """
+    """Return the response to a request from the browser, as a dictionary and a list of binary buffers."""
     request = message if isinstance(message, dict) else {}
     number = request.get("id")
     try:

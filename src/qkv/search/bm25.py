@@ -28,10 +28,6 @@ class BM25:
 
     Source: Robertson and Zaragoza (2009), The probabilistic relevance framework, section 3.4.
 
-    Args:
-        scores: scores `(passages, words)`, sparse by columns.
-        vocabulary: the word of each column.
-
     Example:
         >>> BM25.fit([["ring", "gold"], ["den"]]).score([["gold"], ["den", "den"]]).round(2)
         array([[0.28, 0.  ],
@@ -45,11 +41,7 @@ class BM25:
 
     @classmethod
     def fit(cls, texts: Sequence[Sequence[str]]) -> BM25:
-        """Compute the BM25 index of passages, each a list of words.
-
-        Raises:
-            MissingPackageError: bm25s is not installed.
-        """
+        """Compute the BM25 index of passages, each a list of words."""
         require_packages("search needs", "search", "bm25s")
         import bm25s  # type: ignore[import-untyped]
         from scipy.sparse import csc_array

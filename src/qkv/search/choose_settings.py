@@ -60,13 +60,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class _Sample:
-    """Passages from which settings are chosen.
-
-    Attributes:
-        texts: the passages.
-        words: the words of each passage.
-        allowed: indices of the passages that are long enough to draw a query from.
-    """
+    """Passages from which settings are chosen."""
 
     texts: list[str]
     words: list[Sequence[str]]
@@ -95,15 +89,7 @@ class _Trial:
 def choose_rank_and_mix(
     texts: Sequence[str], encoder: LatentEncoder, splitter: Vocabulary, mix: float | None, progress: Progress | None
 ) -> Settings:
-    """Choose the rank of the latent space, and the share of the vectors unless it is given, from passages.
-
-    Args:
-        texts: the passages.
-        encoder: encoder whose weighting and vocabulary are used; if its rank is not None, only the share is chosen.
-        splitter: vocabulary that splits texts into words for BM25.
-        mix: share of the vectors; None to choose it.
-        progress: called after each step.
-    """
+    """Choose the rank of the latent space, and the share of the vectors unless it is given, from passages."""
     sample = _sample(texts, splitter)
     mixes = _MIXES if mix is None else (mix,)
     if len(sample.allowed) < _MIN_PASSAGES:
@@ -138,15 +124,7 @@ def choose_mix(
     splitter: Vocabulary,
     progress: Progress | None,
 ) -> Settings:
-    """Choose the share of the vectors of a fitted encoder, such as a sentence model, from passages.
-
-    Args:
-        texts: the passages.
-        encoder: the encoder, which is not fitted again.
-        keys: vectors of the passages.
-        splitter: vocabulary that splits texts into words for BM25.
-        progress: called after each step.
-    """
+    """Choose the share of the vectors of a fitted encoder, such as a sentence model, from passages."""
     rows = keys.rows if isinstance(keys, PassageVectors) else keys
     sample = _sample(texts, splitter)
     if len(sample.allowed) < _MIN_PASSAGES:

@@ -35,10 +35,6 @@ _open: dict[str, tuple[str, dict[str, Any]]] = {}
 def open_passages(path: Path, cluster: str) -> dict[str, Any]:
     """Return the arguments with which `Index` is created from a folder, with passages held by the workers of a cluster.
 
-    Args:
-        path: a folder that `Index.save` wrote.
-        cluster: the workers; see `Index.open`.
-
     Raises:
         DataError: The folder contains no index, or one of an older format.
         DamagedError: The index is damaged.
@@ -58,14 +54,7 @@ def open_passages(path: Path, cluster: str) -> dict[str, Any]:
 
 
 class ClusterPassages:
-    """The passages of a saved index, held by the workers of a cluster.
-
-    Args:
-        path: the folder of the index.
-        digest: the digest of its manifest.
-        count: number of passages.
-        scheduler: the workers.
-    """
+    """The passages of a saved index, held by the workers of a cluster."""
 
     def __init__(self, path: str, digest: str, count: int, scheduler: Scheduler) -> None:
         self.path, self.digest, self.scheduler = path, digest, scheduler

@@ -22,11 +22,7 @@ _FIELD = re.compile(r"\.([A-Z])(?:\s+(.*))?$")
 
 
 def read_smart(path: Path) -> list[Document]:
-    """Read the records of a SMART file as documents, which are named by record number without leading zeros.
-
-    Raises:
-        DataError: the file cannot be read, or contains no record.
-    """
+    """Read the records of a SMART file as documents, which are named by record number without leading zeros."""
     records: list[dict[str, list[str]]] = []
     field: list[str] | None = None
     for line in read_file(path).split("\n"):
@@ -61,12 +57,7 @@ _SNIFFED_BYTES = 4000
 
 @dataclass(frozen=True)
 class RecordFormat:
-    """Format of a file of records.
-
-    Attributes:
-        name: name of the format.
-        queries: whether the records are queries; otherwise they are documents.
-    """
+    """Format of a file of records."""
 
     name: str
     queries: bool
@@ -101,11 +92,7 @@ def record_format(path: Path) -> RecordFormat | None:
 
 
 def read_records(path: Path) -> list[Document]:
-    """Read the documents or queries of a file in any format that `record_format` recognizes.
-
-    Raises:
-        DataError: the file cannot be read, or has another format.
-    """
+    """Read the documents or queries of a file in any format that `record_format` recognizes."""
     found = record_format(path)
     if found is not None and found.name == "SMART":
         return read_smart(path)

@@ -28,12 +28,7 @@ __all__ = ["ENCODERS", "Encoder", "LatentEncoder", "SentenceModel", "TermEncoder
 
 
 class TermEncoder(BagOfWordsEncoder):
-    """Text encoder that normalizes weighted word counts to unit length, with one dimension per word.
-
-    Args:
-        weighting: `"tfidf"`, `"log-entropy"`, or None for plain counts.
-        stem: see `Vocabulary`.
-    """
+    """Text encoder that normalizes weighted word counts to unit length, with one dimension per word."""
 
     name = "terms"
     dense = False

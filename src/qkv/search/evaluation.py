@@ -104,13 +104,6 @@ def learn(
 ) -> tuple[Index, list[float]]:
     """Learn the projections W_Q and W_K from judged queries, and return an index that uses them.
 
-    Args:
-        index: an index with dense vectors; its present projections are ignored.
-        queries: judged queries.
-        relevant: judgements as in `Collection`; all grades above 0 count equally.
-        progress: called after each step.
-        options: options of `AttentionRanker`.
-
     Returns:
         The index with learned projections, and the loss at each step.
 

@@ -41,12 +41,7 @@ _WORD = re.compile(r"\S+")
 
 @dataclass(frozen=True)
 class Passage:
-    """Part of a document that a search ranks, stored as a range of characters.
-
-    Attributes:
-        document: index of the document.
-        start, end: range of characters of `Document.whole`.
-    """
+    """Part of a document that a search ranks, stored as a range of characters."""
 
     document: int
     start: int
@@ -410,15 +405,7 @@ class Index:
     def _contributions(
         self, query: str, query_parts: WordContributions | None, row: int, text: str, bound: _Queries
     ) -> Contributions:
-        """Return the contributions of word pairs to the score of the passage in row `row` for a query.
-
-        Args:
-            query: text of the query.
-            query_parts: words of the query with the vectors that they contribute; None to leave the vectors out.
-            row: row of the passage.
-            text: text of the passage.
-            bound: the query, bound to this index.
-        """
+        """Return the contributions of word pairs to the score of the passage in row `row` for a query."""
         parts = []
         if query_parts is not None:
             (left, first), (right, second) = query_parts, self.encoder.word_contributions(text)

@@ -34,12 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class QueryWords:
-    """A batch of queries.
-
-    Attributes:
-        words: the words of each query.
-        vectors: the vectors of the queries `(queries, width)`; None to compare words alone.
-    """
+    """A batch of queries."""
 
     words: Sequence[Sequence[str]]
     vectors: Float[np.ndarray, "queries width"] | csr_array | csr_matrix | None
@@ -141,13 +136,7 @@ class Passages(Protocol):
 
 
 class PassageRange:
-    """Consecutive passages of an index, in memory or mapped.
-
-    Args:
-        keys: vectors of the passages.
-        words: BM25 scores of the passages.
-        first: the row of the first passage in the index.
-    """
+    """Consecutive passages of an index, in memory or mapped."""
 
     def __init__(self, keys: PassageVectors, words: BM25, first: int = 0) -> None:
         self.keys, self.words, self.first = keys, words, first

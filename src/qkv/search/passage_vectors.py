@@ -18,12 +18,7 @@ _BLOCK = 65536
 
 
 class PassageVectors:
-    """Vectors of all passages of a search index, as a dense or a sparse array.
-
-    Args:
-        rows: vectors `(passages, width)`.
-        moments: mean and covariance of dense rows; None to compute them when needed.
-    """
+    """Vectors of all passages of a search index, as a dense or a sparse array."""
 
     def __init__(
         self,

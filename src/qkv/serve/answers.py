@@ -8,6 +8,7 @@ exact        an Arrow stream of the distinct rows of evidence, with the entries 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -15,6 +16,8 @@ import numpy as np
 from qkv.core.json_values import to_json
 from qkv.core.progress import checkpoint
 from qkv.database.answer import Answer, Call, Entry
+from qkv.database.keys.columns import Column
+from qkv.database.storage.stored import StoredDatabase
 from qkv.errors import DamagedError, DataError
 from qkv.serve.evidence_rows import EvidenceRows
 from qkv.serve.typed_json import decode, encode
@@ -22,46 +25,65 @@ from qkv.serve.typed_json import decode, encode
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from qkv.database.protocol import Queryable
     from qkv.plan import Plan
     from qkv.search.hits import Hit
-    from qkv.serve.served_store import Answered
+    from qkv.serve.limits import Limits
+    from qkv.serve.served_store import Answered, ServedStore
+
 
 __all__ = [
     "EXACT",
     "SentPlan",
     "answer_bytes",
     "answer_object",
-    "arrow_table",
+    "arrow_bytes",
+    "describe_store",
     "exact_bytes",
     "hits_object",
     "read_exact",
     "stream_bytes",
 ]
 
+
+def describe_store(served: ServedStore, limits: Limits) -> dict[str, object]:
+    """Return the columns, rows and version of a served database, its index and the limits, for `json.dumps`."""
+    database, index = served.database, served.index
+    found: dict[str, object] = {"database": None if database is None else _describe_database(database, served.version)}
+    found["problem"] = served.problem
+    found["index"] = None
+    if index is not None:
+        found["index"] = {"passages": len(index), "documents": index.documents, "encoder": index.encoder.name}
+    found["limits"] = asdict(limits)
+    return found
+
+
+def _describe_database(database: Queryable, version: int | None) -> dict[str, object]:
+    return {
+        "name": database.name,
+        "key": [{"name": name, "kind": _kind(database, name)} for name in database.key],
+        "value": {"name": database.value, "kind": _kind(database, database.value)},
+        "votes": database.votes,
+        "rows": len(database),
+        "version": version,
+        "missing": database.store.skipped if isinstance(database, StoredDatabase) else "",
+    }
+
+
+def _kind(database: Queryable, name: str) -> str:
+    """Return the kind of a column; that of a store is known without reading rows."""
+    if isinstance(database, StoredDatabase):
+        return Column.from_table(database.store.empty([name]), name).kind
+    return database.column(name).kind
+
+
 EXACT = "application/vnd.qkv.answers"
 """Media type of the exact form."""
 _METADATA = b"qkv.answers"
-_SCALARS = (
-    "found",
-    "value",
-    "spread",
-    "support",
-    "reason",
-    "invalid",
-    "candidates",
-    "standard_error",
-    "prediction_interval",
-    "effective_rows",
-    "gradient",
-    "gradient_error",
-    "fit_note",
-    "missing_rows",
-    "remarks",
-)
-"""The fields of `Entry` that are sent as they are, besides its probabilities and its arrays."""
-
 _ARRAYS = ("rows", "weights", "nearness", "nearest")
 """The fields of `Entry` that name rows."""
+_SCALARS = tuple(each.name for each in fields(Entry) if each.name not in {"query", "probabilities", "calls", *_ARRAYS})
+"""The fields of `Entry` that are sent as they are."""
 
 
 class SentPlan:
@@ -136,8 +158,8 @@ def _hit_object(hit: Hit) -> object:
     return to_json(found)
 
 
-def arrow_table(answered: Answered) -> pa.Table:
-    """Return the answers to a question as a table with one row per query.
+def arrow_bytes(answered: Answered) -> bytes:
+    """Return the answers to a question as an Arrow stream with one row per query.
 
     Its columns are those of `Answer.to_arrow`, and `evidence`: a list of structs with the weight and the index of each
     row, its similarity or distance, and its cells as `record`. The metadata of the schema hold the version and the
@@ -163,7 +185,7 @@ def arrow_table(answered: Answered) -> pa.Table:
     structs = pa.StructArray.from_arrays([*parts.values(), record], names=[*parts, "record"])
     table = table.append_column("evidence", pa.ListArray.from_arrays(offsets, structs))
     about = {"version": answered.version, "notes": list(answer.notes), "votes": answer.votes}
-    return table.replace_schema_metadata({"qkv": json.dumps(about)})
+    return stream_bytes(table.replace_schema_metadata({"qkv": json.dumps(about)}))
 
 
 def _joined(arrays: list[Any]) -> pa.Array:
@@ -227,10 +249,6 @@ def _exact_entry(entry: Entry) -> dict[str, object]:
 
 def read_exact(body: bytes, queries: tuple[object, ...]) -> tuple[Answer, int | None]:
     """Return the answers in a body of `exact_bytes`, and the version of the store.
-
-    Args:
-        body: the body.
-        queries: the queries that were asked, as answers show them.
 
     Raises:
         DamagedError: The body has another form, for example that of another version of qkv.

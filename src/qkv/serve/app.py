@@ -12,13 +12,21 @@ from qkv.core.extras import require_packages
 from qkv.core.request_guard import ambiguous_reason, cross_site_reason
 from qkv.errors import QkvError, RefusedError
 from qkv.serve import arrow_bodies
-from qkv.serve.answers import EXACT, answer_bytes, arrow_table, exact_bytes, hits_object, stream_bytes
-from qkv.serve.describe import describe_store
+from qkv.serve.answers import EXACT, answer_bytes, arrow_bytes, describe_store, exact_bytes, hits_object
 from qkv.serve.evidence_rows import EvidenceRows
 from qkv.serve.limits import Limits, RequestError, status_of
-from qkv.serve.metrics import Metrics
 from qkv.serve.openapi import openapi_document
-from qkv.serve.questions import Question, Search, Work, parse_json_body, read_question, read_search
+from qkv.serve.questions import (
+    Option,
+    Question,
+    Search,
+    Work,
+    ask_options,
+    parse_json_body,
+    read_question,
+    read_search,
+    search_options,
+)
 from qkv.serve.served_store import Answered, ServedStore
 from qkv.serve.tokens import matches
 
@@ -27,10 +35,55 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from qkv.serve.metrics import Metrics
-
 
 __all__ = ["create_app"]
+
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 8192)
+
+
+class Metrics:
+    """Counters of requests, queries and scans, in a registry of their own."""
+
+    def __init__(self, served: ServedStore) -> None:
+        require_packages("serving needs", "serve", "prometheus_client")
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "qkv_requests", "Requests by route and status.", ["route", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "qkv_request_seconds", "Seconds until a response.", ["route"], registry=self.registry, buckets=_SECONDS
+        )
+        self.queries = Counter("qkv_queries", "Queries that scans answered.", registry=self.registry)
+        self.scans = Histogram("qkv_scan_queries", "Queries per scan.", registry=self.registry, buckets=_QUERIES)
+        self.active = Gauge("qkv_active_requests", "Requests being answered or waiting.", registry=self.registry)
+        waiting = Gauge("qkv_waiting_requests", "Requests that wait for the next scan.", registry=self.registry)
+        waiting.set_function(lambda: len(served.queue))
+        version = Gauge("qkv_store_version", "Version of the store that answers.", registry=self.registry)
+        version.set_function(lambda: served.version or 0)
+        stale = Gauge("qkv_store_stale", "1 if the newest version cannot be opened.", registry=self.registry)
+        stale.set_function(lambda: float(bool(served.problem)))
+        ProcessCollector(registry=self.registry)
+        served.observe = self.observe_scan
+
+    def observe_scan(self, requests: int, queries: int) -> None:
+        """Count a scan with its queries."""
+        self.queries.inc(queries)
+        self.scans.observe(queries)
+
+    def observe_request(self, route: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        self.requests.labels(route, str(status)).inc()
+        self.seconds.labels(route).observe(seconds)
+
+    def text(self) -> tuple[bytes, str]:
+        """Return the page of the metrics and its media type."""
+        from prometheus_client import generate_latest
+
+        return generate_latest(self.registry), "text/plain; version=0.0.4; charset=utf-8"
 
 
 def content_type(header: str, known: Sequence[str]) -> str:
@@ -192,11 +245,6 @@ _WATCHED = 0.05
 """Seconds after which the connection of a request that is not answered yet is watched."""
 _DISCARDED = 16
 """Largest body that is read to its end and discarded, in largest bodies."""
-_CONVERSIONS: dict[str, Callable[[str], object]] = {
-    **dict.fromkeys(("top", "seed"), int),
-    **dict.fromkeys(("threshold", "mix", "temperature"), float),
-    **dict.fromkeys(("printed", "contributions"), lambda text: {"true": True, "false": False}[text]),
-}
 _Result = TypeVar("_Result")
 Handler = Callable[["Request"], Awaitable["Response"]]
 
@@ -253,11 +301,8 @@ class _Routes:
         """Answer queries; see `Question`."""
         wanted = choose_type(request.headers.get("accept", ""), (_JSON, _ARROW, EXACT))
         answered = await self._answer(request, await self._question(request))
-        if wanted == _JSON:
-            return await self._written(request, answered, lambda: answer_bytes(answered), wanted)
-        if wanted == EXACT:
-            return await self._written(request, answered, lambda: exact_bytes(answered), wanted)
-        return await self._written(request, answered, lambda: stream_bytes(arrow_table(answered)), wanted)
+        write = {_JSON: answer_bytes, EXACT: exact_bytes, _ARROW: arrow_bytes}[wanted]
+        return await self._written(request, answered, lambda: write(answered), wanted)
 
     async def explain(self, request: Request) -> Response:
         """Answer queries as `ask` does, and return the plan and the notes instead of the answers."""
@@ -273,15 +318,7 @@ class _Routes:
         if self.served.index is None:
             raise RequestError(404, "no search index is served. Start the server with --index.")
         wanted = choose_type(request.headers.get("accept", ""), (_JSON,))
-        kind, body = await self._body(request)
-
-        def read() -> Search:
-            if kind == _JSON:
-                return read_search(self._from_body(request, body), self.limits)
-            queries = arrow_bodies.read_queries(body, ("query",), self.limits.queries)
-            return read_search(_from_url(request), self.limits, queries)
-
-        answered = await self._answer(request, await self._run(request, read, len(body) <= _INLINE_BYTES))
+        answered = await self._answer(request, await self._request(request, read_search, search_options, ("query",)))
         return await self._written(request, answered, lambda: _dump(hits_object(answered)), wanted)
 
     # -- GET --------------------------------------------------------------------------------------------
@@ -333,15 +370,25 @@ class _Routes:
         database = self.served.database
         if database is None:
             raise RequestError(404, "no store is served, but a search index alone. Ask it by POST /search.")
+        return await self._request(request, read_question, ask_options, database.key)
+
+    async def _request(
+        self,
+        request: Request,
+        read: Callable[..., _Result],
+        options: Callable[[Limits], Sequence[Option]],
+        names: Sequence[str],
+    ) -> _Result:
+        """Return the question or the search in a request, whose body is JSON, or Arrow beside options in the URL."""
         kind, body = await self._body(request)
 
-        def read() -> Question:
+        def read_body() -> _Result:
             if kind == _JSON:
-                return read_question(self._from_body(request, body), self.limits)
-            queries = arrow_bodies.read_queries(body, database.key, self.limits.queries)
-            return read_question(_from_url(request), self.limits, queries)
+                return read(self._from_body(request, body), self.limits)
+            queries = arrow_bodies.read_queries(body, names, self.limits.queries)
+            return read(_from_url(request, options(self.limits)), self.limits, queries)
 
-        return await self._run(request, read, len(body) <= _INLINE_BYTES)
+        return await self._run(request, read_body, len(body) <= _INLINE_BYTES)
 
     async def _body(self, request: Request) -> tuple[str, bytes]:
         """Return the media type and the bytes of the body of a request."""
@@ -471,17 +518,19 @@ async def _disconnection(request: Request) -> None:
         pass
 
 
-def _from_url(request: Request) -> dict[str, object]:
+def _from_url(request: Request, options: Sequence[Option]) -> dict[str, object]:
     """Return the options in the query of a URL, where they are if the body is an Arrow stream."""
     found: dict[str, object] = {}
+    kinds = {option.name: option.kind for option in options}
     for name, text in request.query_params.multi_items():
         if name in found:
             raise RequestError(422, f"{name[:40]} must be given once in the URL, got it repeatedly. Give it once.")
         try:
-            found[name] = _CONVERSIONS.get(name, str)(text)
+            kind = kinds.get(name, str)
+            found[name] = {"true": True, "false": False}[text] if kind is bool else kind(text)
         except (KeyError, ValueError):
-            kind = {int: "an integer", float: "a number"}.get(_CONVERSIONS[name], "true or false")  # type: ignore
-            raise RequestError(422, f"{name} must be {kind} in the URL, got {text[:40]!r}. Correct it.") from None
+            noun = "an integer" if kind is int else "a number" if kind is float else "true or false"
+            raise RequestError(422, f"{name} must be {noun} in the URL, got {text[:40]!r}. Correct it.") from None
     return found
 
 

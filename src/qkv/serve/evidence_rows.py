@@ -23,11 +23,6 @@ __all__ = ["EvidenceRows"]
 class EvidenceRows:
     """Some rows of a table, with the methods of `StoredRows` that `Answer` calls.
 
-    Args:
-        rows: the rows.
-        indices: `(n,)`, the index of each row in the table, in ascending order.
-        num_rows: the number of rows of the table.
-
     Attributes:
         row_bytes: the mean size of a row in memory.
 
@@ -60,19 +55,11 @@ class EvidenceRows:
         return cls(rows, wanted, answer.table.num_rows)
 
     def slice(self, start: int, length: int = 1) -> pa.Table:
-        """Return a pyarrow table of `length` consecutive rows from row `start`.
-
-        Raises:
-            DataError: A row is no evidence.
-        """
+        """Return a pyarrow table of `length` consecutive rows from row `start`."""
         return self.take(np.arange(start, start + length))
 
     def records(self, rows: Sequence[int]) -> list[dict[str, object]]:
-        """Return some rows in any order as dicts of Python objects.
-
-        Raises:
-            DataError: A row is no evidence.
-        """
+        """Return some rows in any order as dicts of Python objects."""
         return to_records(self.take(rows))
 
     def take(self, rows: Sequence[int] | Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:

@@ -42,12 +42,7 @@ class Limits:
 
 
 class RequestError(Exception):
-    """Raised when a request is refused, with a status of HTTP and one sentence.
-
-    Attributes:
-        status: the status.
-        headers: headers of the response.
-    """
+    """Raised when a request is refused, with a status of HTTP and one sentence."""
 
     def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from qkv.core.extras import require_packages
 from qkv.errors import QkvError
-from qkv.serve.answers import answer_object, hits_object
-from qkv.serve.describe import describe_store
+from qkv.serve.answers import answer_object, describe_store, hits_object
 from qkv.serve.limits import Limits
 from qkv.serve.questions import Question, Search, read_question, read_search
 from qkv.serve.served_store import Answered, ServedStore
@@ -27,16 +26,8 @@ _ABOUT = (
 
 
 def create_mcp_server(served: ServedStore, limits: Limits | None = None) -> "MCPServer[Any]":
-    """Return a server with the tools describe, ask and search, of which those without data are left out.
-
-    Args:
-        served: the store, which is not closed.
-        limits: the limits of requests; None: the defaults of `Limits`.
-
-    Raises:
-        MissingPackageError: mcp is not installed.
-    """
-    require_packages("the MCP server needs", "mcp", "mcp", "pydantic")
+    """Return a server with the tools describe, ask and search, of which those without data are left out."""
+    require_packages("the MCP server needs", "serve", "mcp", "pydantic")
     from mcp.server import MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
     from pydantic import Field

@@ -7,7 +7,7 @@ from typing import Any
 from qkv.serve.answers import EXACT
 from qkv.serve.arrow_bodies import MEDIA_TYPE
 from qkv.serve.limits import Limits
-from qkv.serve.questions import TEMPERATURES
+from qkv.serve.questions import Option, ask_options, search_options
 
 __all__ = ["openapi_document"]
 
@@ -23,7 +23,6 @@ _ERRORS = {
     503: "The server is stopping, or files of the store are damaged.",
     504: "The answer took too long.",
 }
-_TEXT = {"type": "string", "maxLength": 10_000}
 _QUERY = {
     "description": "A text, number, date or vector for a single key column; a list of the parts or an object by "
     'column for several. {"$": "date", "v": "2026-11-23"} is a value of a type that JSON does not have.',
@@ -39,24 +38,7 @@ def openapi_document(limits: Limits) -> dict[str, Any]:
         >>> sorted(openapi_document(Limits())["paths"])
         ['/ask', '/explain', '/health', '/metrics', '/openapi.json', '/search', '/store']
     """
-    top = {"type": "integer", "minimum": 1, "maximum": limits.rows, "default": 10}
-    ask = {
-        "fit": {"type": "string", "enum": ["mean", "vote", "local-linear"]},
-        "normalizer": _TEXT,
-        "on_bad_query": {"type": "string", "enum": ["refuse", "report"], "default": "refuse"},
-        "printed": {"type": "boolean", "default": False},
-        "score": _TEXT,
-        "seed": {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
-        "threshold": {"type": "number", "minimum": -1.7e308, "maximum": 1.7e308},
-        "top": top,
-        "where": {**_TEXT, "description": "A SQL predicate over the columns of the table."},
-    }
-    search = {
-        "contributions": {"type": "boolean", "default": True},
-        "mix": {"type": "number", "minimum": 0, "maximum": 1},
-        "temperature": {"type": "number", "minimum": TEMPERATURES[0], "maximum": TEMPERATURES[1], "default": 1.0},
-        "top": top,
-    }
+    ask, search = ask_options(limits), search_options(limits)
     words = {"type": "string", "minLength": 1, "maxLength": 10_000, "pattern": r"\S"}
     answers = {
         "application/json": {"schema": {"$ref": "#/components/schemas/Answers"}},
@@ -94,13 +76,13 @@ def _json(name: str) -> dict[str, Any]:
 def _operation(
     name: str,
     summary: str,
-    options: dict[str, Any],
+    options: tuple[Option, ...],
     query: dict[str, Any],
     limits: Limits,
     content: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the description of a POST request, whose options are in a JSON body or, beside Arrow, in the URL."""
-    optional = {option: {"anyOf": [schema, {"type": "null"}]} for option, schema in options.items()}
+    optional = {option.name: {"anyOf": [option.schema(), {"type": "null"}]} for option in options}
     several = {"type": "array", "maxItems": limits.queries, "items": query}
     body = {
         "type": "object",
@@ -117,13 +99,13 @@ def _operation(
         "summary": summary,
         "parameters": [
             {
-                "name": option,
+                "name": option.name,
                 "in": "query",
                 "required": False,
-                "schema": schema,
+                "schema": option.schema(),
                 "description": "Only beside an Arrow body; with a JSON body, options are in the body.",
             }
-            for option, schema in options.items()
+            for option in options
         ],
         "requestBody": {"required": True, "content": bodies},
         "responses": {"200": {"description": summary, "content": content}, **_errors(_ERRORS), **_NOT_SERVED},
@@ -146,101 +128,81 @@ def _errors(statuses: Any) -> dict[str, Any]:
 
 
 _NOT_SERVED = {"404": {"description": "The server has no store, or no index.", "content": _json("Error")}}
-_ROW = {
-    "type": "object",
-    "required": ["weight", "index", "record"],
-    "properties": {
-        "weight": {"type": ["number", "null"]},
-        "index": {"type": "integer", "minimum": 0},
-        "similarity": _NUMBERS,
-        "distance": _NUMBERS,
-        "record": _OBJECT,
-    },
-}
-_CALL = {
-    "type": "object",
-    "required": ["score", "normalizer", "rows", "bandwidth"],
-    "properties": {
-        "score": {"type": "string"},
-        "normalizer": {"type": "string"},
-        "rows": {"type": "string", "description": "The rows over which the call ran."},
-        "bandwidth": {"type": "object", "description": "The bandwidth by key column, in its unit (days for dates)."},
-    },
-}
-_ANSWER = {
-    "type": "object",
-    "required": ["query", "found", "value", "reason", "rows"],
-    "properties": {
-        "query": {},
-        "found": {"type": "boolean"},
-        "value": {"description": "The weighted mean or the vote; null without a match."},
-        "reason": {"type": "string"},
-        "invalid": {"type": "boolean"},
-        "candidates": {"type": "array", "items": {"type": "string"}},
-        "spread": _NUMBERS,
-        "support": _NUMBERS,
-        "standard_error": _NUMBERS,
-        "prediction_interval": {"type": ["array", "null"], "minItems": 2, "maxItems": 2},
-        "effective_rows": _NUMBERS,
-        "probabilities": _WEIGHTS,
-        "gradient": {"type": "object"},
-        "gradient_error": {"type": "object"},
-        "fit_note": {"type": "string"},
-        "missing_rows": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        "remarks": {"type": "array", "items": {"type": "string"}},
-        "calls": {"type": "array", "items": _CALL},
-        "rows": {"type": "array", "items": _ROW},
-    },
-}
+
+
+def _object_of(*required: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
+def _list_of(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+_STRING, _BOOLEAN = {"type": "string"}, {"type": "boolean"}
+_INDEX = {"type": "integer", "minimum": 0}
+_ROW = _object_of(
+    *("weight", "index", "record"),
+    weight=_NUMBERS,
+    index=_INDEX,
+    similarity=_NUMBERS,
+    distance=_NUMBERS,
+    record=_OBJECT,
+)
+_CALL = _object_of(
+    *("score", "normalizer", "rows", "bandwidth"),
+    score=_STRING,
+    normalizer=_STRING,
+    rows={"type": "string", "description": "The rows over which the call ran."},
+    bandwidth={"type": "object", "description": "The bandwidth by key column, in its unit (days for dates)."},
+)
+_ANSWER = _object_of(
+    *("query", "found", "value", "reason", "rows"),
+    query={},
+    found=_BOOLEAN,
+    value={"description": "The weighted mean or the vote; null without a match."},
+    reason=_STRING,
+    invalid=_BOOLEAN,
+    candidates=_list_of(_STRING),
+    spread=_NUMBERS,
+    support=_NUMBERS,
+    standard_error=_NUMBERS,
+    prediction_interval={"type": ["array", "null"], "minItems": 2, "maxItems": 2},
+    effective_rows=_NUMBERS,
+    probabilities=_WEIGHTS,
+    gradient=_OBJECT,
+    gradient_error=_OBJECT,
+    fit_note=_STRING,
+    missing_rows=_list_of(_INDEX),
+    remarks=_list_of(_STRING),
+    calls=_list_of(_CALL),
+    rows=_list_of(_ROW),
+)
 _VERSION = {"type": ["integer", "null"], "description": "The version of the store that answered."}
-_TEXTS = {"type": "array", "items": {"type": "string"}}
-_HIT = {
-    "type": "object",
-    "required": ["document", "title", "text", "start", "end", "weight", "score"],
-    "properties": {
-        "document": {"type": "string"},
-        "title": {"type": "string"},
-        "text": {"type": "string"},
-        "start": {"type": "integer"},
-        "end": {"type": "integer"},
-        "weight": {"type": "number"},
-        "score": {"type": "number"},
-        "words": _WEIGHTS,
-        "query_words": _WEIGHTS,
-        "rest": {"type": "number"},
-    },
-}
+_HIT = _object_of(
+    *("document", "title", "text", "start", "end", "weight", "score"),
+    document=_STRING,
+    title=_STRING,
+    text=_STRING,
+    start={"type": "integer"},
+    end={"type": "integer"},
+    weight={"type": "number"},
+    score={"type": "number"},
+    words=_WEIGHTS,
+    query_words=_WEIGHTS,
+    rest={"type": "number"},
+)
 _SCHEMAS: dict[str, Any] = {
-    "Answers": {
-        "type": "object",
-        "required": ["answers", "key", "value", "votes", "notes", "version"],
-        "properties": {
-            "answers": {"type": "array", "items": _ANSWER},
-            "key": _TEXTS,
-            "value": {"type": "string"},
-            "votes": {"type": "boolean"},
-            "notes": _TEXTS,
-            "version": _VERSION,
-        },
-    },
-    "Plan": {
-        "type": "object",
-        "required": ["plan", "notes", "version"],
-        "properties": {"plan": {"type": "string"}, "notes": _TEXTS, "version": _VERSION},
-    },
-    "Results": {
-        "type": "object",
-        "required": ["results"],
-        "properties": {"results": {"type": "array", "items": {"type": "array", "items": _HIT}}},
-    },
-    "Health": {
-        "type": "object",
-        "required": ["status", "version"],
-        "properties": {"status": {"enum": ["ok", "stale"]}, "version": _VERSION},
-    },
-    "Error": {
-        "type": "object",
-        "required": ["error", "type"],
-        "properties": {"error": {"type": "string"}, "type": {"type": "string"}},
-    },
+    "Answers": _object_of(
+        *("answers", "key", "value", "votes", "notes", "version"),
+        answers=_list_of(_ANSWER),
+        key=_list_of(_STRING),
+        value=_STRING,
+        votes=_BOOLEAN,
+        notes=_list_of(_STRING),
+        version=_VERSION,
+    ),
+    "Plan": _object_of("plan", "notes", "version", plan=_STRING, notes=_list_of(_STRING), version=_VERSION),
+    "Results": _object_of("results", results=_list_of(_list_of(_HIT))),
+    "Health": _object_of("status", "version", status={"enum": ["ok", "stale"]}, version=_VERSION),
+    "Error": _object_of("error", "type", error=_STRING, type=_STRING),
 }

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 from unicodedata import combining
 
 from qkv.core.checks import check_choice
 from qkv.core.json_values import NUMBERS
 from qkv.core.progress import checkpoint
-from qkv.database.execute.interpretation import check_fit, check_threshold
+from qkv.database.execute.interpretation import FITS
 from qkv.errors import OptionError, QueryError
 from qkv.serve.limits import Limits
 from qkv.serve.typed_json import decode
 
-__all__ = ["TEMPERATURES", "Question", "Search", "Work", "parse_json_body", "read_question", "read_search"]
+__all__ = [
+    "Option",
+    "Question",
+    "Search",
+    "Work",
+    "ask_options",
+    "parse_json_body",
+    "read_question",
+    "read_search",
+    "search_options",
+]
 
-TEMPERATURES = 1e-3, 1e6
-"""Smallest and largest temperature of a search, with which float32 neither overflows nor loses scores."""
+_LARGEST = 1.7e308
+"""Largest number that a float64 holds with a margin for rounding."""
 _TEXT = 10_000
 """Largest number of characters of an option, such as a predicate."""
 _MARKS = 30
@@ -30,7 +40,84 @@ _QUERIES_OF_MOST_ROWS = 100
 """Number of queries that may have the largest number of rows of evidence."""
 _DEEPEST = 32
 """Largest number of lists and objects within one another in a body."""
-_BAD_QUERIES = ("refuse", "report")
+
+
+class Option(NamedTuple):
+    """An option of a request, by which its JSON is read and described.
+
+    Attributes:
+        name: the name.
+        kind: the type.
+        least, largest: the bounds of a number.
+        choices: the values of a text; empty for any.
+        default: the default, if it is none that the store chooses.
+        hint: the last sentence of the error for a number out of bounds.
+        description: what the text means.
+    """
+
+    name: str
+    kind: type[str] | type[bool] | type[int] | type[float]
+    least: float = -_LARGEST
+    largest: float = _LARGEST
+    choices: tuple[str, ...] = ()
+    default: object = None
+    hint: str = ""
+    description: str = ""
+
+    def read(self, value: Any) -> Any:
+        """Return a value of a request as `kind`; None for None."""
+        if value is None:
+            return None
+        nouns: dict[type, str] = {str: "a text", bool: "true or false", float: "a finite number"}
+        noun = nouns.get(self.kind, f"an integer from {self.least:,} to {self.largest:,}")
+        number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
+        fits = number if self.kind in (int, float) else isinstance(value, self.kind)
+        if not fits or (self.kind is int and not (value == int(value) and self.least <= value <= self.largest)):
+            raise OptionError(f"{self.name} must be {noun}, got {str(value)[:40]!r}. Correct or omit it.")
+        if self.kind is str and len(value) > _TEXT:
+            raise OptionError(f"{self.name} must have at most {_TEXT:,} characters, got {len(value):,}. Shorten it.")
+        if self.choices:
+            check_choice(self.name, value, self.choices)
+        if self.hint and not self.least <= value <= self.largest:
+            raise OptionError(f"{self.name} must be from {self.least:g} to {self.largest:g}, got {value}. {self.hint}")
+        return self.kind(value)
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON schema of the option."""
+        kinds: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number"}
+        found: dict[str, Any] = {"type": kinds[self.kind]}
+        if self.kind in (int, float):
+            found |= {"minimum": self.least, "maximum": self.largest}
+        elif self.kind is str:
+            found |= {"enum": list(self.choices)} if self.choices else {"maxLength": _TEXT}
+        more = {"default": self.default, "description": self.description or None}
+        return found | {name: value for name, value in more.items() if value is not None}
+
+
+def ask_options(limits: Limits) -> tuple[Option, ...]:
+    """Return the options of `Database.ask` that a request may have, in alphabetical order."""
+    return (
+        Option("fit", str, choices=FITS),
+        Option("normalizer", str),
+        Option("on_bad_query", str, choices=("refuse", "report"), default="refuse"),
+        Option("printed", bool, default=False),
+        Option("score", str),
+        Option("seed", int, 0, 2**63 - 1),
+        Option("threshold", float),
+        Option("top", int, 1, limits.rows, default=10),
+        Option("where", str, description="A SQL predicate over the columns of the table."),
+    )
+
+
+def search_options(limits: Limits) -> tuple[Option, ...]:
+    """Return the options of `Index.search` that a request may have, in alphabetical order."""
+    return (
+        Option("contributions", bool, default=True),
+        Option("mix", float, 0, 1, hint="0 uses BM25 alone, 1 vectors alone."),
+        # With these bounds, float32 neither overflows nor loses scores.
+        Option("temperature", float, 1e-3, 1e6, default=1.0, hint="A small one concentrates the weights."),
+        Option("top", int, 1, limits.rows, default=10),
+    )
 
 
 @dataclass(frozen=True)
@@ -72,7 +159,7 @@ class Search:
     top: int = 10
     mix: float | None = None
     temperature: float = 1.0
-    contributions: bool = field(default=True)
+    contributions: bool = True
 
     @cached_property
     def group(self) -> tuple[object, ...]:
@@ -178,48 +265,20 @@ def _is_unicode(text: str) -> bool:
 def read_question(fields: Mapping[str, Any], limits: Limits, queries: list[object] | None = None) -> Question:
     """Return the question in the fields of a request.
 
-    Args:
-        fields: the names and values.
-        limits: the limits of the server.
-        queries: the queries, if they are not among the fields.
-
-    Raises:
-        OptionError: A field is unknown, missing, has another type or is beyond a limit.
-        QueryError: A query cannot be read.
-
     Example:
         >>> question = read_question({"query": 3.5, "score": "boxcar:1"}, Limits())
         >>> question.queries, question.single, dict(question.options)
         ((3.5,), True, {'score': 'boxcar:1'})
     """
-    reader = _Reader(fields)
-    single = False
-    if queries is None:
-        single, queries = reader.queries()
-    _check_count(queries, limits)
-    on_bad_query = reader.text("on_bad_query")
-    if on_bad_query is not None:
-        check_choice("on_bad_query", on_bad_query, _BAD_QUERIES)
-    options: dict[str, object] = {
-        "fit": reader.text("fit"),
-        "normalizer": reader.text("normalizer"),
-        "printed": reader.boolean("printed") or None,
-        "score": reader.text("score"),
-        "seed": reader.integer("seed", 0, 2**63 - 1),
-        "threshold": reader.number("threshold"),
-        "top": reader.integer("top", 1, limits.rows),
-        "where": reader.text("where"),
-    }
-    reader.finish()
-    if len(queries) * (options["top"] or 10) > limits.rows * _QUERIES_OF_MOST_ROWS:  # type: ignore[operator]
+    single, queries, options = _read(fields, ask_options(limits), limits, queries)
+    if len(queries) * (options["top"] or 10) > limits.rows * _QUERIES_OF_MOST_ROWS:
         raise OptionError(
             f"queries times top must be at most {limits.rows * _QUERIES_OF_MOST_ROWS:,}, {_QUERIES_OF_MOST_ROWS} times "
             f"--max-rows, got {len(queries):,} queries with {options['top'] or 10:,} rows. Ask fewer of them."
         )
-    check_fit(options["fit"])  # type: ignore[arg-type]
-    check_threshold(options["threshold"])
+    on_bad_query, options["printed"] = options.pop("on_bad_query") or "refuse", options["printed"] or None
     given = tuple((name, value) for name, value in options.items() if value is not None)
-    return Question(tuple(map(_decode, queries)), single, on_bad_query or "refuse", given)
+    return Question(tuple(map(_decode, queries)), single, on_bad_query, given)
 
 
 def _decode(query: object) -> object:
@@ -247,21 +306,8 @@ def _check_texts(query: object) -> None:
 
 
 def read_search(fields: Mapping[str, Any], limits: Limits, queries: list[object] | None = None) -> Search:
-    """Return the search in the fields of a request.
-
-    Args:
-        fields: the names and values.
-        limits: the limits of the server.
-        queries: the queries, if they are not among the fields.
-
-    Raises:
-        OptionError: A field is unknown, missing, has another type or is beyond a limit.
-    """
-    reader = _Reader(fields)
-    single = False
-    if queries is None:
-        single, queries = reader.queries()
-    _check_count(queries, limits)
+    """Return the search in the fields of a request."""
+    single, queries, options = _read(fields, search_options(limits), limits, queries)
     texts = []
     for query in queries:
         if not isinstance(query, str) or not query.strip() or len(query) > _TEXT:
@@ -271,92 +317,35 @@ def read_search(fields: Mapping[str, Any], limits: Limits, queries: list[object]
             )
         _check_texts(query)
         texts.append(query)
-    top, mix = reader.integer("top", 1, limits.rows), reader.number("mix")
-    temperature, contributions = reader.number("temperature"), reader.boolean("contributions")
-    reader.finish()
-    if mix is not None and not 0 <= mix <= 1:
-        raise OptionError(f"mix must be from 0 to 1, got {mix}. 0 uses BM25 alone, 1 vectors alone.")
-    if temperature is not None and not TEMPERATURES[0] <= temperature <= TEMPERATURES[1]:
-        raise OptionError(
-            f"temperature must be from {TEMPERATURES[0]:g} to {TEMPERATURES[1]:g}, got {temperature}. A small one "
-            "concentrates the weights."
-        )
-    return Search(
-        tuple(texts),
-        single,
-        10 if top is None else top,
-        mix,
-        1.0 if temperature is None else temperature,
-        contributions is not False,
-    )
+    given = {name: value for name, value in options.items() if value is not None}
+    return Search(tuple(texts), single, **given)
 
 
-def _check_count(queries: list[object], limits: Limits) -> None:
+def _read(
+    fields: Mapping[str, Any], options: Sequence[Option], limits: Limits, queries: list[object] | None
+) -> tuple[bool, list[object], dict[str, Any]]:
+    """Return whether a single query is given, the queries, and the value of each option; None if it is not given.
+
+    Raises:
+        OptionError: A field is unknown, missing, has another type or is beyond a limit.
+    """
+    single, names = False, {option.name for option in options}
+    if queries is None:
+        names |= {"query", "queries"}
+        single = "query" in fields
+        if single == ("queries" in fields):
+            raise OptionError(
+                f"query or queries must be given, got {'both' if single else 'neither'}. Write one of them."
+            )
+        queries = [fields["query"]] if single else fields["queries"]
+        if not isinstance(queries, list):
+            raise OptionError("queries must be a list, got another type. Write query for a single query.")
     if len(queries) > limits.queries:
         raise OptionError(
             f"queries must have at most {limits.queries:,} elements, got {len(queries):,}. Send several requests."
         )
-
-
-class _Reader:
-    """Reads fields by name and type, and finds those that nobody reads."""
-
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        self.fields = fields
-        self.read: set[str] = set()
-
-    def queries(self) -> tuple[bool, list[object]]:
-        """Return whether a single query is given, and the queries."""
-        if ("query" in self.fields) == ("queries" in self.fields):
-            found = "both" if "query" in self.fields else "neither"
-            raise OptionError(f"query or queries must be given, got {found}. Write one of them.")
-        self.read |= {"query", "queries"}
-        if "query" in self.fields:
-            return True, [self.fields["query"]]
-        queries = self.fields["queries"]
-        if not isinstance(queries, list):
-            raise OptionError("queries must be a list, got another type. Write query for a single query.")
-        return False, queries
-
-    def text(self, name: str) -> str | None:
-        """Return a text; None if it is not given."""
-        value = self._field(name, lambda value: isinstance(value, str), "a text")
-        if isinstance(value, str) and len(value) > _TEXT:
-            raise OptionError(f"{name} must have at most {_TEXT:,} characters, got {len(value):,}. Shorten it.")
-        return value  # type: ignore[no-any-return]
-
-    def boolean(self, name: str) -> bool | None:
-        """Return a boolean; None if it is not given."""
-        return self._field(name, lambda value: isinstance(value, bool), "true or false")  # type: ignore[no-any-return]
-
-    def number(self, name: str) -> float | None:
-        """Return a finite number; None if it is not given."""
-        value = self._field(name, _is_number, "a finite number")
-        return None if value is None else float(value)
-
-    def integer(self, name: str, least: int, largest: int) -> int | None:
-        """Return an integer; None if it is not given."""
-
-        def fits(value: object) -> bool:
-            return _is_number(value) and value == int(value) and least <= value <= largest  # type: ignore
-
-        value = self._field(name, fits, f"an integer from {least:,} to {largest:,}")
-        return None if value is None else int(value)
-
-    def finish(self) -> None:
-        """Raise an `OptionError` if a field has not been read."""
-        unknown = [name for name in self.fields if name not in self.read]
-        if unknown:
-            raise OptionError(f"fields must be {', '.join(sorted(self.read))}, got {unknown[0][:40]!r}. Remove it.")
-
-    def _field(self, name: str, fits: Callable[[object], bool], kind: str) -> Any:
-        self.read.add(name)
-        value = self.fields.get(name)
-        if value is not None and not fits(value):
-            raise OptionError(f"{name} must be {kind}, got {str(value)[:40]!r}. Correct or omit it.")
-        return value
-
-
-def _is_number(value: object) -> bool:
-    """Return whether a value is an integer or a float that a float64 holds as a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1.7e308
+    values = {option.name: option.read(fields.get(option.name)) for option in options}
+    unknown = [name for name in fields if name not in names]
+    if unknown:
+        raise OptionError(f"fields must be {', '.join(sorted(names))}, got {unknown[0][:40]!r}. Remove it.")
+    return single, queries, values

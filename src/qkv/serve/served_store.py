@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
-from qkv.core.progress import with_check
+from qkv.core.progress import checkpoint, with_check
 from qkv.database.io.duckdb_file import interrupt_thread
 from qkv.database.io.nanoseconds import to_records
 from qkv.database.io.predicates import PredicateProcess
@@ -22,8 +22,6 @@ from qkv.serve.evidence_rows import EvidenceRows
 from qkv.serve.questions import Question, Search, Work
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from qkv.database.answer import Answer
     from qkv.database.protocol import Queryable
     from qkv.search.hits import Hit
@@ -41,38 +39,23 @@ class _Postponed(BaseException):
     """Raised within a scan that starts again later, because too many scans have been suspended."""
 
 
-class Groupable(Protocol):
-    """A request that can be answered together with others of the same group."""
-
-    @property
-    def group(self) -> tuple[object, ...]:
-        """The name of the group."""
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """The order of magnitude of the request; smaller ones are answered first."""
-
-    def __len__(self) -> int: ...
-
-
 _SHARE, _LONGEST_WAIT = 0.25, 0.25
 """Longest time to wait for requests, as a share of the time of the last scan, and in seconds."""
 _SLICE, _LOOK = 0.05, 0.005
 """Seconds that a scan runs before it lets others run, and between two looks whether anybody waits for it."""
 _THREADS = 16
 """Most scans that have begun, each of which holds memory."""
-_Request = TypeVar("_Request", bound=Groupable)
-_Result = TypeVar("_Result")
+Request = Question | Search | Work
 
 
 @dataclass(eq=False)
-class _Job(Generic[_Request, _Result]):
-    request: _Request
-    future: Future[_Result] = field(default_factory=Future)
+class _Job:
+    request: Request
+    future: Future[Answered] = field(default_factory=Future)
 
 
 @dataclass(eq=False)
-class _Scan(Generic[_Request, _Result]):
+class _Scan:
     """A scan that has begun.
 
     Attributes:
@@ -83,7 +66,7 @@ class _Scan(Generic[_Request, _Result]):
         looked: when it looked last whether anybody waits for it.
     """
 
-    jobs: list[_Job[_Request, _Result]]
+    jobs: list[_Job]
     thread: int
     began: float
     used: float = 0.0
@@ -94,7 +77,7 @@ class _Scan(Generic[_Request, _Result]):
         return all(job.future.cancelled() for job in self.jobs)
 
 
-class ScanQueue(Generic[_Request, _Result]):
+class ScanQueue:
     """Requests that wait for a scan, and the threads that run scans, one at a time.
 
     A scan answers the request that has waited longest of the smallest ones, and all waiting requests of its group, up
@@ -109,13 +92,13 @@ class ScanQueue(Generic[_Request, _Result]):
     scan all of whose requests were cancelled is ended at its next checkpoint by the exception `Abandoned`.
 
     Args:
-        run: answers requests of one group: returns one result or exception per request, in their order. Its second
-            argument is the check of this scan, which `qkv.core.progress.checkpoint` calls.
+        run: answers requests of one group, with calls of `qkv.core.progress.checkpoint`: returns one result or
+            exception per request, in their order.
         most: the largest number of queries of a scan; a single request may have more.
         interrupt: called with the identifier of the thread of a scan all of whose requests were cancelled.
 
     Example:
-        >>> queue = ScanQueue(lambda requests, _: [len(request) for request in requests])
+        >>> queue = ScanQueue(lambda requests: [len(request) for request in requests])
         >>> from qkv.serve.questions import Question
         >>> queue.submit(Question(("Li", "Hu"))).result()
         2
@@ -124,16 +107,16 @@ class ScanQueue(Generic[_Request, _Result]):
 
     def __init__(
         self,
-        run: Callable[[Sequence[_Request], Callable[[], None]], Sequence[_Result | BaseException]],
+        run: Callable[[Sequence[Request]], Sequence[Answered | BaseException]],
         most: int = 64,
         interrupt: Callable[[int], None] | None = None,
     ) -> None:
         self._run, self._most, self._interrupt = run, most, interrupt
-        self._turn: _Scan[_Request, _Result] | None = None
-        self._suspended: list[_Scan[_Request, _Result]] = []
+        self._turn: _Scan | None = None
+        self._suspended: list[_Scan] = []
         self._last, self._until = 0, 0.0
-        self._waiting: deque[_Job[_Request, _Result]] = deque()
-        self._postponed: deque[_Job[_Request, _Result]] = deque()
+        self._waiting: deque[_Job] = deque()
+        self._postponed: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self._threads: list[threading.Thread] = []
@@ -143,13 +126,13 @@ class ScanQueue(Generic[_Request, _Result]):
         """Return the number of requests that wait for the next scan."""
         return len(self._waiting)
 
-    def submit(self, request: _Request) -> Future[_Result]:
+    def submit(self, request: Request) -> Future[Answered]:
         """Add a request, and return the future of its result.
 
         Raises:
             RuntimeError: The queue is closed.
         """
-        job: _Job[_Request, _Result] = _Job(request)
+        job: _Job = _Job(request)
         with self._changed:
             if self._closed:
                 raise RuntimeError("the queue is closed")
@@ -185,7 +168,7 @@ class ScanQueue(Generic[_Request, _Result]):
         while (scan := self._next()) is not None:
             self._scan(scan)
 
-    def _notice_cancelled(self, future: Future[_Result]) -> None:
+    def _notice_cancelled(self, future: Future[Answered]) -> None:
         """Interrupt the scan that runs if nobody waits for it any more, and end those that are suspended."""
         if not future.cancelled():
             return
@@ -194,7 +177,7 @@ class ScanQueue(Generic[_Request, _Result]):
                 self._interrupt(self._turn.thread)
             self._changed.notify_all()
 
-    def _next(self) -> _Scan[_Request, _Result] | None:
+    def _next(self) -> _Scan | None:
         """Wait for requests and for the turn, and return the next scan; None if the thread is needed no more."""
         with self._changed:
             while True:
@@ -214,10 +197,10 @@ class ScanQueue(Generic[_Request, _Result]):
                         return self._turn
                     self._changed.notify_all()  # all that waited were cancelled: a suspended scan continues
 
-    def _take(self) -> list[_Job[_Request, _Result]]:
+    def _take(self) -> list[_Job]:
         """Remove a request and those of its group from the queue, and return them."""
-        jobs: list[_Job[_Request, _Result]] = []
-        others: deque[_Job[_Request, _Result]] = deque()
+        jobs: list[_Job] = []
+        others: deque[_Job] = deque()
         queries = 0
         for job in sorted(self._waiting, key=lambda job: job.request.size):
             if job.future.cancelled():
@@ -231,7 +214,7 @@ class ScanQueue(Generic[_Request, _Result]):
         self._waiting = others
         return jobs
 
-    def _check(self, scan: _Scan[_Request, _Result]) -> None:
+    def _check(self, scan: _Scan) -> None:
         """End a scan for which nobody waits, and suspend one that has run for long while others wait."""
         now = time.monotonic()
         if now < scan.looked + _LOOK:
@@ -266,18 +249,18 @@ class ScanQueue(Generic[_Request, _Result]):
             self._turn, scan.began = scan, time.monotonic()
             self._changed.notify_all()
 
-    def _continues(self, scan: _Scan[_Request, _Result]) -> bool:
+    def _continues(self, scan: _Scan) -> bool:
         """Return whether it is the turn of a suspended scan."""
         if self._turn is not None or (self._waiting and self._idle):
             return False
         return scan is min(self._suspended, key=lambda other: other.used)
 
-    def _scan(self, scan: _Scan[_Request, _Result]) -> None:
-        jobs, check = scan.jobs, partial(self._check, scan)
-        results: Sequence[_Result | BaseException] | None
+    def _scan(self, scan: _Scan) -> None:
+        jobs = scan.jobs
+        results: Sequence[Answered | BaseException] | None
         try:
-            with with_check(check):
-                results = self._run([job.request for job in jobs], check)
+            with with_check(partial(self._check, scan)):
+                results = self._run([job.request for job in jobs])
         except _Postponed:
             results = None
         except BaseException as error:  # an exception must not end the thread, which requests need
@@ -365,7 +348,7 @@ class ServedStore:
         self.problem = ""
         self.observe = observe
         self._predicates = PredicateProcess()
-        self.queue: ScanQueue[Question | Search | Work, Answered] = ScanQueue(self._run, interrupt=interrupt_thread)
+        self.queue = ScanQueue(self._run, interrupt=interrupt_thread)
         self._source = database if isinstance(database, StoredDatabase) else None
         self._current = database
         self._reading = threading.Lock()
@@ -395,7 +378,7 @@ class ServedStore:
         """The version of the store that answers; None if the database is no store."""
         return _version(self._current)
 
-    def submit(self, request: Question | Search | Work) -> Future[Answered]:
+    def submit(self, request: Request) -> Future[Answered]:
         """Add a request to those of the next scan, and return the future of its result.
 
         Raises:
@@ -448,9 +431,7 @@ class ServedStore:
         while not self._stop.wait(seconds):
             self.refresh()
 
-    def _run(
-        self, requests: Sequence[Question | Search | Work], raise_if_abandoned: Callable[[], None]
-    ) -> list[Answered | BaseException]:
+    def _run(self, requests: Sequence[Request]) -> list[Answered | BaseException]:
         if isinstance(requests[0], Work):  # a group has one kind
             requests[0].run()
             return [Answered()]
@@ -458,36 +439,31 @@ class ServedStore:
             self.observe(len(requests), sum(map(len, requests)))
         searches = [request for request in requests if isinstance(request, Search)]
         if searches:
-            return [self._search(search, raise_if_abandoned) for search in searches]
+            return list(map(self._search, searches))
         questions = [request for request in requests if isinstance(request, Question)]
         try:
-            return self._ask(questions, raise_if_abandoned)
+            return self._ask(questions)
         except DamagedStoreError:
             # Another process may have removed the files of this version after it wrote a new one.
             if not self.refresh():
                 raise
-            return self._ask(questions, raise_if_abandoned)
+            return self._ask(questions)
 
-    def _ask(
-        self, questions: Sequence[Question], raise_if_abandoned: Callable[[], None]
-    ) -> list[Answered | BaseException]:
+    def _ask(self, questions: Sequence[Question]) -> list[Answered | BaseException]:
         database = self._current
         assert database is not None
         version = _version(database)
         options = dict(questions[0].options)
         if len(questions) > 1 and samples(database, options.get("normalizer")):
             # What is drawn depends on the place of a query, which other requests must not change.
-            return [self._alone(question, raise_if_abandoned) for question in questions]
-
-        def progress(task: str, done: int, total: int) -> None:
-            raise_if_abandoned()
+            return list(map(self._alone, questions))
 
         queries = [query for question in questions for query in question.queries]
         with self._predicates.used():
             answer: Answer = database.ask(
                 queries,
                 on_bad_query="report",
-                progress=progress,
+                progress=lambda *_: checkpoint(),
                 **options,  # type: ignore[arg-type]
             )
         answer = replace(answer, table=EvidenceRows.of(answer))
@@ -503,27 +479,20 @@ class ServedStore:
                 results.append(Answered(replace(answer, entries=entries, single=question.single), version=version))
         return results
 
-    def _alone(self, question: Question, raise_if_abandoned: Callable[[], None]) -> Answered | BaseException:
+    def _alone(self, question: Question) -> Answered | BaseException:
         try:
-            return self._ask([question], raise_if_abandoned)[0]
+            return self._ask([question])[0]
         except QkvError as error:
             return error
 
-    def _search(self, search: Search, raise_if_abandoned: Callable[[], None]) -> Answered | BaseException:
+    def _search(self, search: Search) -> Answered | BaseException:
         assert self.index is not None
         found = []
         for query in search.queries:
-            raise_if_abandoned()
+            checkpoint()
+            options = {"mix": search.mix, "temperature": search.temperature, "contributions": search.contributions}
             try:
-                found.append(
-                    self.index.search(
-                        query,
-                        search.top,
-                        mix=search.mix,
-                        temperature=search.temperature,
-                        contributions=search.contributions,
-                    )
-                )
+                found.append(self.index.search(query, search.top, **options))  # type: ignore[arg-type]
             except QkvError as error:
                 return error
         return Answered(hits=tuple(found))

@@ -69,11 +69,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_address(host: str, token: str | None) -> None:
-    """Check that a server without a token listens only on this machine.
-
-    Raises:
-        OptionError: The host can be reached by other machines, and there is no token.
-    """
+    """Check that a server without a token listens only on this machine."""
     if token is None and not is_loopback(host):
         raise OptionError(
             f"host must be a loopback address such as 127.0.0.1 unless there is a token, got {host!r}. Set {VARIABLE}, "

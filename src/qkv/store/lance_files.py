@@ -177,7 +177,7 @@ def import_lance() -> Any:
     """
     return import_optional(
         "a Lance store needs pylance, which is not installed. "
-        'Run: pip install "qkv[lance]", or create the store with backend="arrow".',
+        'Run: pip install "qkv[stores]", or create the store with backend="arrow".',
         "lance",
         "lance.fragment",
         "lance.optimize",

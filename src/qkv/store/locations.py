@@ -81,10 +81,10 @@ def locate(path: Location, options: StorageOptions = None) -> Folder:
     scheme = url.partition(":")[0].lower()
     if scheme in (*_OBJECT_STORES, *_WEB):
         if importlib.util.find_spec("obstore") is None:
-            raise missing_package(f"{scheme}:// paths need", "obstore", "cloud")
+            raise missing_package(f"{scheme}:// paths need", "obstore", "stores")
         return ObjectPath(_object_client(url, scheme, dict(options or {})))
     if importlib.util.find_spec("fsspec") is None:
-        raise missing_package(f"{scheme}:// paths need", "fsspec", "cloud")
+        raise missing_package(f"{scheme}:// paths need", "fsspec", "stores")
     return ObjectPath(_fsspec_client(url, dict(options or {})))
 
 

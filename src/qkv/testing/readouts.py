@@ -29,9 +29,12 @@ from qkv.core.equation import BoundCall
 from qkv.core.typing import ArrayLike
 from qkv.engine import Observation
 from qkv.errors import RefusedError
-from qkv.kernels import DenseKernel, NumpyBlocksKernel, RowBlocksKernel, TiledKernel
+from qkv.kernels.dense.kernel import DenseKernel
+from qkv.kernels.numpy_blocks.kernel import NumpyBlocksKernel
+from qkv.kernels.row_blocks.kernel import RowBlocksKernel
 from qkv.kernels.runtime.tile_loop import Limits, attend_rows, fully_masked, ranges
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator, readable_by_tile
+from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.normalizers.base import Summary
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result

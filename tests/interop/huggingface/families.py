@@ -11,7 +11,7 @@ import torch
 
 from qkv.errors import RefusedError
 from qkv.interop import huggingface
-from qkv.interop.huggingface.lazy_mask import LazyMask
+from qkv.interop.huggingface.mask_interface import LazyMask
 from qkv.readouts import Dense
 from tests.interop.huggingface.tiny import VARIANTS, UnbuiltError, inputs_of, model_of, real
 

@@ -15,7 +15,7 @@ from torch import Tensor  # noqa: E402
 from qkv import normalizers, scores  # noqa: E402
 from qkv.errors import OptionError, RefusedError  # noqa: E402
 from qkv.interop import huggingface  # noqa: E402
-from qkv.interop.huggingface import lazy_mask  # noqa: E402
+from qkv.interop.huggingface import mask_interface  # noqa: E402
 
 Layer = torch.nn.Identity
 
@@ -173,7 +173,7 @@ def test_a_padded_text_runs_without_an_array_of_the_mask(
         **more,
     )  # fmt: skip
     model = huggingface.attach(cls(config).eval())
-    monkeypatch.setattr(lazy_mask.LazyMask, "dense", refuse)
+    monkeypatch.setattr(mask_interface.LazyMask, "dense", refuse)
     real = torch.ones(2, 300, dtype=torch.int64)
     real[0, :100] = 0
     with torch.no_grad():

@@ -16,9 +16,9 @@ from qkv.interop.huggingface.attention_call import (  # noqa: E402
     IndexedMask,
     Registration,
 )
-from qkv.interop.huggingface.lazy_mask import LazyMask  # noqa: E402
 from qkv.interop.huggingface.mask_interface import (  # noqa: E402
     FunctionMask,
+    LazyMask,
     MaskContext,
     build_mask,
     translate_mask,

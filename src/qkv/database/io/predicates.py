@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qkv.core.progress import checkpoint
 from qkv.core.threads import can_start_threads
 from qkv.core.typing import Bool
 from qkv.database.io import arrow_columns
@@ -34,6 +35,8 @@ __all__ = ["PredicateProcess", "matching_rows", "named_columns", "serve_predicat
 
 _SECONDS = 300.0
 """Longest time of a predicate in this process."""
+_LOOK = 0.02
+"""Seconds between two checkpoints of a predicate that waits for the process."""
 _LONGEST_PADDING = 1000
 
 
@@ -350,7 +353,7 @@ class PredicateProcess:
         Raises:
             QueryError: The predicate fails, or needs too much time or memory.
         """
-        with self._lock, _within(self.seconds) as start, interruptible(self):
+        with self._turn(), _within(self.seconds) as start, interruptible(self):
             if self._process is None:
                 self._process = _start()
             start(self.interrupt)
@@ -364,6 +367,19 @@ class PredicateProcess:
             if killed:  # at the end of the time, or because nobody waits for the answer
                 raise KeyboardInterrupt
             raise QueryError(f"the predicate {predicate[:100]!r} must need less memory. Simplify it.")
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait for the process, and use it alone during a `with` block.
+
+        A scan that waits may be suspended or ended by its checkpoint, so that the lock is not held meanwhile.
+        """
+        while not self._lock.acquire(timeout=_LOOK):
+            checkpoint()
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def interrupt(self) -> None:
         """End the process, and with it the predicate that it evaluates."""

@@ -7,22 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qkv.core.extras import lazy_attributes, missing_package
+from qkv.core.extras import lazy_attributes
 
 __all__ = ["MultiHeadAttention"]
 
 if TYPE_CHECKING:
     from qkv.interop.equinox.multi_head import MultiHeadAttention
 
-_load = lazy_attributes(
-    __name__, {"MultiHeadAttention": "multi_head"}
-)  # on first use, because the libraries are optional
-
-
-def __getattr__(name: str) -> object:
-    try:
-        return _load(name)
-    except ModuleNotFoundError as error:
-        if error.name and error.name.split(".")[0] in ("equinox", "jax"):
-            raise missing_package(f"{name} of qkv.interop.equinox needs", error.name, "equinox") from None
-        raise
+# On first use, because the libraries are optional.
+__getattr__ = lazy_attributes(
+    __name__, {"MultiHeadAttention": "multi_head"}, libraries=dict.fromkeys(("equinox", "jax"), "jax-nn")
+)

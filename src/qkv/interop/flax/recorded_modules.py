@@ -56,13 +56,7 @@ class _Sower(Protocol):
 
 @dataclass
 class _Sink:
-    """Stands for the module of an attention function, and collects the weights that the function sows.
-
-    Attributes:
-        module: the module, if its caller asked for the weights.
-        name: name of the module.
-        found: the list of all weights.
-    """
+    """Stands for the module of an attention function, and collects the weights that the function sows."""
 
     module: _Sower | None
     name: str

@@ -25,9 +25,8 @@ from qkv.core.tile import Tile
 from qkv.core.tracing import tracing_mode
 from qkv.core.typing import Array, Bool, Float, Int, Shaped, Tensor
 from qkv.errors import KindError, OptionError, RefusedError, ShapeError
-from qkv.interop.huggingface.lazy_mask import LazyMask
-from qkv.interop.huggingface.learned_normalizers import layer_normalizer
-from qkv.interop.huggingface.learned_scores import LearnedOption, layer_score
+from qkv.interop.huggingface.learned_parts import LearnedOption, layer_normalizer, layer_score
+from qkv.interop.huggingface.mask_interface import LazyMask
 from qkv.interop.huggingface.saved_parts import Json, describe_part
 from qkv.masks import Causal, Keys, Pairs, Window
 from qkv.masks.base import And, Mask, and_masks
@@ -104,11 +103,7 @@ class Registration:
 def _of_layer(
     name: Literal["score", "normalizer"], option: P | Callable[[torch.nn.Module], P] | None, module: torch.nn.Module
 ) -> P | None:
-    """Return the score or normalizer of an attention layer, which a function of the layer may return; None if unset.
-
-    Raises:
-        KindError: if the function returned neither.
-    """
+    """Return the score or normalizer of an attention layer, which a function of the layer may return; None if unset."""
     if option is None or isinstance(option, Part):
         return option
     found = option(module)
@@ -133,15 +128,7 @@ class _AttendOptions(TypedDict):
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Arguments of one call of `qkv.attend`, with batch axes (batch, heads) or (batch, key_heads, group).
-
-    Attributes:
-        query: `(*batch, q, width)`.
-        key: `(*batch, k, width)`.
-        value: `(*batch, k, value_width)`.
-        options: score, normalizer, mask, positions, kernel and memory of `qkv.attend`.
-        heads: number of query heads.
-    """
+    """Arguments of one call of `qkv.attend`, with batch axes (batch, heads) or (batch, key_heads, group)."""
 
     query: Float[Tensor, "*batch q width"]
     key: Float[Tensor, "*batch k width"]
@@ -227,16 +214,44 @@ class AttentionCall:
             per_head = block_indices.repeat_interleave(heads // block_indices.shape[1], dim=1)
             block_size = int(module.indexer.block_size)  # type: ignore[union-attr, arg-type]
             mask = and_masks(mask, IndexedMask(layout.split_pairs(per_head), block_size))
-        memory = registration.memory or linear_memory(query.nbytes + key.nbytes + value.nbytes)
-        options = _AttendOptions(
+        return cls.of(
+            layout.split_heads(query),
+            layout.split_keys(key),
+            layout.split_keys(value),
+            heads,
             score=score,
             normalizer=normalizer,
             mask=mask,
             positions=positions,
             kernel=registration.kernel,
-            memory=memory,
+            memory=registration.memory,
         )
-        return cls(layout.split_heads(query), layout.split_keys(key), layout.split_keys(value), options, heads)
+
+    @classmethod
+    def of(
+        cls,
+        query: Float[Tensor, "*#batch q width"],
+        key: Float[Tensor, "*#batch k width"],
+        value: Float[Tensor, "*#batch k value_width"],
+        heads: int,
+        score: Score,
+        normalizer: Normalizer | None = None,
+        mask: Mask | None = None,
+        positions: Positions | None = None,
+        *,
+        kernel: str | None = None,
+        memory: int | str | None = None,
+    ) -> AttentionCall:
+        """Return a call, with memory that is linear in the inputs unless a limit is given."""
+        options = _AttendOptions(
+            score=score,
+            normalizer=normalizer,
+            mask=mask,
+            positions=positions,
+            kernel=kernel,
+            memory=memory or linear_memory(query.nbytes + key.nbytes + value.nbytes),
+        )
+        return cls(query, key, value, options, heads)
 
     @property
     def grouped(self) -> bool:

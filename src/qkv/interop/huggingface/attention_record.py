@@ -1,23 +1,31 @@
-"""Records of attention calls of Hugging Face models, and recomputation of their weights tile by tile."""
+"""Readouts of attention calls of Hugging Face models, and records of these calls.
+
+The readouts and the output of a call are computed in the same pass if possible. Weights are recomputed tile by tile.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import torch
 
 from qkv.core.equation import BoundCall, bind_call
-from qkv.core.typing import Bool, Float, Tensor
+from qkv.core.parts import Part
+from qkv.core.typing import Array, Bool, Float, Tensor
+from qkv.engine import observe
 from qkv.errors import OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall
 from qkv.interop.huggingface.model_layers import AttentionKind
 from qkv.normalizers import Softmax
+from qkv.readouts import Heads, LogSumExp, Readout
+from qkv.readouts.base import flatten, unflatten
 
 if TYPE_CHECKING:
     from qkv.plan.plan import Plan
 
-__all__ = ["AttentionRecord", "ReadoutResult", "SavedCall"]
+__all__ = ["AttentionRecord", "ObservedCall", "ReadoutResult", "SavedCall", "observe_call", "requires_gradient"]
 
 ReadoutResult: TypeAlias = Any
 """The result of a readout: an array, or a named tuple of arrays; each readout of `qkv.readouts` documents its own."""
@@ -36,6 +44,18 @@ class SavedCall:
     call: AttentionCall
     log_sum_exp: Float[Tensor, "*batch q"] | None
     value_norms: Float[Tensor, "*batch k"] | None = None
+
+    @classmethod
+    def of(cls, call: AttentionCall, log_sum_exp: Float[Tensor, "*batch q"] | None = None) -> SavedCall:
+        """Return the saved inputs of a call; without a given log-sum-exp, it is computed if the normalizer has one."""
+        call = call.detached()
+        if log_sum_exp is None and isinstance(call.options["normalizer"] or Softmax(), Softmax):
+            log_sum_exp = observe_call(call, [LogSumExp()], None, 0.0).readouts[0]
+        norms = call.value.float().norm(dim=-1)
+        norms = call.merge_heads(norms.expand(*call.query.shape[:-2], norms.shape[-1]))
+        # The key is copied, because caches write the keys of later steps into the same tensor.
+        key = call.key.clone()
+        return cls(AttentionCall(call.query, key, key[..., :1], call.options, call.heads), log_sum_exp, norms)
 
     def bind(self, element: int, head: int) -> BoundCall:
         """Return the call of one head for one batch element."""
@@ -148,3 +168,77 @@ class AttentionRecord:
                 "or record weights with the readouts Rows or Dense."
             )
         return self.saved.tile(element, head, rows, cols)
+
+
+class ObservedCall(NamedTuple):
+    """Plan, readouts and output of an attention call, as returned by `observe_call`.
+
+    Attributes:
+        plan: the plan of the call; None if no head was observed.
+        readouts: one result for each readout, with axes (batch, heads, …).
+        output: `(*batch, q, value_width)` with the batch axes of the call; None if it was not computed.
+    """
+
+    plan: Plan | None
+    readouts: tuple[ReadoutResult, ...]
+    output: Float[Tensor, "*batch q value_width"] | None
+
+
+def requires_gradient(call: AttentionCall) -> bool:
+    """Return whether the output of a call requires a gradient."""
+    arrays = [x for part in call.options.values() if isinstance(part, Part) for x in part.arrays()]
+    tensors = (call.query, call.key, call.value, *arrays)
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)
+
+
+def observe_call(
+    call: AttentionCall, readouts: Sequence[Readout], heads: Sequence[int] | None, dropout: float
+) -> ObservedCall:
+    """Return the plan and the readouts of a call, and its output if the same pass can compute it.
+
+    Returns:
+        The plan, the readouts and the output. The output is None if it requires a gradient, or if only
+        some heads were observed.
+
+    Raises:
+        OptionError: a head index is out of range.
+    """
+    gradient = requires_gradient(call)
+    detached = call.detached()
+    with torch.no_grad():
+        if heads is not None:
+            return _observe_heads(detached, readouts, heads)
+        # `Heads` selects along the last batch axis, which must then hold all heads.
+        if detached.grouped and any(isinstance(x, Heads) for x in readouts):
+            detached = detached.ungrouped()
+        observation = observe(
+            detached.query,
+            detached.key,
+            detached.value,
+            readouts=readouts,
+            dropout=0.0 if gradient else dropout,
+            **detached.options,
+        )
+    merge = cast("Callable[[Array], Array]", detached.merge_heads)
+    results = tuple(unflatten(tuple(map(merge, flatten(x))), x) for x in observation.readouts)
+    output = None if gradient else cast(torch.Tensor, observation.output).reshape(*call.query.shape[:-1], -1)
+    return ObservedCall(observation.plan, results, output)
+
+
+def _observe_heads(call: AttentionCall, readouts: Sequence[Readout], heads: Sequence[int]) -> ObservedCall:
+    plan, per_head = None, []
+    for head in heads:
+        if not -call.heads <= head < call.heads:
+            raise OptionError(
+                f"each index in heads must be between {-call.heads} and {call.heads - 1}, got {head}. The layer has "
+                f"{call.heads} heads."
+            )
+        head_call = call.select_head(head % call.heads)
+        observation = observe(head_call.query, head_call.key, head_call.value, readouts=readouts, **head_call.options)
+        plan = observation.plan
+        per_head.append(observation.readouts)
+    results = tuple(
+        unflatten(tuple(torch.stack(arrays, 1) for arrays in zip(*map(flatten, pieces), strict=True)), pieces[0])
+        for pieces in zip(*per_head, strict=True)
+    )
+    return ObservedCall(plan, results, None)

@@ -8,28 +8,31 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 
 from qkv.errors import OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall
 from qkv.interop.huggingface.model_hooks import note_parts
-from qkv.interop.huggingface.model_layers import attention_configs, is_attention, module_names, nested
+from qkv.interop.huggingface.model_layers import (
+    attention_configs,
+    is_attention,
+    module_names,
+    nested,
+    pretrained_models,
+)
 from qkv.interop.huggingface.registration import REGISTERED, add_listener, register
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 __all__ = [
     "BypassWarning",
     "CallCounter",
     "LayerCoverage",
     "attach",
+    "engine_attention",
     "layer_coverage",
-    "restore_implementations",
-    "save_implementations",
     "switch_implementation",
 ]
 
@@ -91,18 +94,6 @@ class CallCounter:
             hook.remove()
 
 
-def save_implementations(model: torch.nn.Module) -> list[tuple[PretrainedConfig, str | None]]:
-    """Return each config of a model with its attention implementation, for `restore_implementations`."""
-    return [(config, config._attn_implementation) for config in attention_configs(model)]
-
-
-def restore_implementations(saved: list[tuple[PretrainedConfig, str | None]]) -> None:
-    """Restore the attention implementations that `save_implementations` returned."""
-    for config, name in saved:
-        config._attn_implementation_internal = name
-        note_parts(config, REGISTERED)
-
-
 def switch_implementation(model: torch.nn.Module, name: str) -> bool:
     """Select an attention implementation of a model by name, and return whether the model supports it.
 
@@ -122,6 +113,26 @@ def switch_implementation(model: torch.nn.Module, name: str) -> bool:
         return False
     model.set_attn_implementation(name)  # type: ignore[operator]
     return True
+
+
+@contextlib.contextmanager
+def engine_attention(model: torch.nn.Module, name: str) -> Iterator[CallCounter]:
+    """Make a model compute attention with qkv in a `with` block, and yield the counter of its calls.
+
+    Models inside it that use a registered name already are unchanged.
+    """
+    saved = [(config, config._attn_implementation) for config in attention_configs(model)]
+    counter = CallCounter(model)
+    try:
+        for part in pretrained_models(model):
+            if getattr(getattr(part, "config", None), "_attn_implementation", None) not in REGISTERED:
+                switch_implementation(part, name)
+        yield counter
+    finally:
+        counter.stop()
+        for config, implementation in saved:
+            config._attn_implementation_internal = implementation
+            note_parts(config, REGISTERED)
 
 
 def attach(model: Model, name: str = "qkv") -> Model:
@@ -185,10 +196,7 @@ def layer_coverage(model: torch.nn.Module, name: str = "qkv", **inputs: object) 
         >>> layer_coverage(transformers.BertModel(config), input_ids=torch.tensor([[1, 2, 3]])).covered
         {'encoder.layer.0.attention.self': 1}
     """
-    with contextlib.ExitStack() as stack, torch.no_grad():
-        stack.callback(restore_implementations, save_implementations(model))
-        counter = CallCounter(model)
-        stack.callback(counter.stop)
+    with engine_attention(model, name) as counter, torch.no_grad():
         switch_implementation(model, name)
         model(**inputs)
         return counter.result()

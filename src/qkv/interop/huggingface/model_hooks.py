@@ -16,8 +16,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from qkv.errors import OptionError
-from qkv.interop.huggingface.learned_normalizers import LayerNormalizer, add_learned_normalizers
-from qkv.interop.huggingface.learned_scores import add_learned_scores, initialize_score
+from qkv.interop.huggingface.learned_parts import (
+    LayerNormalizer,
+    add_learned_normalizers,
+    add_learned_scores,
+    initialize_score,
+)
 from qkv.interop.huggingface.model_layers import attention_configs
 from qkv.nn import LearnedScore
 
@@ -33,11 +37,7 @@ SAVED_PARTS = "qkv_attention"
 
 
 def add_model_hooks(registered: Mapping[str, Registration]) -> None:
-    """Add the hooks to the base class of models, once.
-
-    Args:
-        registered: the options of each registered name; read at each call of a hook.
-    """
+    """Add the hooks to the base class of models, once."""
     from transformers import PreTrainedModel
 
     if getattr(PreTrainedModel.post_init, "__qkv__", False):
@@ -73,11 +73,6 @@ def add_model_hooks(registered: Mapping[str, Registration]) -> None:
 
 def apply_registration(model: torch.nn.Module, registered: Mapping[str, Registration], *, built: bool = False) -> None:
     """Note the parts of a model's attention in its configurations, and add the learned parts of its layers.
-
-    Args:
-        model: the model.
-        registered: the options of each registered name.
-        built: whether the model is being built, so that descriptions in its configurations were saved with it.
 
     Raises:
         OptionError: if the model was saved with other parts than those that are registered now.

@@ -10,17 +10,16 @@ import torch
 from qkv.cache.kernel import concat_chunks
 from qkv.core.typing import Shaped, Tensor
 from qkv.errors import OptionError
-from qkv.interop.huggingface.attention_call import AttentionCall, is_causal, key_padding, linear_memory
+from qkv.interop.huggingface.attention_call import AttentionCall, is_causal, key_padding
 from qkv.interop.huggingface.attention_record import AttentionRecord, ReadoutResult, SavedCall
-from qkv.interop.huggingface.observe import observe_call
 from qkv.nn.align_batch import align_batch
 from qkv.nn.attention import Attention
 from qkv.nn.cache import StateCache
 from qkv.nn.call_inputs import COLLECT, CallInputs
 from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.observe_model import ModuleCall, readout_hooks
-from qkv.normalizers import NORMALIZERS, Softmax
-from qkv.readouts import ColumnSum, LogSumExp, Readout
+from qkv.normalizers import NORMALIZERS
+from qkv.readouts import ColumnSum, Readout
 from qkv.readouts.base import flatten, unflatten
 from qkv.scores import ScaledDot
 
@@ -41,12 +40,6 @@ def hook_module(
     """Make an attention module compute readouts in each call, and call `collect` after it, until the hooks are removed.
 
     Calls with a `StateCache`, which has no weights, are left alone.
-
-    Args:
-        module: the module.
-        readouts: the readouts.
-        collect: function that is called with each call, and with its inputs if `save_inputs` is set.
-        save_inputs: whether to collect the inputs of the calls.
     """
     inputs: list[CallInputs] = []
 
@@ -82,18 +75,7 @@ def hook_module(
 def record_module(
     call: ModuleCall, inputs: CallInputs | None, count: int, heads: Sequence[int] | None, step: int
 ) -> AttentionRecord:
-    """Return the record of a call of a module, whose readouts get the axes (batch, heads).
-
-    Args:
-        call: the call.
-        inputs: its inputs, which are saved; None: none are saved.
-        count: number of readouts to record.
-        heads: indices of the heads to record; None for all.
-        step: index of the forward pass of the model.
-
-    Raises:
-        OptionError: a head index is out of range.
-    """
+    """Return the record of a call of a module, whose readouts get the axes (batch, heads)."""
     plan = call.output.plan
     problem = plan.requested
     several = isinstance(call.module, MultiHeadAttention)
@@ -146,14 +128,7 @@ def record_module(
 
 
 def _save_inputs(inputs: CallInputs, axes: int, total: int, several: bool) -> SavedCall | None:
-    """Return the saved call of a module whose inputs have at most one batch axis besides the heads, otherwise None.
-
-    Args:
-        inputs: the inputs of the call.
-        axes: number of batch axes of the module's query, without heads.
-        total: number of heads.
-        several: whether the module splits its inputs into heads.
-    """
+    """Return the saved call of a module whose inputs have at most one batch axis besides the heads, otherwise None."""
     arrays = [inputs.query, *(concat_chunks(x) for x in (inputs.key, inputs.value))]
     options = inputs.options
     score = options["score"] or ScaledDot()
@@ -175,25 +150,5 @@ def _save_inputs(inputs: CallInputs, axes: int, total: int, several: bool) -> Sa
     arrays = [x[(None,) * (ndim - x.ndim)] for x in arrays]
     batch = max(x.shape[0] for x in arrays)
     query, key, value = (x.expand(batch, *x.shape[1:]) for x in arrays)
-    call = AttentionCall(
-        query,
-        key,
-        value,
-        {
-            "score": score,
-            "normalizer": normalizer,
-            "mask": mask,
-            "positions": positions,
-            "kernel": None,
-            "memory": linear_memory(query.nbytes + key.nbytes + value.nbytes),
-        },
-        total,
-    ).detached()
-    log_sum_exp = None
-    if isinstance(normalizer, Softmax):
-        log_sum_exp = observe_call(call, [LogSumExp()], None, 0.0).readouts[0]
-    norms = call.value.float().norm(dim=-1)
-    norms = call.merge_heads(norms.expand(*call.query.shape[:-2], norms.shape[-1]))
-    # The keys are copied, because the memory of a cache is written again in later calls.
-    kept = AttentionCall(call.query, call.key.clone(), call.key[..., :1].clone(), call.options, total)
-    return SavedCall(kept, log_sum_exp, norms)
+    parts = score, normalizer, mask, positions
+    return SavedCall.of(AttentionCall.of(query, key, value, total, *parts))

@@ -19,15 +19,9 @@ from qkv.core.arrays import is_array
 from qkv.core.tile import Tile
 from qkv.core.typing import Bool, Float, Shaped, Tensor
 from qkv.errors import KindError, OptionError
-from qkv.interop.huggingface.attention_call import AttentionCall, is_causal, key_padding, linear_memory
-from qkv.interop.huggingface.attention_record import AttentionRecord, SavedCall
-from qkv.interop.huggingface.coverage import (
-    BypassWarning,
-    CallCounter,
-    restore_implementations,
-    save_implementations,
-    switch_implementation,
-)
+from qkv.interop.huggingface.attention_call import AttentionCall, is_causal, key_padding
+from qkv.interop.huggingface.attention_record import AttentionRecord, ObservedCall, SavedCall, observe_call
+from qkv.interop.huggingface.coverage import BypassWarning, engine_attention
 from qkv.interop.huggingface.model_layers import (
     AttentionKind,
     attention_kind,
@@ -39,8 +33,7 @@ from qkv.interop.huggingface.model_layers import (
     uses_interface,
 )
 from qkv.interop.huggingface.module_record import hook_module, is_module, record_module
-from qkv.interop.huggingface.observe import ObservedCall, observe_call
-from qkv.interop.huggingface.registration import REGISTERED, add_listener
+from qkv.interop.huggingface.registration import add_listener
 from qkv.masks import Causal, Keys, Pairs
 from qkv.masks.base import Mask, and_masks
 from qkv.nn.call_inputs import COLLECT, CallInputs
@@ -76,11 +69,6 @@ def torch_call(
     other keys, boolean and floating-point masks, both layouts, and inputs without batch axis, which get one. The
     weights of a query whose keys are all masked are 0, where PyTorch's are NaN. The kind is "self" if query and key
     are the same tensor.
-
-    Args:
-        module: the module.
-        args: positional arguments of `module.forward`.
-        kwargs: keyword arguments of `module.forward`.
     """
     return _translate(module, *args, **kwargs)  # type: ignore[arg-type]
 
@@ -129,21 +117,7 @@ def _translate(
         allowed, bias = _split_mask(key_padding_mask, added)
         mask = and_masks(mask, Keys(allowed[:, None]))
         score = score if bias is None else Biased(score, bias=bias[:, None, None].to(query.dtype))
-    call = AttentionCall(
-        query,
-        key,
-        value,
-        {
-            "score": score,
-            "normalizer": None,
-            "mask": mask,
-            "positions": None,
-            "kernel": None,
-            "memory": linear_memory(query.nbytes + key.nbytes + value.nbytes),
-        },
-        module.num_heads,
-    )
-    return call, kind
+    return AttentionCall.of(query, key, value, module.num_heads, score=score, mask=mask), kind
 
 
 def _split_mask(
@@ -195,10 +169,6 @@ def find_weights(output: object, found: list[weakref.ref[torch.Tensor]]) -> Floa
     """Return the attention weights in the output of a layer, or None if the output contains no weights.
 
     Weights are recognized as a tensor of four axes that is non-negative and whose rows sum to at most 1.
-
-    Args:
-        output: the output of the layer.
-        found: weights that inner layers returned, which are skipped; the returned weights are appended.
     """
     if not isinstance(output, (tuple, list)) or not isinstance(output[0], torch.Tensor):
         return None
@@ -330,13 +300,8 @@ class Recorder:
     def __enter__(self) -> Recorder:
         model = self._model
         with contextlib.ExitStack() as stack:
-            stack.callback(restore_implementations, save_implementations(model))
             stack.callback(self._found_weights.clear)
-            self._counter = CallCounter(model)
-            stack.callback(self._counter.stop)
-            for part in pretrained_models(model):
-                if getattr(getattr(part, "config", None), "_attn_implementation", None) not in REGISTERED:
-                    switch_implementation(part, self._name)
+            self._counter = stack.enter_context(engine_attention(model, self._name))
             stack.enter_context(torch_fast_path_disabled())
             attention = [x for x in self._names if is_attention(x)]
             innermost = [x for x in attention if not any(y is not x and is_attention(y) for y in x.modules())]
@@ -436,15 +401,7 @@ class Recorder:
         if self.save_inputs:
             *first, log_sum_exp = results
             results = tuple(first)
-            if self._heads is not None:
-                log_sum_exp = observe_call(call, [LogSumExp()], None, 0.0).readouts[0]
-            detached = call.detached()
-            # The key is copied, because a static cache writes the keys of later steps into the same tensor.
-            key = detached.key.clone()
-            saved_call = AttentionCall(detached.query, key, key[..., :1], detached.options, call.heads)
-            norms = detached.value.float().norm(dim=-1)
-            norms = call.merge_heads(norms.expand(*detached.query.shape[:-2], norms.shape[-1]))
-            saved = SavedCall(saved_call, log_sum_exp, norms)
+            saved = SavedCall.of(call, None if self._heads is not None else log_sum_exp)
         self._consume(
             name,
             AttentionRecord(

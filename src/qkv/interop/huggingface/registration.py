@@ -25,9 +25,8 @@ from qkv.core.typing import Array, Float, Shaped, Tensor
 from qkv.engine import attend, observe
 from qkv.errors import DataError, KindError, OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall, NormalizerFactory, Registration, ScoreFactory
-from qkv.interop.huggingface.lazy_mask import LazyMask
-from qkv.interop.huggingface.learned_scores import LearnedOption
-from qkv.interop.huggingface.mask_interface import build_mask
+from qkv.interop.huggingface.learned_parts import LearnedOption
+from qkv.interop.huggingface.mask_interface import LazyMask, build_mask
 from qkv.interop.huggingface.model_hooks import SAVED_PARTS, add_model_hooks
 from qkv.interop.huggingface.saved_parts import Json, build_part, is_learned
 from qkv.normalizers import Normalizer
@@ -44,15 +43,7 @@ def attend_step(
     mask: Shaped[Tensor, "*_ keys"] | None,
     scaling: object,
 ) -> Float[Tensor, "batch heads 1 value_width"] | None:
-    """Return the output of one query per sequence, or None if the call must be planned.
-
-    Args:
-        query: queries.
-        key: keys.
-        value: values.
-        mask: mask that the model received, or None.
-        scaling: factor of the inner product; None means 1/√width.
-    """
+    """Return the output of one query per sequence, or None if the call must be planned."""
     if query.shape[2] != 1 or value.shape[-1] != query.shape[-1] or not (key.shape[2] and query.numel()):
         return None
     if not (scaling is None or isinstance(scaling, (int, float))) or not query.dtype == key.dtype == value.dtype:
@@ -95,11 +86,6 @@ def without_mask(
     """Return the first keys and values, and no mask, if these are the keys that the mask of a step allows.
 
     Steps without a mask share plans. The arguments are returned unchanged if the mask allows other keys.
-
-    Args:
-        key: keys.
-        value: values.
-        mask: mask that the model received for one query, or None.
     """
     found = None if mask is None else _visible(mask, key.shape[2])
     if found is None or found[1] is not None or found[0][0] > 0:
@@ -211,11 +197,7 @@ def register(
 
 
 def _check_option(name: str, option: object, kind: type[Part]) -> None:
-    """Check that an option of `register` is None, a part, a learned score, or a function of the layer.
-
-    Raises:
-        KindError: if it is not.
-    """
+    """Check that an option of `register` is None, a part, a learned score, or a function of the layer."""
     if option is None or isinstance(option, kind) or (kind is Score and is_learned(option)):
         return
     if isinstance(option, type) and issubclass(option, kind):

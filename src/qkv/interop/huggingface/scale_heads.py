@@ -10,15 +10,10 @@ import torch
 
 from qkv.core.typing import Float, Tensor
 from qkv.errors import DataError, OptionError
-from qkv.interop.huggingface.coverage import (
-    CallCounter,
-    restore_implementations,
-    save_implementations,
-    switch_implementation,
-)
-from qkv.interop.huggingface.model_layers import attention_layers, module_names, nested, pretrained_models
+from qkv.interop.huggingface.coverage import engine_attention
+from qkv.interop.huggingface.model_layers import attention_layers, module_names, nested
 from qkv.interop.huggingface.module_record import is_module
-from qkv.interop.huggingface.registration import REGISTERED, add_output_hook
+from qkv.interop.huggingface.registration import add_output_hook
 from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.protocols import AttentionOutput
 
@@ -60,12 +55,7 @@ def scale_heads(
     by_layer = _check_factors(attention_layers(names), factors)
     modules = {layer: module for module, layer in names.items() if layer in by_layer}
     with contextlib.ExitStack() as stack:
-        stack.callback(restore_implementations, save_implementations(model))
-        counter = CallCounter(model)
-        stack.callback(counter.stop)
-        for part in pretrained_models(model):
-            if getattr(getattr(part, "config", None), "_attn_implementation", None) not in REGISTERED:
-                switch_implementation(part, name)
+        counter = stack.enter_context(engine_attention(model, name))
         for layer, of_heads in by_layer.items():
             module = modules[layer]
             if isinstance(module, torch.nn.MultiheadAttention):

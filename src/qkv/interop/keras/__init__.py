@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qkv.core.extras import lazy_attributes, missing_package
+from qkv.core.extras import lazy_attributes
 
 __all__ = ["AdditiveAttention", "Attention", "MultiHeadAttention", "record_layers"]
 
@@ -27,13 +27,9 @@ _MODULES = {
     "record_layers": "recorded_layers",
 }
 
-_load = lazy_attributes(__name__, _MODULES)  # on first use, because Keras loads its backend, which takes seconds
+_LIBRARIES = dict.fromkeys(("keras", "tensorflow", "jax", "torch"), "keras")
 
-
-def __getattr__(name: str) -> object:
-    try:
-        return _load(name)
-    except ModuleNotFoundError as error:
-        if error.name and error.name.split(".")[0] in ("keras", "tensorflow", "jax", "torch"):
-            raise missing_package(f"{name} of qkv.interop.keras needs", error.name, "keras") from None
-        raise
+# On first use, because Keras loads its backend, which takes seconds.
+__getattr__ = lazy_attributes(
+    __name__, _MODULES, libraries=dict.fromkeys(("keras", "tensorflow", "jax", "torch"), "keras")
+)

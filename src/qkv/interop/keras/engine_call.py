@@ -17,7 +17,7 @@ from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Int
 from qkv.masks import Mask
-from qkv.normalizers import NORMALIZERS, Normalizer
+from qkv.normalizers import NORMALIZERS, Softmax
 from qkv.plan.spec import CallOptions
 from qkv.readouts import Dense
 from qkv.scores import Score
@@ -29,30 +29,10 @@ _START = Positions(align="start")
 Weighted = tuple[Float[Array, "*batch q value_width"], Float[Array, "*batch q k"] | None]
 """The output, and the weights before dropout, or None if the weights were not requested."""
 
-_Observe = Callable[
-    [
-        Float[Array, "*batch q width"],
-        Float[Array, "*batch k width"],
-        Float[Array, "*batch k value_width"],
-        CallOptions,
-        bool,
-    ],
-    Weighted,
-]
-
 
 @dataclass(frozen=True)
 class _EngineOptions:
-    """Options of qkv that the Keras layers of this package accept and save in their configuration.
-
-    Attributes:
-        normalizer: name of a normalizer in `qkv.normalizers`, such as "sparsemax".
-        kernel: name of the kernel to run; None lets the planner choose.
-        memory: memory limit beyond inputs and output, as in `qkv.attend`.
-
-    Raises:
-        OptionError: `normalizer` is not the name of a normalizer.
-    """
+    """Options of qkv that the Keras layers of this package accept and save in their configuration."""
 
     normalizer: str
     kernel: str | None
@@ -63,15 +43,7 @@ class _EngineOptions:
 
 
 class EngineLayer:
-    """Mixin that adds the options of qkv to an attention layer of Keras and computes attention with qkv.
-
-    Args:
-        args: arguments of the layer of Keras.
-        normalizer: name of a normalizer in `qkv.normalizers`.
-        kernel: name of the kernel to run; None lets the planner choose.
-        memory: memory limit beyond inputs and output.
-        kwargs: arguments of the layer of Keras.
-    """
+    """Mixin that adds the options of qkv to an attention layer of Keras and computes attention with qkv."""
 
     def __init__(
         self,
@@ -103,12 +75,9 @@ class EngineLayer:
 
         Query 0 has the position of key 0.
         """
-        normalizer = NORMALIZERS[self.engine.normalizer]()
-        if not all(isinstance(n, int) for x in (query, key, value) for n in ops.shape(x)):
-            return _attend_unknown_lengths(query, key, value, score, normalizer, mask, dropout, seed, return_weights)
         call: CallOptions = {
             "score": score,
-            "normalizer": normalizer,
+            "normalizer": NORMALIZERS[self.engine.normalizer](),
             "mask": mask,
             "positions": _START,
             "dropout": dropout,
@@ -116,7 +85,8 @@ class EngineLayer:
             "kernel": self.engine.kernel,
             "memory": self.engine.memory,
         }
-        return _observe_function()(query, key, value, call, return_weights)
+        known = all(isinstance(n, int) for x in (query, key, value) for n in ops.shape(x))
+        return (_observe_function() if known else _attend_unknown_lengths)(query, key, value, call, return_weights)
 
 
 def _observe(
@@ -131,7 +101,7 @@ def _observe(
 
 
 @cache
-def _observe_function() -> _Observe:
+def _observe_function() -> Callable[..., Weighted]:
     """Return the function `_observe`, which `torch.compile` does not trace on the PyTorch backend.
 
     torch.compile cannot trace the seed generators of Keras or the optional weights.
@@ -140,26 +110,25 @@ def _observe_function() -> _Observe:
         return _observe
     import torch
 
-    return cast(_Observe, torch.compiler.disable(_observe))  # type: ignore[no-untyped-call]
+    return cast("Callable[..., Weighted]", torch.compiler.disable(_observe))  # type: ignore[no-untyped-call]
 
 
 def _attend_unknown_lengths(
     query: Float[Array, "*batch q width"],
     key: Float[Array, "*batch k width"],
     value: Float[Array, "*batch k value_width"],
-    score: Score,
-    normalizer: Normalizer,
-    mask: Mask | None,
-    dropout: float,
-    seed: Int[Array, " 2"] | None,
+    call: CallOptions,
     return_weights: bool,
 ) -> Weighted:
     """Return output and weights of the dense equation, for tensors of unknown length in a TensorFlow graph."""
     (*batch, q, _), k = ops.shape(query), ops.shape(key)[-2]
+    seed = cast("Int[Array, ' 2'] | None", call["seed"])
     pair = None if seed is None else (seed[0], seed[1])
     half = keras.backend.standardize_dtype(value.dtype) in ("float16", "bfloat16")
     dtype = value.dtype
     query, key, value = (ops.cast(x, "float32") if half else x for x in (query, key, value))
     tile = Tile.whole(q, k, tuple(batch), _START, seed=pair)
-    result = dense(BoundCall(query, key, value, score, normalizer, mask, tile, dropout, dtype))
+    normalizer = call["normalizer"] or Softmax()
+    bound = BoundCall(query, key, value, call["score"], normalizer, call["mask"], tile, call["dropout"], dtype)
+    result = dense(bound)
     return result.output, ops.cast(result.weights, dtype) if return_weights else None

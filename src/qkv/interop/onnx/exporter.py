@@ -19,7 +19,7 @@ from qkv.core.files import write_atomic_with_siblings
 from qkv.core.parts import expand_to_pairs
 from qkv.core.typing import Array, Bool, Float, Shaped
 from qkv.errors import KindError, MissingPackageError, OptionError
-from qkv.interop.onnx.attributes import require_opset
+from qkv.interop.onnx.attention_operator import require_opset
 from qkv.kernels.fused.call import lift_sides
 from qkv.kernels.runtime.context import set_context
 from qkv.plan.cost import Cost

@@ -26,9 +26,8 @@ from qkv.database.io.formatting import (
 from qkv.database.keys.columns import Column
 from qkv.database.keys.queries import split_text
 from qkv.errors import OptionError, QkvError, QueryError
-from qkv.look.answers.answer_settings import KERNELS, AnswerSettings, AskArguments
+from qkv.look.answers.answer_settings import KERNELS, AnswerSettings, AskArguments, TableSource
 from qkv.look.answers.query_axis import QueryAxis
-from qkv.look.answers.table_source import TableSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,13 +67,7 @@ class TablePoints:
 
     @classmethod
     def of(cls, database: Queryable, columns: Sequence[Column], axes: tuple[QueryAxis, ...]) -> TablePoints:
-        """Return the points of a database.
-
-        Args:
-            database: the database.
-            columns: the key columns and the value column of the complete rows, or of a sample of them.
-            axes: the axes of the key.
-        """
+        """Return the points of a database."""
         value = columns[-1]
         if value.kind in ("number", "timestamp"):
             return cls(database, axes, QueryAxis.over(value), (), {})
@@ -102,9 +95,6 @@ class TablePoints:
         """Return the rows that satisfy a predicate as points, in two bytes per coordinate.
 
         Of more than 100,000 rows, a random sample is returned.
-
-        Raises:
-            QueryError: the predicate fails.
         """
         columns = self.database.complete_columns(where)
         count = len(columns[0].cells)
@@ -497,11 +487,7 @@ def _with_top(options: AskArguments, top: int) -> AskArguments:
 
 
 def _coordinates(places: object, width: int) -> Float[np.ndarray, "n width"]:
-    """Return the coordinates in a request as a matrix.
-
-    Raises:
-        OptionError: they are not a list of at most 600 places with a finite number for each axis.
-    """
+    """Return the coordinates in a request as a matrix."""
     try:
         out = np.array(places, np.float64)
         valid = out.ndim == 2 and out.shape[1] == width > 0 and len(out) <= _MOST_PLACES and np.isfinite(out).all()

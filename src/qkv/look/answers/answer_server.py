@@ -55,16 +55,8 @@ def _create_app(page: AnswerPage, hosts: set[str], token: str, predicates: Predi
 def serve_answers_in_thread(page: AnswerPage, port: int = 0) -> Iterator[str]:
     """Serve the page of answers from a background thread during a `with` block.
 
-    Args:
-        page: the page.
-        port: port to listen on; 0: any free port.
-
     Yields:
         The address of the page, including its token.
-
-    Raises:
-        OptionError: the port is in use.
-        MissingPackageError: starlette or uvicorn is not installed.
     """
     token = secrets.token_urlsafe(16)
     with (
@@ -77,18 +69,7 @@ def serve_answers_in_thread(page: AnswerPage, port: int = 0) -> Iterator[str]:
 def serve_answers(
     page: AnswerPage, *, port: int = 0, browser: bool = True, notify: Callable[[str], None] = print_now
 ) -> None:
-    """Serve the page of answers until the process is interrupted.
-
-    Args:
-        page: the page.
-        port: port to listen on; 0: any free port.
-        browser: open the page in the default browser.
-        notify: function that prints the address for the user.
-
-    Raises:
-        OptionError: the port is in use.
-        MissingPackageError: starlette or uvicorn is not installed.
-    """
+    """Serve the page of answers until the process is interrupted."""
     with serve_answers_in_thread(page, port) as address:
         announce(address, browser, notify)
         wait_for_interrupt()

@@ -1,13 +1,94 @@
-"""The settings of the page of answers, which are texts in the browser and options of `Database.ask` in Python."""
+"""The settings of the page of answers: texts in the browser, options of `Database.ask` in Python, words of a command.
+
+`TableSource` names the table of the page, so that the command and the Python call that give its answer are complete.
+"""
 
 from __future__ import annotations
 
+import re
+import shlex
 from dataclasses import dataclass, fields
 from typing import TypedDict
 
 from qkv.errors import OptionError
 
-__all__ = ["KERNELS", "AnswerSettings", "AskArguments", "command_options"]
+__all__ = ["AnswerSettings", "AskArguments", "command_options", "KERNELS", "TableSource"]
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """Where a database comes from, as a command and as Python statements.
+
+    Attributes:
+        command: the words of a command that names the table, such as `("qkv", "ask", "pay.csv", "--key", "years")`;
+            empty if the table is only in memory.
+        opened: Python statements that open the database as `database`; empty for a database that the reader has.
+    """
+
+    command: tuple[str, ...] = ()
+    opened: str = ""
+
+    @classmethod
+    def of_table(
+        cls,
+        *files: str,
+        sql: str | None = None,
+        key: str = "",
+        value: str = "",
+        version: int | None = None,
+        **reading: str | int,
+    ) -> TableSource:
+        """Return the source of a database that was opened from files, a folder, a store or a SQL query.
+
+        Args:
+            files: the table, the parts of the table, or the store; "-" for standard input, which has no source.
+            sql: the SQL query.
+            key: the key columns; empty for those of a store.
+            value: the value column; empty for that of a store.
+            version: the version of a store.
+            reading: other options of `Database.open`.
+
+        Example:
+            >>> source = TableSource.of_table("pay.csv", key="years", value="pay", decimal=",")
+            >>> source.shell("3,5", {"top": 10})
+            'qkv ask pay.csv --key years --value pay --decimal , 3,5'
+            >>> print(source.python("3,5", {"top": 10}))
+            from qkv import Database
+            database = Database.open('pay.csv', key='years', value='pay', decimal=',')
+            database.ask('3,5')
+        """
+        if files == ("-",):
+            return cls()
+        options = ({"key": key, "value": value} if key else {}) | reading
+        words = [part for name, text in options.items() for part in (f"--{name.replace('_', '-')}", str(text))]
+        words += [] if version is None else ["--version", str(version)]
+        source = repr(sql if sql is not None else files[0] if len(files) == 1 else list(files))
+        arguments = ", ".join([source, *(f"{name}={text!r}" for name, text in options.items())])
+        call = f"Database.{'open' if sql is None else 'sql'}({arguments})"
+        call += "" if version is None else f".at({version})"
+        return cls(
+            ("qkv", "ask", *(files if sql is None else ("--sql", sql)), *words),
+            f"from qkv import Database\ndatabase = {call}",
+        )
+
+    def shell(self, query: str, options: AskArguments) -> str:
+        """Return the command that answers a query, quoted for a POSIX shell; empty if the table is only in memory."""
+        if not self.command:
+            return ""
+        words = [*self.command, *command_options(options)]
+        if not re.match(r"--|-[^\W\d_]", query):
+            return shlex.join([*words, query])
+        # Words that begin like an option are read from standard input.
+        top = [] if "--top" in words else ["--top", str(options.get("top", 10))]
+        return f"printf '%s\\n' {shlex.quote(query)} | {shlex.join([*words, *top])}"
+
+    def python(self, query: str, options: AskArguments) -> str:
+        """Return the Python statements that answer a query."""
+        given = [f", {name}={value!r}" for name, value in options.items() if (name, value) != ("top", 10)]
+        arguments = "".join([*given, ", printed=True" * ("\\" in query)])
+        call = f"database.ask({query!r}{arguments})"
+        return f"{self.opened}\n{call}" if self.opened else call
+
 
 KERNELS = ("gaussian", "laplace", "boxcar", "epanechnikov", "triangular")
 """Names of the scores that have a bandwidth."""
@@ -105,14 +186,7 @@ class AnswerSettings:
         )
 
     def options(self, inner: str = "") -> AskArguments:
-        """Return the keyword arguments of `Database.ask`; those of default settings are omitted.
-
-        Args:
-            inner: the normalizer of the neighbours, if `normalizer` is empty.
-
-        Raises:
-            OptionError: a number cannot be read.
-        """
+        """Return the keyword arguments of `Database.ask`; those of default settings are omitted."""
         out: AskArguments = {}
         score = f"{self.score or 'gaussian'}:{_number('bandwidth', self.bandwidth)}" if self.bandwidth else self.score
         normalizer = self.normalizer

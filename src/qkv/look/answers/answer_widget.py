@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from qkv.core.extras import require_packages
 from qkv.look.answers.answer_page import AnswerPage
-from qkv.look.answers.answer_settings import AnswerSettings
-from qkv.look.answers.table_source import TableSource
+from qkv.look.answers.answer_settings import AnswerSettings, TableSource
 from qkv.look.bundle import bundle, read_web_file
 
 if TYPE_CHECKING:
@@ -63,7 +62,9 @@ def explorer(
     settings = AnswerSettings.from_options(
         score=score, normalizer=normalizer, fit=fit, where=where, threshold=threshold, top=top
     )
-    source = None if file is None else TableSource.of_file(fspath(file), database.key, database.value)
+    source = (
+        None if file is None else TableSource.of_table(fspath(file), key=",".join(database.key), value=database.value)
+    )
     return _widget_class()(AnswerPage(database, source, query=query, settings=settings))
 
 

@@ -29,12 +29,7 @@ _UNITS = (86400, 3600, 60, 1)
 
 @dataclass(frozen=True, eq=False)
 class QueryAxis:
-    """An axis of numbers or dates.
-
-    Attributes:
-        column: a column whose kind is "number" or "timestamp".
-        low, high: the coordinates of the smallest and of the largest cell, see `PlotAxis`.
-    """
+    """An axis of numbers or dates."""
 
     column: Column
     low: float

@@ -40,14 +40,6 @@ def export_answers(page: AnswerPage, path: str | os.PathLike[str], progress: Pro
 
     The file has 301 queries along an axis, or 29 × 29 on a map, for five bandwidths and four numbers of neighbours.
 
-    Args:
-        page: a page whose key is one or two columns of numbers or dates.
-        path: a file name that ends in .html.
-        progress: called as `progress("answering", done, total)`.
-
-    Returns:
-        The path.
-
     Raises:
         DataError: the key is of another kind, the table has more than 20,000 rows, the path does not end in .html, or
             the file cannot be written.

@@ -15,13 +15,7 @@ __all__ = ["EncodedSentence", "QuestionResult", "position_scores", "score_questi
 
 @dataclass(frozen=True, eq=False)
 class EncodedSentence:
-    """A tokenized sentence, with the id and the character span of each token.
-
-    Attributes:
-        ids: `(n,)`, the token ids.
-        special: `(n,)`, whether each token is a special token of the model.
-        spans: the span of characters of the text that each token covers.
-    """
+    """A tokenized sentence, with the id and the character span of each token."""
 
     ids: Int[np.ndarray, " n"]
     special: Bool[np.ndarray, " n"]
@@ -34,12 +28,7 @@ class EncodedSentence:
 
 
 def target_keys(ids: Int[np.ndarray, " n"], special: Bool[np.ndarray, " n"]) -> dict[str, Bool[np.ndarray, "n n"]]:
-    """Return for each positional role a boolean matrix `(n, n)` that is True for the target keys of each query.
-
-    Args:
-        ids: numbers that are equal for equal tokens.
-        special: whether each token is a special token of the model.
-    """
+    """Return for each positional role a boolean matrix `(n, n)` that is True for the target keys of each query."""
     n = len(ids)
     key, query = np.arange(n), np.arange(n)[:, None]
     same = ids[:, None] == ids
@@ -64,10 +53,6 @@ def position_scores(
 
     The score of a role is the mean weight of its target keys; the score of `broad` is the entropy of a row relative
     to uniform weights. Queries that are special tokens are left out.
-
-    Args:
-        weights: `(heads, n, n)`, the attention weights.
-        encoded: the tokenized sentence.
 
     Returns:
         For each role the scores `(heads,)`, and the score of uniform weights. Roles without a target key in the
@@ -119,11 +104,6 @@ def score_question(
 
     A head chooses the candidate of largest weight. The weight of a candidate is averaged over the tokens of the query
     and summed over those of the candidate.
-
-    Args:
-        weights: `(heads, n, n)`, the attention weights.
-        encoded: the tokenized sentence.
-        question: a question about the sentence.
 
     Returns:
         The result; None if a word of the question was truncated, or the mask excludes all candidates.

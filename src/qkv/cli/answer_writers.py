@@ -1,18 +1,160 @@
-"""Writer that prints answers as tables, with their evidence rows and with notes on the computation."""
+"""Writers that print the answers of `qkv ask` as tables, JSON lines or CSV, each answer as soon as it is computed.
+
+In JSON and CSV, dates and times are written in ISO 8601, and their standard error and spread in days. NaN and infinity,
+which JSON does not support, are written as null. Decimals are numbers if a float64 represents all their digits,
+otherwise texts.
+"""
 
 from __future__ import annotations
 
+import csv
+import json
+import sys
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TextIO
 
-from qkv.cli.answer_writer import AnswerWriter
+from qkv.core.json_values import to_json
+from qkv.core.printable import escaped_json, printable, quoted_formula
+from qkv.database.answer import call_notes
 
 if TYPE_CHECKING:
     from qkv.database.answer import Answer
+    from qkv.database.protocol import Queryable
 
 
-__all__ = ["ColumnWidth", "fit_widths", "TableWriter"]
+__all__ = ["AnswerWriter", "ColumnWidth", "CsvWriter", "fit_widths", "JsonWriter", "TableWriter", "to_csv"]
+
+
+@dataclass
+class AnswerWriter(ABC):
+    """Base class of writers that print answers to stdout as they are computed.
+
+    Attributes:
+        database: the database that gives the answers.
+        rows: rows of evidence to show per query.
+        explain: print the execution plan at the end.
+        quote_formulas: write an apostrophe before texts that a spreadsheet would execute; only for CSV.
+        gradient: print the gradient of each answer.
+        plan: the execution plan of the first answers.
+        notes: the notes of the last answers, and the calls that ran for all answers so far.
+        column_notes: those of the notes that say how columns are read, and which cells are left out.
+        invalid: the number of queries so far that could not be read.
+        calls: the number of answers so far by the calls that ran for them.
+    """
+
+    database: Queryable
+    rows: int
+    explain: bool
+    quote_formulas: bool = False
+    gradient: bool = False
+    plan: object = None
+    notes: tuple[str, ...] = ()
+    column_notes: tuple[str, ...] = ()
+    invalid: int = 0
+    calls: Counter[str] = field(default_factory=Counter)
+
+    def write(self, answers: Answer) -> None:
+        """Print the answers to several queries, and store their plan and notes for `finish`."""
+        self.plan, self.column_notes = self.plan or answers.plan, answers.column_notes
+        self.calls += answers.call_counts
+        self.notes = *answers.common_notes, *call_notes(self.calls)
+        self.invalid += sum(entry.invalid for entry in answers.entries)
+        for answer in answers:
+            self.write_one(answer)
+
+    @abstractmethod
+    def write_one(self, one: Answer) -> None:
+        """Print the answer to one query."""
+
+    def finish(self) -> None:
+        """Print the execution plan to stderr if `explain` is True. Stdout contains only answers."""
+        if self.explain:
+            print(printable(str(self.plan), lines=True), file=sys.stderr)
+
+
+_STATISTICS = ("standard_error", "lower", "upper", "spread", "effective_rows")
+
+
+class JsonWriter(AnswerWriter):
+    """Writer that prints one JSON object per query.
+
+    The object contains the query, the value, its standard error, the 90 % prediction interval, the spread of the
+    values, the effective number of rows, whether a match was found, the keys that match equally well if there are
+    several, notes on how the cells of columns were read, and the evidence rows with their weights.
+    """
+
+    def write_one(self, one: Answer) -> None:
+        """Print the answer to one query as a JSON object on one line."""
+        line: dict[str, object] = {"query": one.query, "value": one.value, "standard_error": one.standard_error}
+        line |= {"prediction_interval": one.prediction_interval, "spread": one.spread}
+        line |= {"effective_rows": one.effective_rows, "found": one.found}
+        if one.fit_note:
+            line["fit_note"] = one.fit_note
+        if self.gradient:
+            line |= {"gradient": one.gradient, "gradient_standard_error": one.gradient_error}
+        if one.probabilities:
+            line["probabilities"] = one.probabilities
+        if not one.found:
+            line["reason"] = one.reason
+        if one.candidates:
+            line["candidates"] = one.candidates
+        if one.missing_rows:
+            line["missing_rows"] = one.missing_rows
+        if one.remarks:
+            line["remarks"] = one.remarks
+        line["calls"] = [call.record() for call in one.calls]
+        if one.column_notes:
+            line["notes"] = one.column_notes
+        if self.rows:
+            line["rows"] = [
+                {"weight": row.weight}
+                | ({one.measure: getattr(row, one.measure)} if one.measure else {})
+                | {"record": row.record}
+                for row in one.rows
+            ]
+        print(escaped_json(json.dumps(to_json(line), ensure_ascii=False, allow_nan=False)))
+
+
+@dataclass
+class CsvWriter(AnswerWriter):
+    """Writer that prints a CSV header, then one row per query."""
+
+    def __post_init__(self) -> None:
+        self._writer = csv.writer(sys.stdout, lineterminator="\n")
+        self._began = False
+
+    def write_one(self, one: Answer) -> None:
+        """Print the answer to one query as one row of CSV, after the header if it is the first."""
+        self._begin(one.votes)
+        probability = [one.probabilities.get(one.value)] if one.votes else []
+        lower, upper = one.prediction_interval or (None, None)
+        statistics = [one.standard_error, lower, upper, one.spread, one.effective_rows]
+        cells = [one.query, one.value, *probability, *statistics, one.found, one.reason]
+        plain = [to_csv(cell) for cell in cells]
+        self._writer.writerow([quoted_formula(cell) for cell in plain] if self.quote_formulas else plain)
+
+    def finish(self) -> None:
+        """Print the header if there was no answer, and to stderr how columns are read, and the plan if requested."""
+        self._begin(self.database.votes)
+        for note in self.column_notes:
+            print(f"qkv: {printable(note)}", file=sys.stderr)
+        super().finish()
+
+    def _begin(self, votes: bool) -> None:
+        if not self._began:
+            self._writer.writerow(["query", "value", *["probability"] * votes, *_STATISTICS, "found", "reason"])
+        self._began = True
+
+
+def to_csv(cell: object) -> object:
+    """Convert a value to a cell of `csv.writer`; lists and dicts are written as JSON."""
+    value = to_json(cell)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
 
 
 _LEAST = 4
@@ -74,11 +216,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 @dataclass
 class TableWriter(AnswerWriter):
-    """Writer that prints each answer on one line, followed by a table of its evidence rows.
-
-    Attributes:
-        file: the stream to which it prints; None: stdout.
-    """
+    """Writer that prints each answer on one line, followed by a table of its evidence rows."""
 
     file: TextIO | None = None
 

@@ -1,0 +1,136 @@
+"""Layers that one run of a model records: their maps, and maps over all heads (mean, attention rollout and flow)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from qkv.core.typing import Bool, Float
+from qkv.look.allowed_pairs import allowed_of_record
+from qkv.look.quantize import to_numpy
+from qkv.look.rollout import flow, rollout
+from qkv.look.views import ALL_HEADS, LayerMaps
+
+if TYPE_CHECKING:
+    import torch
+
+    from qkv.interop.huggingface.attention_record import AttentionRecord
+
+__all__ = ["DenseCall", "RecordedLayers", "call_module", "run_dense"]
+
+_MAX_FLOW_TOKENS = 32
+"""Maximum tokens for attention flow, which takes 0.3 s for 32 tokens in six layers, and 3 s for 64 tokens."""
+
+
+class DenseCall(NamedTuple):
+    """The attention weights of one layer for one input.
+
+    Attributes:
+        name: name of the layer.
+        kind: `"self"` or `"cross"`.
+        weights: `(heads, q, k)`.
+        allowed: the pairs that the mask allows; None: all.
+        value_norms: `(heads, k)`, the norms of the values; None if the layer computed its own attention.
+    """
+
+    name: str
+    kind: str
+    weights: Float[np.ndarray, "heads q k"]
+    allowed: Bool[np.ndarray, "*#heads q k"] | None
+    value_norms: Float[np.ndarray, "heads k"] | None = None
+
+
+def call_module(module: Callable[..., object], inputs: object) -> object:
+    """Call a module with keyword arguments from a mapping, positional arguments from a tuple or list, or one array."""
+    if isinstance(inputs, Mapping):
+        return module(**inputs)
+    return module(*inputs) if isinstance(inputs, (tuple, list)) else module(inputs)
+
+
+def run_dense(
+    module: torch.nn.Module, inputs: object, collect: Callable[[DenseCall], None], element: int = 0
+) -> object:
+    """Run a model on its inputs, call a function with the weights of each attention layer, and return the output.
+
+    Gradients are disabled. The weights of one layer at a time are in memory, unless `collect` stores them.
+
+    Args:
+        module: a model of transformers or PyTorch.
+        inputs: inputs of the model, as for `call_module`.
+        collect: function that is called once per call of an attention layer, in the order of the calls.
+        element: index into the batch.
+    """
+    import torch
+
+    from qkv.interop import record
+    from qkv.readouts import Dense
+
+    def consume(name: str, call: AttentionRecord) -> None:
+        weights = to_numpy(call.readouts[0][element])
+        norms = None if call.saved is None or call.saved.value_norms is None else call.saved.value_norms[element]
+        allowed = allowed_of_record(call, weights, element)
+        collect(DenseCall(name, call.kind, weights, allowed, None if norms is None else to_numpy(norms)))
+
+    # The saved inputs hold the mask.
+    with torch.no_grad(), record(module, [Dense()], save_inputs=True, consume=consume):
+        return call_module(module, inputs)
+
+
+@dataclass
+class RecordedLayers:
+    """Layers of one run of a model that are shown in one view.
+
+    Attributes:
+        maps: the maps of each layer.
+        modules: the name of the module of each layer.
+        means: the mean over the heads of each layer.
+        masks: the pairs that at least one head of each layer may attend to.
+    """
+
+    maps: list[LayerMaps] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    means: list[Float[np.ndarray, "q k"]] = field(default_factory=list)
+    masks: list[Bool[np.ndarray, "q k"]] = field(default_factory=list)
+
+    def add(self, call: DenseCall, name: str | None = None) -> None:
+        """Add a layer under a name; None: its number, such as `layer 0`."""
+        weights, allowed = call.weights, call.allowed
+        name = f"layer {len(self.maps)}" if name is None else name
+        self.maps.append(LayerMaps.from_weights(name, weights, None, allowed, call.value_norms))
+        self.modules.append(call.name)
+        self.means.append(weights.mean(axis=0))
+        shape = weights.shape[1:]
+        pairs = np.ones((1, *shape), bool) if allowed is None else allowed.reshape(-1, *shape)
+        self.masks.append(np.logical_or.reduce(pairs, axis=0))
+
+    def all_heads(self) -> tuple[LayerMaps, Float[np.ndarray, "layers n n"] | None, str]:
+        """Return a layer with the mean over all heads and layers, the rollout and, for short texts, the flow.
+
+        All methods need only the means over the heads of each layer. For longer texts, the means and a remark for the
+        page are returned with the layer, so that the flow of single pairs can be computed.
+
+        Example:
+            >>> found = RecordedLayers(means=[np.eye(3), np.eye(3)], masks=[np.ones((3, 3), bool)] * 2)
+            >>> found.all_heads()[0].heads
+            ('mean', 'rollout', 'flow')
+        """
+        stacked = np.stack(self.means)[:, None]
+        combined = {"mean": stacked.mean(axis=(0, 1), dtype=np.float64), "rollout": rollout(stacked)}
+        note, layer_means = "", None
+        if stacked.shape[-1] <= _MAX_FLOW_TOKENS:
+            combined["flow"] = flow(stacked)
+        else:
+            note = (
+                f"For more than {_MAX_FLOW_TOKENS} tokens, attention flow is computed for single pairs: select a pair "
+                "in the map and press “Flow of this pair”. Exported files do not offer it."
+            )
+            layer_means = stacked[:, 0].astype(np.float32)
+        # Tokens reach only earlier tokens in any number of causal layers; other masks may combine to more.
+        first = self.masks[0]
+        causal = all(np.array_equal(mask, first) for mask in self.masks) and np.array_equal(first, np.tril(first))
+        allowed = np.tril(np.ones_like(first)) if causal else None
+        maps = LayerMaps.from_weights(ALL_HEADS, np.stack(list(combined.values())), list(combined), allowed)
+        return maps, layer_means, note
