@@ -116,7 +116,7 @@ def check_forward_mode(
     if LinearKernel().refuse(problem) is None:
         return
     arrays = 4 + (2 * problem.elements_per_logit if problem.elements_per_logit > 1 else 0)
-    needed = 3.5 * DenseKernel().cost(problem).scratch + arrays * axes.pairs * problem.itemsize
+    needed = 3.5 * DenseKernel().scratch(problem) + arrays * axes.pairs * problem.itemsize
     if needed > problem.memory:
         raise RefusedError(
             f"memory must be at least {memory_text(needed)} for torch.func.jvp and jacfwd of {axes.q} queries and "
