@@ -8,9 +8,9 @@ softmax; for another kind of normalizer, coefficients of the kernel, the normali
 are read from the table that `qkv tune` has written for this processor, otherwise from the table of this package.
 
 Calls that were not measured (of other libraries, on GPUs, with readouts, longer ones) have one row for each kernel,
-library and direction, "any call" in the file, with two amounts more: "whole_rows", the pairs if the normalizer needs
-whole rows, and "searched", the pairs if the row blocks search candidates. Their times were not measured and only
-order the kernels.
+library and direction, "any call" in the file, with amounts more: "whole_rows", the pairs if the normalizer needs whole
+rows, and "searched" and "searched_elements", the pairs and elements if row blocks search candidates, which takes less.
+These times were not measured and only order the kernels.
 """
 
 from __future__ import annotations
@@ -168,6 +168,7 @@ def amounts_of_work(
     array = (pairs if array_elements is None else array_elements) * problem.itemsize
     total = pairs * problem.elements_per_logit
     width = axes.query_width + axes.value_width
+    searched = problem.normalizer.has_threshold_bound and not problem.readouts
     return {
         "flop": pairs * problem.flop_per_pair * (3.5 if problem.gradient else 1),
         "call": 1,
@@ -181,7 +182,8 @@ def amounts_of_work(
         "large_pairs": pairs if array >= LARGE_BYTES else 0,
         "large_elements": total if array * elements >= LARGE_BYTES else 0,
         "whole_rows": 0 if problem.normalizer.online else pairs,
-        "searched": pairs if problem.normalizer.has_threshold_bound and not problem.readouts else 0,
+        "searched": pairs if searched else 0,
+        "searched_elements": total if searched else 0,
     }
 
 
