@@ -17,7 +17,7 @@ from qkv import masks, normalizers, readouts, scores
 from qkv.errors import MemoryBudgetWarning, OptionError, RefusedError
 from qkv.kernels import KERNELS
 from qkv.plan import budget
-from qkv.plan.budget_warning import _WARNED
+from qkv.plan.budget import _WARNED
 from qkv.plan.cost import memory_bytes, rounded_up
 
 MIB = 2**20

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qkv.cli.answer_writer import AnswerWriter
-from qkv.core.json_values import to_json
 from qkv.core.printable import escaped_json, printable, quoted_formula
+from qkv.core.untrusted_json import to_json
 
 if TYPE_CHECKING:
     from qkv.database.answer import Answer

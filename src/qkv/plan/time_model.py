@@ -16,8 +16,6 @@ These times were not measured and only order the kernels.
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -244,16 +242,9 @@ def _is_valid(table: dict[str, object]) -> bool:
 
 def table_path() -> Path:
     """Return the path of the table of this machine, in the user's cache folder (`QKV_CACHE` overrides the folder)."""
-    folder = os.environ.get("QKV_CACHE")
-    if folder:
-        return Path(folder) / "times.json"
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA", Path.home()))
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "qkv" / "times.json"
+    from qkv.core.files import user_cache  # here, because it imports modules that most calls do not need
+
+    return user_cache("times.json")
 
 
 @cache

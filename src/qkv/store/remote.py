@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from qkv.core.cache_folders import user_cache
 from qkv.core.checksums import digest
+from qkv.core.files import user_cache
 from qkv.core.typing import Bool, Int
 from qkv.errors import DataError, StorageError, StoreBusyError, StoreConflictError
 from qkv.store import row_files
