@@ -166,8 +166,8 @@ def test_own_kernel_runs_in_place_of_a_name() -> None:
         def refuse(self, problem: Any) -> str | None:
             return None if problem.spec.mask is None else "it knows no masks"
 
-        def cost(self, problem: Any) -> Any:
-            return qkv.plan.Cost(1, 1, 1)
+        def scratch(self, problem: Any) -> float:
+            return 1.0
 
         def run(self, call: Any, problem: Any) -> Result:
             return Result(np.tile(call.value.mean(-2, keepdims=True), (call.tile.q_total, 1)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Never
+from typing import Any, Never
 
 from qkv.core.arrays import as_array, library, result_dtype
 from qkv.core.axes import Axes
@@ -26,18 +26,15 @@ from qkv.kernels.linear.kernel import LinearKernel
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan import Kernel, Plan, Spec, plan_problem
-from qkv.plan.array_checks import check_arrays
 from qkv.plan.bind import bind_problem, bind_unconverted
-from qkv.plan.budget import budget_bytes
-from qkv.plan.budget_warning import warn_of_slowdown
+from qkv.plan.budget import budget_bytes, warn_of_slowdown
 from qkv.plan.cache import PLANS, SpecFields, call_signature, store_plan
-from qkv.plan.checks import as_readouts, check_problem, read_problem
+from qkv.plan.checks import as_readouts, check_arrays, check_problem, read_problem
 from qkv.plan.cost import memory_text
 from qkv.plan.devices import device_named, device_of
 from qkv.plan.explain_errors import explain_failure, refuse_unknown
 from qkv.plan.grouped_heads import run_grouped, split_heads
 from qkv.plan.kernel_protocol import Result
-from qkv.plan.observation import Observation
 from qkv.plan.precise_call import run_precisely
 from qkv.plan.problem import Problem
 from qkv.plan.step_cache import step_plan
@@ -48,6 +45,21 @@ from qkv.torch_bridge.export import export_plan
 from qkv.torch_bridge.operator import break_graph, compiled_attend, run_uncompiled
 
 __all__ = ["attend", "explain", "Observation", "observe", "prepare", "Prepared"]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Output and readouts of a call, and the plan that ran, as returned by `observe` and by prepared calls.
+
+    Attributes:
+        output: output `(*batch, q, value_width)`.
+        readouts: one result for each readout, in the given order.
+        plan: the plan that ran, with the outcome of its run-time checks.
+    """
+
+    output: Num[Array, "*batch q value_width"]
+    readouts: tuple[Any, ...]
+    plan: Plan
 
 
 def plan_call(
@@ -118,7 +130,7 @@ def check_forward_mode(
     if LinearKernel().refuse(problem) is None:
         return
     arrays = 4 + (2 * problem.elements_per_logit if problem.elements_per_logit > 1 else 0)
-    needed = 3.5 * DenseKernel().cost(problem).scratch + arrays * axes.pairs * problem.itemsize
+    needed = 3.5 * DenseKernel().scratch(problem) + arrays * axes.pairs * problem.itemsize
     if needed > problem.memory:
         raise RefusedError(
             f"memory must be at least {memory_text(needed)} for torch.func.jvp and jacfwd of {axes.q} queries and "

@@ -212,7 +212,7 @@ def _read_cache(path: Path) -> object:
 
 def _times(path: Path, seed: int, writes: int) -> None:
     from qkv.plan.time_model import WORK
-    from qkv.tuning.table import save_table
+    from qkv.tuning.fit import save_table
 
     save_table({f"kernel {n}": [float(seed + n)] * len(WORK) for n in range(3 + writes)}, path / "times.json")
 

@@ -60,8 +60,8 @@ class _FusedOnGpu(FusedKernel):
     def limits(self, problem):  # type: ignore[no-untyped-def]
         return super().limits(on_gpu(problem))
 
-    def cost(self, problem):  # type: ignore[no-untyped-def]
-        return super().cost(on_gpu(problem))
+    def scratch(self, problem):  # type: ignore[no-untyped-def]
+        return super().scratch(on_gpu(problem))
 
     def keeps_dtype(self, problem):  # type: ignore[no-untyped-def]
         return super().keeps_dtype(on_gpu(problem))

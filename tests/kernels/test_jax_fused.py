@@ -11,8 +11,7 @@ import torch
 import qkv
 from qkv import masks, scores
 from qkv.kernels.jax_fused.kernel import JaxFusedKernel
-from qkv.plan.devices import GPUS, device_of, from_properties
-from qkv.plan.jax_devices import jax_properties
+from qkv.plan.devices import _jax_gpu, device_of
 from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import Setting
 from tests.kernels.lowered import lowered, with_cudnn
@@ -128,6 +127,6 @@ def test_gpus_are_described_by_what_jax_states() -> None:
         device_kind="NVIDIA H100 80GB HBM3", compute_capability="9.0", core_count=132, platform="gpu",
         memory_stats=lambda: {"bytes_limit": 60_000_000_000},
     )  # fmt: skip
-    found = from_properties(jax_properties(device))
-    assert (found.memory, found.multiprocessors, found.bandwidth) == (60_000_000_000, 132, GPUS["H100"].bandwidth)
+    found = _jax_gpu.__wrapped__(device)
+    assert (found.memory, found.capability, found.present) == (60_000_000_000, (9, 0), True)
     assert not device_of(jnp.zeros(1)).is_gpu

@@ -17,7 +17,7 @@ from qkv import masks, normalizers, readouts, scores
 from qkv.errors import MemoryBudgetWarning, OptionError, RefusedError
 from qkv.kernels import KERNELS
 from qkv.plan import budget
-from qkv.plan.budget_warning import _WARNED
+from qkv.plan.budget import _WARNED
 from qkv.plan.cost import memory_bytes, rounded_up
 
 MIB = 2**20
@@ -274,7 +274,7 @@ def test_default_budget_slows_no_call_down_whose_pairs_fit_it(n: int, batch: int
     unlimited = qkv.explain(shape, shape, shape, score=SCORES[score], library="torch", gradient=gradient, memory=2**60)
     assert unlimited.slowdown is None
     if plan.slowdown is None:
-        if (plan.cost.fitted is None) == (unlimited.cost.fitted is None):
+        if plan.cost.measured == unlimited.cost.measured:
             assert plan.cost.seconds <= 1.5 * unlimited.cost.seconds
     else:
         again = qkv.explain(

@@ -83,7 +83,7 @@ def test_measured_calls_state_time_and_work_for_every_kernel_that_can_run_them(m
         for key in measured.seconds:  # the normalizer's row is added to that of the score
             assert (" + " in key) == (measured.kind in measure._NORMALIZERS)
             assert key.endswith(f", {measured.kind}, {'gradient' if measured.gradient else 'forward'}")
-        assert all(list(work) == list(time_model.WORK) for work in measured.work.values())
+        assert all(set(time_model.WORK) <= work.keys() for work in measured.work.values())
 
 
 def test_a_saved_table_decides_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,6 @@ from qkv.kernels.runtime.tile_loop import Limits, fully_masked, restrict_mask, r
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size
 from qkv.plan.budget import fit_to_budget
 from qkv.plan.checks import check_problem, read_problem, read_seed
-from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.plan import Plan
 from qkv.plan.planner import plan_problem
@@ -226,11 +225,9 @@ class ChunkedKernel(Kernel):
         """Return a phrase for the plan, which states that keys and values are read chunk by chunk."""
         return "keys and values are read chunk by chunk"
 
-    def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of one pass over keys and values, with a few arrays of q · k elements in memory."""
-        pairs = problem.axes.pairs
-        peak = pairs * problem.itemsize * row_block_arrays(problem) + problem.cast_bytes
-        return Cost(pairs * problem.flop_per_pair, problem.input_bytes + 2 * peak, peak, 3e-4)
+    def scratch(self, problem: Problem) -> float:
+        """Return the bytes of a few arrays of q · k elements."""
+        return problem.axes.pairs * problem.itemsize * row_block_arrays(problem) + problem.cast_bytes
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Compute the output and the readouts of a `ChunkedCall`."""

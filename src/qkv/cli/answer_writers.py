@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TextIO
 
-from qkv.core.json_values import to_json
 from qkv.core.printable import escaped_json, printable, quoted_formula
+from qkv.core.untrusted_json import to_json
 from qkv.database.answer import call_notes
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Functions that write files atomically: a reader sees either the old or the new content, never a partial file."""
+"""Functions that write files atomically: a reader sees the old or the new content; and the folders for caches."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,9 +23,25 @@ __all__ = [
     "exchange_folders",
     "fsync",
     "make_folders",
+    "user_cache",
     "write_atomic",
     "write_atomic_with_siblings",
 ]
+
+
+def user_cache(name: str) -> Path:
+    """Return a path for caches: `name` in the folder `QKV_CACHE`, otherwise in the platform's folder for caches."""
+    folder = os.environ.get("QKV_CACHE")
+    if folder:
+        return Path(folder) / name
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", Path.home()))
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "qkv" / name
+
 
 _WORKING_FOLDER = -100
 """The value of `AT_FDCWD` on Linux, relative to which paths are resolved."""

@@ -29,9 +29,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from qkv.core.cache_folders import user_cache
 from qkv.core.checksums import digest
-from qkv.core.files import atomic_path
+from qkv.core.files import atomic_path, user_cache
 from qkv.core.typing import Bool
 from qkv.core.untrusted_json import Fields, parse_json, read_bounded
 from qkv.database.execute.local_scale import LocalScale

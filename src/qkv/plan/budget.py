@@ -7,18 +7,60 @@ program on the same machine always gets the same plan.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+import warnings
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from qkv.plan.cost import Cost, memory_bytes
+from qkv.errors import MemoryBudgetWarning
+from qkv.plan.cost import memory_bytes
 from qkv.plan.devices import CPU, Device
 from qkv.plan.kernel_protocol import Kernel
+from qkv.plan.plan import Plan
 from qkv.plan.problem import Problem
 
-__all__ = ["budget_bytes", "default_budget", "fit_to_budget", "machine_memory", "smallest_budget"]
+__all__ = ["budget_bytes", "default_budget", "fit_to_budget", "machine_memory", "smallest_budget", "warn_of_slowdown"]
+
+
+_MAX_WARNED = 10_000
+"""Number of signatures after which nothing is warned of."""
+_INSIDE = ("qkv", "torch", "jaxtyping")
+"""Packages whose frames are not those of the caller; PyTorch's call the modules of qkv."""
+_WARNED: set[Hashable] = set()
+
+
+def warn_of_slowdown(plan: Plan) -> None:
+    """Warn if the memory budget slows a call down by more than 1.5 ×, unless such a call was warned of before.
+
+    Calls count as the same whose batch axes and lengths have the same number of binary digits, because a sequence that
+    grows by one key at a time would otherwise warn at every step.
+    """
+    if plan.slowdown is None:
+        return
+    requested = plan.requested
+    axes = requested.axes
+    sizes = tuple(tuple(int(n).bit_length() for n in shape) for shape in (axes.query, axes.key, axes.value))
+    parts = (
+        plan.kernel.name,
+        *(type(x).__name__ for x in (requested.score, requested.normalizer, requested.spec.mask)),
+    )
+    signature = (sizes, parts, requested.library, requested.dtype, requested.gradient, requested.memory)
+    if signature in _WARNED or len(_WARNED) >= _MAX_WARNED:
+        return
+    _WARNED.add(signature)
+    depth, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(
+        f"The memory budget must be larger for the fastest plan: {plan.slowdown}",
+        MemoryBudgetWarning,
+        stacklevel=depth + 1,
+    )
+
 
 _LEAST = 512 * 2**20
 _SHARE = 8
@@ -110,27 +152,26 @@ def _physical_memory() -> int:
 
 def smallest_budget(kernel: Kernel, problem: Problem) -> int:
     """Return the smallest budget in bytes with which a kernel can run a problem, with its smallest tiles."""
-    return max(1, -int(-_cost(kernel, replace(problem, memory=1)).scratch // 1))
+    return max(1, math.ceil(_scratch(kernel, replace(problem, memory=1))))
 
 
-def _cost(kernel: Kernel, problem: Problem) -> Cost:
-    """Return the cost of a kernel, whose scratch memory includes the readouts, which the caller need not request."""
-    cost = kernel.cost(problem)
-    return replace(cost, scratch=cost.scratch + problem.readout_bytes) if problem.readouts else cost
+def _scratch(kernel: Kernel, problem: Problem) -> float:
+    """Return the scratch memory of a kernel with that of the readouts, which the caller need not request."""
+    return kernel.scratch(problem) + problem.readout_bytes
 
 
-def fit_to_budget(kernel: Kernel, problem: Problem) -> tuple[Problem, Cost] | None:
-    """Return the problem for which a kernel chooses tiles within the memory budget, and its cost; None if none fits.
+def fit_to_budget(kernel: Kernel, problem: Problem) -> tuple[Problem, float] | None:
+    """Return the problem for which a kernel chooses tiles within the budget, and its scratch memory; None if none fits.
 
     A kernel assumes that tiles may use half of `Problem.memory`. Where its other arrays need more than the other half,
     the amount in the returned problem is less than the budget, so that the tiles are smaller.
     """
-    fitted, cost = problem, _cost(kernel, problem)
-    if cost.scratch <= problem.memory:
-        return problem, cost
+    fitted, scratch = problem, _scratch(kernel, problem)
+    if scratch <= problem.memory:
+        return problem, scratch
     if smallest_budget(kernel, problem) > problem.memory:
         return None
-    while cost.scratch > problem.memory:
+    while scratch > problem.memory:
         fitted = replace(fitted, memory=max(1, fitted.memory // 2))
-        cost = _cost(kernel, fitted)
-    return fitted, cost
+        scratch = _scratch(kernel, fitted)
+    return fitted, scratch

@@ -17,7 +17,7 @@ from qkv.core.positions import Positions
 from qkv.core.typing import Array, DType, Num, Shaped, Tensor
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
-from qkv.plan.jax_devices import jax_gpu_of
+from qkv.plan.devices import jax_gpu_of
 from qkv.plan.kernel_protocol import PreparedCall, Result
 from qkv.plan.plan import Plan
 from qkv.plan.planner import rewrite

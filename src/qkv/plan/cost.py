@@ -1,4 +1,4 @@
-"""Class `Cost`, the estimated cost of a call, and functions that parse and format amounts of memory and operations."""
+"""Class `Cost`, the cost of a call on a kernel, and functions that parse and format amounts."""
 
 from __future__ import annotations
 
@@ -8,48 +8,31 @@ from dataclasses import dataclass
 
 from qkv.errors import OptionError
 
-__all__ = ["Cost", "counted", "flop_text", "memory_bytes", "memory_text", "rounded_up", "seconds_text", "tile_sides"]
-
-_FLOP_RATE = 50e9
-_BYTE_RATE = 8e9
-"""Throughput in flop per second and bytes per second of two cores of a desktop processor. Only the ratio matters."""
+__all__ = ["Cost", "counted", "flop_text", "memory_bytes", "memory_text", "rounded_up", "tile_sides"]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Estimated cost of a call on one kernel.
+    """Memory, operations and estimated time of a call on one kernel.
 
     Attributes:
         flop: floating-point operations.
-        traffic: bytes read from and written to main memory.
-        scratch: bytes in memory at the peak besides inputs, output and gradients. Kernels state it without the
-            readouts, which the planner adds.
-        overhead: Python overhead in seconds.
-        arithmetic: time of arithmetic in seconds; estimated from `flop` if None.
-        fitted: time of the call in seconds, from coefficients fitted to measured calls; None if there are none.
-        results: bytes of the output and the gradients, which every kernel returns; the planner sets it.
+        scratch: bytes in memory at the peak besides inputs, output and gradients.
+        seconds: estimated time, by which the planner compares kernels.
+        results: bytes of the output and the gradients, which every kernel returns.
+        measured: whether the time is that of measured calls like this one; otherwise it only orders the kernels.
     """
 
     flop: float
-    traffic: float
     scratch: float
-    overhead: float = 0.0
-    arithmetic: float | None = None
-    fitted: float | None = None
+    seconds: float = 0.0
     results: float = 0.0
+    measured: bool = False
 
     @property
     def peak(self) -> float:
-        """Estimated peak memory in bytes, including output and gradients but not inputs."""
+        """Peak memory in bytes, including output and gradients but not inputs."""
         return self.scratch + self.results
-
-    @property
-    def seconds(self) -> float:
-        """Estimated run time in seconds, by which the planner compares kernels."""
-        if self.fitted is not None:
-            return self.fitted
-        arithmetic = self.flop / _FLOP_RATE if self.arithmetic is None else self.arithmetic
-        return arithmetic + self.traffic / _BYTE_RATE + self.overhead
 
 
 _UNITS = {"": 1, "b": 1} | {
@@ -112,16 +95,6 @@ def flop_text(amount: float) -> str:
         '2.5 Gflop'
     """
     return _scaled(amount, 1000, ("flop", "kflop", "Mflop", "Gflop", "Tflop", "Pflop"))
-
-
-def seconds_text(seconds: float) -> str:
-    """Format a time with a unit.
-
-    Example:
-        >>> seconds_text(0.00125)
-        '1.25 ms'
-    """
-    return _scaled(seconds * 1e6, 1000, ("µs", "ms", "s"))
 
 
 def _scaled(amount: float, base: int, units: tuple[str, ...]) -> str:

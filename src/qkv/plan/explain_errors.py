@@ -7,8 +7,8 @@ from typing import NoReturn
 
 from qkv.core.torch_names import refuse_torch_names
 from qkv.errors import OptionError
-from qkv.plan.array_checks import check_arrays, check_data
 from qkv.plan.budget import budget_bytes
+from qkv.plan.checks import check_arrays, check_data
 from qkv.plan.kernel_protocol import Kernel
 
 __all__ = ["explain_failure", "refuse_unknown"]

@@ -1,4 +1,4 @@
-"""Base class `Kernel`, whose subclasses decide whether they support a problem, estimate its cost and run it."""
+"""Base class `Kernel`, whose subclasses state what they support, and the memory and work of a problem, and run it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from qkv.core.equation import BoundCall
 from qkv.core.typing import Array, Num
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
-from qkv.plan.cost import Cost
-from qkv.plan.devices import GpuWork
 from qkv.plan.problem import Problem
+from qkv.plan.time_model import amounts_of_work
 from qkv.scores import Score
 
 __all__ = ["Kernel", "PreparedCall", "Result"]
@@ -53,7 +52,7 @@ class Kernel(ABC):
         traceable: whether the kernel supports arrays without data, as in `torch.func.vmap` and `torch.export`.
         saves_statistics: whether backward in the operator of `torch.compile` does not run the forward pass again.
         checks_distances: whether the function of `prepare` returns None for a `Gaussian` whose products lose digits.
-        runs_on_gpu: whether the kernel runs on GPUs and states its work on them by `gpu_work`.
+        runs_on_gpu: whether the kernel runs on GPUs.
     """
 
     name: ClassVar[str]
@@ -81,8 +80,12 @@ class Kernel(ABC):
         return ()
 
     @abstractmethod
-    def cost(self, problem: Problem) -> Cost:
-        """Return the estimated cost of running a problem."""
+    def scratch(self, problem: Problem) -> float:
+        """Return the peak number of bytes in memory besides inputs, output, gradients and results of readouts."""
+
+    def work(self, problem: Problem) -> Mapping[str, float]:
+        """Return the amounts of work of a problem by the names in `time_model.WORK`, by default those of all pairs."""
+        return amounts_of_work(problem, problem.axes.pairs)
 
     def guards_of(self, problem: Problem) -> tuple[str, ...]:
         """Return descriptions of the conditions on data that the kernel checks for a problem, by default `guards`."""
@@ -98,14 +101,6 @@ class Kernel(ABC):
     def unsuited(self, problem: Problem) -> str | None:
         """Return why the planner does not choose this kernel for a problem that it can run, or None if it may."""
         return None
-
-    def work(self, problem: Problem) -> Mapping[str, float] | None:
-        """Return the amounts of work of a problem by the names in `time_model.WORK`, or None if they are unknown."""
-        return None
-
-    def gpu_work(self, problem: Problem) -> GpuWork:
-        """Return the amounts of work of a problem on a GPU; only kernels with `runs_on_gpu` are asked."""
-        raise NotImplementedError
 
     @abstractmethod
     def run(self, call: BoundCall, problem: Problem) -> Result:

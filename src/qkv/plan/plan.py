@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass, replace
 
-from qkv.plan.cost import Cost, counted, flop_text, memory_text, rounded_up, seconds_text
+from qkv.plan.cost import Cost, counted, flop_text, memory_text, rounded_up
 from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.problem import Problem
 
@@ -77,7 +77,6 @@ class Plan:
             if axes.query_width == axes.key_width
             else f"widths {axes.query_width} and {axes.key_width}"
         )
-        on_gpu = requested.device.is_gpu
         passes = "one pass over the keys" if requested.normalizer.online else "needs whole rows"
         rows = [
             (
@@ -104,9 +103,9 @@ class Plan:
             *(("guard", text) for text in self.kernel.guards_of(self.problem)),
             ("guard", _DISTANCES if self.problem.score.cancels else ""),
             *(("guard taken", text) for text in self.guards_taken),
-            ("cost", _cost(self.cost, on_gpu) + f"; {memory_text(requested.memory)} allowed"),
+            ("cost", _cost(self.cost) + f"; {memory_text(requested.memory)} allowed"),
             ("slowdown", "" if self.slowdown is None else str(self.slowdown)),
-            *(("slower", f"{name}: {_cost(cost, on_gpu)}") for name, cost in self.slower),
+            *(("slower", f"{name}: {_cost(cost)}") for name, cost in self.slower),
             *(("refused", f"{name}: {sentence}") for name, sentence in self.refused),
             *(("" if n else "calls", text) for n, text in enumerate(str(self.calls).splitlines())),
         ]
@@ -128,9 +127,8 @@ def _row(name: str, text: str) -> str:
     )
 
 
-def _cost(cost: Cost, on_gpu: bool) -> str:
-    text = f"{flop_text(cost.flop)}, {memory_text(cost.traffic)} moved, {memory_text(cost.scratch)} of scratch memory"
-    return f"{text}, an estimated {seconds_text(cost.seconds)}" if on_gpu else text
+def _cost(cost: Cost) -> str:
+    return f"{flop_text(cost.flop)}, {memory_text(cost.scratch)} of scratch memory"
 
 
 def _score_fact(problem: Problem) -> str:

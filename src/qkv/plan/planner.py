@@ -6,9 +6,9 @@ A kernel is chosen in these steps:
 2. A kernel that is named in the call runs, or an error is raised; there is no fallback.
 3. Kernels that cannot run the problem are excluded, each with a reason.
 4. Kernels whose scratch memory exceeds the memory budget even with the smallest tiles are excluded.
-5. Among the remaining kernels, the one with the lowest estimated time is chosen; on a tie, the first of `kernels`.
-   Times are estimated from coefficients fitted to measured calls (`time_model.py`) if they are known for all of these
-   kernels, otherwise from the costs. On a GPU they are estimated from its data sheet (`devices.py`).
+5. Among the remaining kernels, the one with the lowest estimated time is chosen (`time_model.py`); on a tie, the
+   first of `kernels`. The coefficients are those of measured calls of the same kind if they are known for all of these
+   kernels, otherwise those that order the kernels for calls of any kind.
 6. If a kernel would be much faster with a larger budget, the plan says so (`Plan.slowdown`).
 """
 
@@ -25,7 +25,7 @@ from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.plan import Plan, Slowdown
 from qkv.plan.problem import Problem
 from qkv.plan.rewrites import REWRITES
-from qkv.plan.time_model import estimated_seconds
+from qkv.plan.time_model import estimated_seconds, known_coefficients
 from qkv.plan.trial import check_functions
 
 __all__ = ["plan_problem", "rewrite"]
@@ -110,8 +110,8 @@ class _Choice:
 def _choose(problem: Problem, kernels: Sequence[Kernel], kernel: str | None) -> _Choice:
     refused: dict[str, str] = {}
     budgets: dict[str, int] = {}
-    able: list[_Candidate] = []
-    unsuited: list[_Candidate] = []
+    able: list[tuple[Kernel, Problem, float]] = []
+    unsuited: list[tuple[Kernel, Problem, float]] = []
     for each in kernels:
         sentence = each.refuse(problem)
         if sentence is None and problem.traced and problem.library == "torch" and not each.traceable:
@@ -124,11 +124,7 @@ def _choose(problem: Problem, kernels: Sequence[Kernel], kernel: str | None) -> 
                 sentence = "it would allocate {}, more than the {} allowed".format(*amounts)
             else:
                 sentence = each.unsuited(problem) if kernel is None else None
-                cost = replace(fitted[1], results=problem.result_bytes)
-                if problem.device.is_gpu:
-                    seconds = problem.device.seconds(each.gpu_work(fitted[0]), problem.dtype)
-                    cost = replace(cost, fitted=seconds)
-                (able if sentence is None else unsuited).append((each, fitted[0], cost))
+                (able if sentence is None else unsuited).append((each, *fitted))
         if sentence is not None:
             refused[each.name] = sentence
     if kernel is not None:
@@ -137,35 +133,28 @@ def _choose(problem: Problem, kernels: Sequence[Kernel], kernel: str | None) -> 
         able = unsuited
         for each, _, _ in able:
             del refused[each.name]
-    measured = () if problem.device.is_gpu else able
-    times = [_seconds(each, fitted) for each, fitted, _ in measured]
-    if kernel is None and times and all(seconds is not None for seconds in times):
-        timed = zip(able, times, strict=True)
-        able = [(each, fitted, replace(cost, fitted=seconds)) for (each, fitted, cost), seconds in timed]
-    elif problem.recomputes:
-        able = [(each, fitted, _with_forward_again(each, fitted, cost)) for each, fitted, cost in able]
-    return _Choice(sorted(able, key=lambda candidate: candidate[2].seconds), refused, budgets)
+    costs = [_cost(*candidate, True) for candidate in able] if kernel is None else [None]
+    if None in costs:
+        costs = [_cost(*candidate, False) for candidate in able]
+    candidates = [(each, fitted, cost) for (each, fitted, _), cost in zip(able, costs, strict=True) if cost is not None]
+    return _Choice(sorted(candidates, key=lambda candidate: candidate[2].seconds), refused, budgets)
 
 
-def _runs_forward_again(kernel: Kernel, problem: Problem) -> bool:
-    saves = kernel.saves_statistics and problem.dtype in ("float32", "float64")
-    return problem.recomputes and problem.gradient and not saves
-
-
-def _seconds(kernel: Kernel, problem: Problem) -> float | None:
-    """Return the time by the coefficients of measured calls, or None if they are unknown."""
-    seconds = estimated_seconds(kernel, problem)
-    if seconds is None or not _runs_forward_again(kernel, problem):
-        return seconds
-    again = estimated_seconds(kernel, replace(problem, gradient=False))
-    return None if again is None else seconds + again
-
-
-def _with_forward_again(kernel: Kernel, problem: Problem, cost: Cost) -> Cost:
-    """Return the cost with the time of a second forward pass, if the kernel needs one in backward."""
-    if not _runs_forward_again(kernel, problem):
-        return cost
-    return replace(cost, fitted=cost.seconds + kernel.cost(replace(problem, gradient=False)).seconds)
+def _cost(kernel: Kernel, problem: Problem, scratch: float, measured: bool) -> Cost | None:
+    """Return the cost of a kernel, or None if `measured` is true and such calls were not measured."""
+    coefficients = known_coefficients(kernel.name, problem, measured)
+    if coefficients is None and measured:
+        return None
+    work, seconds = kernel.work(problem), 0.0
+    if coefficients is not None:
+        seconds = estimated_seconds(coefficients, work)
+        saves = kernel.saves_statistics and problem.dtype in ("float32", "float64")
+        if problem.recomputes and problem.gradient and not saves:
+            again = _cost(kernel, replace(problem, gradient=False), scratch, measured)
+            if again is None:
+                return None
+            seconds += again.seconds
+    return Cost(work["flop"], scratch, seconds, problem.result_bytes, measured)
 
 
 def _refusal(problem: Problem, choice: _Choice, kernel: str | None) -> str:
@@ -189,27 +178,29 @@ def _refusal(problem: Problem, choice: _Choice, kernel: str | None) -> str:
 
 def _slowdown(problem: Problem, kernels: Sequence[Kernel], kernel: str | None, choice: _Choice) -> Slowdown | None:
     """Return by how much the memory budget slows a call down, or None if by less than `_NOTED_SLOWDOWN`."""
-    cost = choice.able[0][2]
-    if not choice.budgets and cost.scratch <= problem.memory / 8:  # no tile is smaller for lack of memory
+    limited = choice.able[0]
+    if not choice.budgets and limited[2].scratch <= problem.memory / 8:  # no tile is smaller for lack of memory
         return None
     unlimited = _choose(replace(problem, memory=_UNLIMITED), kernels, kernel).able[0]
-    limited_seconds, seconds = _comparable(cost, unlimited[2])
-    if limited_seconds <= _NOTED_SLOWDOWN * seconds:
+    factor = _time_ratio(limited, unlimited)
+    if factor <= _NOTED_SLOWDOWN:
         return None
     budget = max(problem.memory, int(unlimited[2].scratch) + 1)
     while budget < _UNLIMITED:
-        times = _comparable(_choose(replace(problem, memory=budget), kernels, kernel).able[0][2], unlimited[2])
-        if times[0] <= _NOTED_SLOWDOWN * times[1]:
+        if _time_ratio(_choose(replace(problem, memory=budget), kernels, kernel).able[0], unlimited) <= _NOTED_SLOWDOWN:
             break
         budget *= 2
-    return Slowdown(limited_seconds / seconds, unlimited[0].name, budget)
+    return Slowdown(factor, unlimited[0].name, budget)
 
 
-def _comparable(cost: Cost, other: Cost) -> tuple[float, float]:
-    """Return the estimated seconds of two plans, both from coefficients of measured calls or both from formulas."""
-    if (cost.fitted is None) != (other.fitted is None):
-        return replace(cost, fitted=None).seconds, replace(other, fitted=None).seconds
-    return cost.seconds, other.seconds
+def _time_ratio(candidate: _Candidate, other: _Candidate) -> float:
+    """Return the ratio of the estimated times, both from coefficients of measured calls or neither."""
+    if candidate[2].measured != other[2].measured:
+        costs = [_cost(kernel, problem, 0.0, False) for kernel, problem, _ in (candidate, other)]
+    else:
+        costs = [candidate[2], other[2]]
+    limited, unlimited = (0.0 if cost is None else cost.seconds for cost in costs)
+    return limited / unlimited if unlimited else 1.0
 
 
 _NOTED_SLOWDOWN = 1.5

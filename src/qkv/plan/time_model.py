@@ -6,19 +6,21 @@ w are amounts of work that the kernel states (`Kernel.work`): 1 for the call, ba
 so on. The coefficients c ≥ 0 of a kernel, a kind of score and a direction (forward, or with a gradient) are those of
 softmax; for another kind of normalizer, coefficients of the kernel, the normalizer and the direction are added. They
 are read from the table that `qkv tune` has written for this processor, otherwise from the table of this package.
+
+Calls that were not measured (of other libraries, on GPUs, with readouts, longer ones) have one row for each kernel,
+library and direction, "any call" in the file, with amounts more: "whole_rows", the pairs if the normalizer needs whole
+rows, and "searched" and "searched_elements", the pairs and elements if row blocks search candidates, which takes less.
+These times were not measured and only order the kernels.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias, cast
 
-from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.problem import Problem
 
 __all__ = [
@@ -34,13 +36,15 @@ __all__ = [
     "table_path",
 ]
 
+LARGE_BYTES = 2**25
+"""Size in bytes from which arrays are slower per element: memory is requested from the operating system every time."""
 WORK = ("call", "batch", "tiles", "rows", "queries", "pairs", "products", "elements", "large_pairs", "large_elements")
 """Names of the amounts of work.
 
 call: 1. batch: batch elements. tiles: tiles of all batch elements. rows: elements of query, key and value. queries:
 queries of all batch elements, each of which has a row of logits. pairs: pairs that are computed. products: pairs times
 the widths of keys and values. elements: pairs times the array elements per logit. large_pairs, large_elements: the
-same where the arrays exceed `LARGE_BYTES`, for which memory is requested from the operating system at every call.
+same where the arrays exceed `LARGE_BYTES`.
 """
 
 Table: TypeAlias = Mapping[str, Sequence[float]]
@@ -108,7 +112,9 @@ def table_key(kernel: str, problem: Problem) -> str | None:
     q, k = problem.axes.q, problem.axes.k
     if max(q, k) > _MAX_LENGTH and (q * k > _MAX_LENGTH**2 or (q < _MIN_QUERIES and normalizer == "softmax")):
         return None
-    if kind is None or normalizer is None or problem.library != "torch" or problem.readouts or problem.traced:
+    if kind is None or normalizer is None or problem.library != "torch" or problem.device.is_gpu:
+        return None
+    if problem.readouts or problem.traced:
         return None
     direction = "gradient" if problem.gradient else "forward"
     key = f"{kernel}, {kind}, {direction}"
@@ -121,20 +127,92 @@ def coefficients_of(table: Table, key: str) -> Sequence[float] | None:
     return None if None in rows else [sum(column) for column in zip(*cast("list[list[float]]", rows), strict=True)]
 
 
-def estimated_seconds(kernel: Kernel, problem: Problem) -> float | None:
-    """Return the estimated seconds of a call on one core, or None if coefficients or amounts of work are unknown."""
-    key = table_key(kernel.name, problem)
-    coefficients = None if key is None else coefficients_of(load_table(), key)
-    work = None if coefficients is None else kernel.work(problem)
-    if coefficients is None or work is None:
-        return None
-    return 1e-9 * sum(c * work[name] for name, c in zip(WORK, coefficients, strict=True))
+def known_coefficients(kernel: str, problem: Problem, measured: bool) -> Mapping[str, float] | None:
+    """Return coefficients of a kernel by the name of the amount of work, or None if there are none.
+
+    Args:
+        kernel: name of the kernel.
+        problem: the problem.
+        measured: whether they must be those of measured calls of the same kind, or of calls of any kind.
+    """
+    if measured:
+        key = table_key(kernel, problem)
+        row = None if key is None else coefficients_of(load_table(), key)
+        return None if row is None else dict(zip(WORK, row, strict=True))
+    place = "GPU" if problem.device.is_gpu else problem.library
+    return _general_table().get(f"{kernel}, {place}, {'gradient' if problem.gradient else 'forward'}")
+
+
+def estimated_seconds(coefficients: Mapping[str, float], work: Mapping[str, float]) -> float:
+    """Return the estimated seconds of a call on one core."""
+    return 1e-9 * sum(c * work[name] for name, c in coefficients.items())
+
+
+def amounts_of_work(
+    problem: Problem, pairs: float, tiles: float = 0, array_elements: float | None = None, elements: int = 1
+) -> dict[str, float]:
+    """Return the amounts of work of a call by the names in `WORK`, and its floating-point operations as "flop".
+
+    A backward pass counts as 2.5 times the forward pass.
+
+    Args:
+        problem: the problem.
+        pairs: number of pairs that the kernel computes.
+        tiles: number of tiles of all batch elements.
+        array_elements: pairs in an array of the kernel; None: `pairs`.
+        elements: array elements per logit in such an array.
+    """
+    axes = problem.axes
+    array = (pairs if array_elements is None else array_elements) * problem.itemsize
+    total = pairs * problem.elements_per_logit
+    width = axes.query_width + axes.value_width
+    searched = problem.normalizer.has_threshold_bound and not problem.readouts
+    return {
+        "flop": pairs * problem.flop_per_pair * (3.5 if problem.gradient else 1),
+        "call": 1,
+        "batch": axes.batch_size,
+        "tiles": tiles,
+        "rows": axes.batch_size * (axes.q * width + axes.k * (axes.key_width + axes.value_width)),
+        "queries": axes.batch_size * axes.q,
+        "pairs": pairs,
+        "products": pairs * width,
+        "elements": total,
+        "large_pairs": pairs if array >= LARGE_BYTES else 0,
+        "large_elements": total if array * elements >= LARGE_BYTES else 0,
+        "whole_rows": 0 if problem.normalizer.online else pairs,
+        "searched": pairs if searched else 0,
+        "searched_elements": total if searched else 0,
+    }
+
+
+def visible_pairs(problem: Problem, rows: int, keys: int = 1) -> float:
+    """Estimate the number of pairs in the tiles that the mask does not exclude, from a sample of the queries.
+
+    The sample is up to 16 blocks of `rows` queries, for each of which the key range of the mask is computed, and
+    extended to whole blocks of `keys` keys.
+    """
+    axes, mask = problem.axes, problem.spec.mask
+    if mask is None or 0 in (axes.q, axes.k):
+        return axes.pairs
+    starts = range(0, axes.q, max(rows, -(-axes.q // 16)))
+    visible = 0
+    for start in starts:
+        first, last = mask.key_range(problem.tile.restrict((start, min(axes.q, start + rows)), (0, axes.k)))
+        if last > first:
+            visible += min(axes.k, -(-last // keys) * keys) - first // keys * keys
+    return axes.pairs * visible / (len(starts) * axes.k)
 
 
 @cache
 def load_table() -> Table:
     """Return the table of this processor if `qkv tune` has written one, otherwise that of the package."""
     return _read_table(table_path(), processor_name()) or _read_table(_DEFAULT, None) or {}
+
+
+@cache
+def _general_table() -> Mapping[str, Mapping[str, float]]:
+    """Return the coefficients of each kernel for calls of any kind, by the name of the amount of work."""
+    return cast("dict[str, dict[str, float]]", json.loads(_DEFAULT.read_text(encoding="utf-8"))["any call"])
 
 
 def is_tuned() -> bool:
@@ -164,16 +242,9 @@ def _is_valid(table: dict[str, object]) -> bool:
 
 def table_path() -> Path:
     """Return the path of the table of this machine, in the user's cache folder (`QKV_CACHE` overrides the folder)."""
-    folder = os.environ.get("QKV_CACHE")
-    if folder:
-        return Path(folder) / "times.json"
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA", Path.home()))
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "qkv" / "times.json"
+    from qkv.core.files import user_cache  # here, because it imports modules that most calls do not need
+
+    return user_cache("times.json")
 
 
 @cache

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from qkv.core.json_values import to_json
 from qkv.core.progress import checkpoint
+from qkv.core.untrusted_json import to_json
 from qkv.database.answer import Answer, Call, Entry
 from qkv.database.keys.columns import Column
 from qkv.database.storage.stored import StoredDatabase

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from unicodedata import combining
 
 from qkv.core.checks import check_choice
-from qkv.core.json_values import NUMBERS
 from qkv.core.progress import checkpoint
+from qkv.core.untrusted_json import NUMBERS
 from qkv.database.execute.interpretation import FITS
 from qkv.errors import OptionError, QueryError
 from qkv.serve.limits import Limits

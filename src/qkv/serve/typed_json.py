@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.core.json_values import NUMBERS
+from qkv.core.untrusted_json import NUMBERS
 from qkv.database.io.nanoseconds import NanosecondDatetime, plain_scalar
 from qkv.errors import QueryError
 

@@ -15,8 +15,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from qkv.core.cache_folders import user_cache
 from qkv.core.checksums import digest
+from qkv.core.files import user_cache
 from qkv.plan.cost import memory_bytes
 
 __all__ = ["BlockCache", "default_cache"]

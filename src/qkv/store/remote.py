@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from qkv.core.cache_folders import user_cache
 from qkv.core.checksums import checksum, digest
+from qkv.core.files import user_cache
 from qkv.core.threads import prefetched
 from qkv.core.typing import Int
 from qkv.errors import DamagedError, DataError, StorageError, StoreBusyError, StoreConflictError

@@ -36,7 +36,6 @@ from qkv.kernels.runtime.tile_loop import Limits, attend_rows, fully_masked, ran
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator, readable_by_tile
 from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.normalizers.base import Summary
-from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.readouts import Readout
@@ -71,9 +70,9 @@ class TileReader(Kernel):
         if not readable_by_tile(problem.readouts, problem.normalizer):
             yield "it does not support readouts that need whole rows"
 
-    def cost(self, problem: Problem) -> Cost:
-        """Return a cost of 0, because the planner never compares this kernel with others."""
-        return Cost(0, 0, 0)
+    def scratch(self, problem: Problem) -> float:
+        """Return 0, so that every budget suffices."""
+        return 0.0
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         tile, accumulators = call.tile, [ReadoutAccumulator(readout, call.tile) for readout in problem.readouts]

@@ -23,7 +23,7 @@ __all__ = ["EXPORT_KERNEL", "export_plan"]
 EXPORT_KERNEL: ContextVar[Kernel | None] = ContextVar("export_kernel", default=None)
 """Kernel that is preferred while exporting, for calls without `kernel=` that it supports."""
 
-_NO_COST = Cost(0.0, 0.0, 0.0)
+_NO_COST = Cost(0.0, 0.0)
 
 
 def export_plan(problem: Problem, kernels: Sequence[Kernel], kernel: str | Kernel | None) -> Plan:

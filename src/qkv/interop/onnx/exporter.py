@@ -22,7 +22,6 @@ from qkv.errors import KindError, MissingPackageError, OptionError
 from qkv.interop.onnx.attention_operator import require_opset
 from qkv.kernels.fused.call import lift_sides
 from qkv.kernels.runtime.context import set_context
-from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.scores.base import Score
@@ -77,9 +76,9 @@ class AttentionNode(Kernel):
         if problem.spec.dropout:
             yield "the operator has no dropout"
 
-    def cost(self, problem: Problem) -> Cost:
-        """Return a cost of zero, because the node is written into a graph and not run."""
-        return Cost(0.0, 0.0, 0.0)
+    def scratch(self, problem: Problem) -> float:
+        """Return 0, because the node is written into a graph and not run."""
+        return 0.0
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Write a call as one `Attention` node into the graph that PyTorch's exporter is tracing."""

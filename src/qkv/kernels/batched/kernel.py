@@ -44,17 +44,17 @@ from qkv.kernels.runtime.closure_gradients import (
     refuse_closure_gradients,
 )
 from qkv.kernels.runtime.context import no_autocast
-from qkv.kernels.runtime.cost_model import PRODUCT_RATE, amounts_of_work
 from qkv.kernels.runtime.gradients import gradients_of
 from qkv.kernels.runtime.isolated_autograd import projects_nothing
 from qkv.kernels.runtime.memory_model import lifted_elements, score_arrays
 from qkv.kernels.runtime.workspace import raise_malloc_threshold
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
-from qkv.plan.cost import Cost, memory_text
+from qkv.plan.cost import memory_text
 from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
 from qkv.plan.precise_call import is_certainly_near
 from qkv.plan.problem import Problem
+from qkv.plan.time_model import amounts_of_work
 from qkv.scores.base import Score
 
 if TYPE_CHECKING:
@@ -367,8 +367,6 @@ _MAX_BYTES = 1 << 25
 
 _KEPT_PAIRS = 1 << 16
 """Largest number of pairs whose mask, if it holds no arrays, is kept with the plan: 256 KiB."""
-_SORT_SECONDS = 4e-8
-"""Time to sort a row, in seconds per element."""
 
 
 @dataclass(frozen=True)
@@ -403,10 +401,10 @@ class BatchedKernel(Kernel):
             f"its arrays of all pairs would have {memory_text(size)} each; it is chosen below {memory_text(_MAX_BYTES)}"
         )
 
-    def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of a call, whose arrays of all pairs are written to memory and read back."""
+    def scratch(self, problem: Problem) -> float:
+        """Return the bytes of the arrays of all pairs and of the lifted sides at the peak."""
         pairs, gradient = problem.axes.pairs, problem.gradient
-        elements, additive = problem.elements_per_logit, problem.score.tanh_vector is not None
+        additive = problem.score.tanh_vector is not None
         forward, saved, features = (2.0, 0.0, 0) if additive else score_arrays(problem)
         in_place = 0 if gradient or not problem.normalizer.log_sum_exp else _forward_arrays(problem.score)
         if gradient and (additive or _is_product(problem.score)):  # one autograd node, which changes arrays in place
@@ -430,14 +428,7 @@ class BatchedKernel(Kernel):
         if problem.dtype == "bfloat16" and suits_half(problem.axes):
             arrays += 1.0  # a factor of a product in half precision, and its copy in oneDNN
         scratch = pairs * problem.itemsize * arrays + problem.cast_bytes + (2 * STEP_BYTES if additive else 0)
-        scratch += sum(lifted_elements(problem)) * problem.itemsize * (2 if gradient else 1)
-        products = (problem.axes.query_width + problem.axes.value_width) * 2 * (3 if gradient else 1) / PRODUCT_RATE
-        seconds = products + (6e-9 if gradient else 1.8e-9)
-        seconds += elements * ((1.15e-9 if gradient else 0.4e-9) if additive else (6e-9 if gradient else 2e-9))
-        if not problem.normalizer.log_sum_exp:
-            seconds += _SORT_SECONDS
-        flop = pairs * problem.flop_per_pair * (3 if gradient else 1)
-        return Cost(flop, problem.input_bytes, scratch, 1.2e-4 if gradient else 6e-5, arithmetic=pairs * seconds)
+        return scratch + sum(lifted_elements(problem)) * problem.itemsize * (2 if gradient else 1)
 
     def work(self, problem: Problem) -> dict[str, float]:
         """Return the amounts of work, from which the time is estimated; masked pairs are computed too."""

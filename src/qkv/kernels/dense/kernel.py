@@ -24,15 +24,13 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, DType, Float, Num, Shaped, Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.context import no_autocast
-from qkv.kernels.runtime.cost_model import LARGE_BYTES, amounts_of_work
-from qkv.kernels.runtime.gpu_model import pairwise_gpu_work
 from qkv.kernels.runtime.memory_model import pair_arrays
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
-from qkv.plan.cost import Cost, memory_text
-from qkv.plan.devices import GpuWork
+from qkv.plan.cost import memory_text
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
+from qkv.plan.time_model import LARGE_BYTES, amounts_of_work
 from qkv.readouts import Readout
 from qkv.scores.base import Score
 
@@ -144,12 +142,6 @@ def _attend(
     return result.output, result.readouts
 
 
-_CACHE_BYTES = 4 * 2**20
-"""Largest total size in bytes of arrays that stay in the processor's cache."""
-_SORT_FLOP = 2000
-"""Cost of sorting a row, in flop per element."""
-
-
 @dataclass(frozen=True)
 class DenseKernel(Kernel):
     """Kernel that computes all logits at once as one array, in every array library.
@@ -162,21 +154,10 @@ class DenseKernel(Kernel):
     traceable: ClassVar[bool] = True
     runs_on_gpu: ClassVar[bool] = True
 
-    def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of a call, assuming that arrays of q · k elements are written to memory and read back."""
-        elements = problem.elements_per_logit if problem.elements_per_logit > 1 else 0
-        # Logits, exponentials, weights and the mask; with a gradient also the arrays saved for backward.
-        arrays = (4 + elements) * (2 if problem.gradient else 1)
-        pair_bytes = problem.axes.pairs * problem.itemsize * arrays
+    def scratch(self, problem: Problem) -> float:
+        """Return the bytes of logits, weights and mask of all pairs; with a gradient also of what autograd saves."""
         mask = 0.25 if problem.spec.mask is not None and problem.gradient else 0.0
-        scratch = problem.axes.pairs * problem.itemsize * (pair_arrays(problem) + mask) + problem.cast_bytes
-        passes = 3 if problem.gradient else 1
-        cached = pair_bytes <= _CACHE_BYTES and problem.library != "numpy"
-        traffic = problem.input_bytes + 2 * pair_bytes * passes / (4 if cached else 1)
-        flop = problem.axes.pairs * problem.flop_per_pair * passes
-        if not problem.normalizer.online:
-            flop += problem.axes.pairs * _SORT_FLOP
-        return Cost(flop, traffic, scratch, 2e-4)
+        return problem.axes.pairs * problem.itemsize * (pair_arrays(problem) + mask) + problem.cast_bytes
 
     def unsuited(self, problem: Problem) -> str | None:
         """Return a sentence if a PyTorch score holds arrays so large that computing them tile by tile is preferred."""
@@ -189,9 +170,6 @@ class DenseKernel(Kernel):
     def work(self, problem: Problem) -> dict[str, float]:
         """Return the amounts of work, from which the time is estimated; masked pairs are computed too."""
         return amounts_of_work(problem, problem.axes.pairs, elements=problem.elements_per_logit)
-
-    def gpu_work(self, problem: Problem) -> GpuWork:
-        return pairwise_gpu_work(problem, problem.axes.pairs, 40, passes=10 if problem.normalizer.online else 25)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         if problem.library == "torch":

@@ -21,12 +21,10 @@ from qkv.core.typing import Float, Num, Tensor
 from qkv.kernels.flex.modifications import BatchAxes, mask_function, modifications_of, score_function, supports_mask
 from qkv.kernels.fused.layout import Layout, layout_of
 from qkv.kernels.runtime.context import no_autocast
-from qkv.kernels.runtime.cost_model import visible_pairs
 from qkv.kernels.runtime.softmax_limits import softmax_limits
-from qkv.plan.cost import Cost
-from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
+from qkv.plan.time_model import amounts_of_work, visible_pairs
 from qkv.scores import Dot, ScaledDot, Softcap
 
 if TYPE_CHECKING:
@@ -220,35 +218,20 @@ class FlexKernel(Kernel):
         """Return whether queries and keys need no lift: FlexAttention accumulates in single precision."""
         return isinstance(modifications_of(problem.score)[0], (Dot, ScaledDot))
 
-    def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of a call: copies of lifted or padded inputs, the output and the block mask."""
+    def scratch(self, problem: Problem) -> float:
+        """Return the bytes of copies of lifted or padded inputs, of the output and of the block mask."""
         axes = problem.axes
-        pairs = visible_pairs(problem, _BLOCK, _BLOCK)
         width = max(16, modifications_of(problem.score)[0].lifted_width(axes.query_width, axes.key_width))
         rows = axes.batch_size * (axes.q + axes.k)
         copies = (2 * rows * (width + axes.value_width)) * problem.itemsize
         if problem.spec.mask is not None:
             # Four lists of blocks, and their transposes, in 4 bytes for each block.
             copies += axes.batch_size * -(-axes.q // _BLOCK) * -(-axes.k // _BLOCK) * 4 * 4
-        times = 2 if problem.gradient else 1
-        flop = pairs * (problem.flop_per_pair + 2 * width) * (3.5 if problem.gradient else 1)
-        return Cost(flop, (problem.input_bytes + copies) * times, copies * times + 2**20, 3e-4)
+        return copies * (2 if problem.gradient else 1) + 2**20
 
-    def gpu_work(self, problem: Problem) -> GpuWork:
-        axes = problem.axes
-        inner, modifications = modifications_of(problem.score)
-        pairs, times = visible_pairs(problem, _BLOCK, _BLOCK), 3.5 if problem.gradient else 1.0
-        width = max(inner.lifted_width(axes.query_width, axes.key_width), axes.value_width)
-        changes = 6 + 8 * len(modifications) + (4 if problem.spec.mask is not None else 0)
-        caps = sum(isinstance(each, Softcap) for each in modifications)
-        launches = 15 + (0 if inner.is_scaled_dot else 8) + (25 if problem.spec.mask is not None else 0)
-        return GpuWork(
-            matrix=pairs * 4 * width * times,
-            vector=pairs * changes * times,
-            special=pairs * (1 + 2 * caps) * times,
-            traffic=self.cost(problem).traffic,
-            launches=launches,
-        )
+    def work(self, problem: Problem) -> dict[str, float]:
+        """Return the amounts of work; blocks of pairs that the mask excludes are skipped."""
+        return amounts_of_work(problem, visible_pairs(problem, _BLOCK, _BLOCK))
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Run FlexAttention, without reading anything back."""

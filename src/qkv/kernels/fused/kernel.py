@@ -23,17 +23,15 @@ from qkv.core.typing import Array, Int, Tensor
 from qkv.kernels.fused.call import FINITE, DoubleBackward, LiftedCall, attend_finite
 from qkv.kernels.fused.layout import layout_of
 from qkv.kernels.fused.sdpa import FusedAttention, operators, results_are_finite
-from qkv.kernels.runtime.cost_model import PRODUCT_RATE, amounts_of_work, visible_pairs
 from qkv.kernels.runtime.memory_model import lifted_elements, saved_by_lift
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
-from qkv.plan.cost import Cost
-from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
 from qkv.plan.problem import Problem
+from qkv.plan.time_model import amounts_of_work, visible_pairs
 from qkv.scores import Dot, ScaledDot, Score
 
 if TYPE_CHECKING:
@@ -191,11 +189,8 @@ class FusedKernel(Kernel):
             )
         return "; ".join(note for note in notes if note)
 
-    def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of a call, including copies for lifting and padding.
-
-        The backward pass computes five matrix products.
-        """
+    def scratch(self, problem: Problem) -> float:
+        """Return the bytes of copies for lifting and padding."""
         axes, score = problem.axes, problem.score
         width = max(score.lifted_width(axes.query_width, axes.key_width), axes.value_width)
         casts = problem.cast_bytes > 0 and not self.keeps_dtype(problem)
@@ -204,15 +199,7 @@ class FusedKernel(Kernel):
         else:
             copies = _copied_elements(problem, width, False) * problem.itemsize
             copies += problem.cast_bytes if casts else 0
-        _, offset, _ = split_mask(problem.spec.mask, problem.tile)
-        triangle = 1.0 if offset is None else 0.55 if axes.k >= 1024 else 0.75
-        flop = axes.pairs * triangle * (4 * width + 10) * (3.5 if problem.gradient else 1)
-        traffic = (problem.input_bytes + copies) * (2 if problem.gradient else 1)
-        overhead = 1.5e-4 if problem.gradient else 8e-5
-        arithmetic = flop / PRODUCT_RATE
-        if width > 64 and 48 <= axes.q < 768 and not problem.gradient:
-            arithmetic *= 1.25  # PyTorch then uses blocks of 32 or 64 queries, which are slower
-        return Cost(flop, traffic, copies + _SCRATCH, overhead, arithmetic=arithmetic)
+        return copies + _SCRATCH
 
     def guards_of(self, problem: Problem) -> tuple[str, ...]:
         """Return the guards on the data; on a GPU there are none, because reading them back would make it wait."""
@@ -226,15 +213,6 @@ class FusedKernel(Kernel):
         """Return whether queries and keys need no lift on a GPU, whose operators accumulate in single precision."""
         unscaled = isinstance(problem.normalizer.temperature, (int, float))
         return problem.device.is_gpu and unscaled and isinstance(problem.score, (Dot, ScaledDot))
-
-    def gpu_work(self, problem: Problem) -> GpuWork:
-        axes, cost = problem.axes, self.cost(problem)
-        lifts = 0 if problem.score.is_scaled_dot else 8
-        masked = 0 if problem.spec.mask is None else 10
-        times = 3.5 if problem.gradient else 1.0
-        pairs = visible_pairs(problem, 128, 128)
-        width = max(problem.score.lifted_width(axes.query_width, axes.key_width), axes.value_width)
-        return GpuWork(pairs * 4 * width * times, pairs * 6 * times, pairs * times, cost.traffic, 2 + lifts + masked)
 
     def work(self, problem: Problem) -> dict[str, float]:
         """Return the amounts of work, from which the time is estimated.

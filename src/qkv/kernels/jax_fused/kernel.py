@@ -21,13 +21,11 @@ from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Array, Float
 from qkv.kernels.jax_loops.kernel import JaxLoopsKernel
-from qkv.kernels.runtime.cost_model import visible_pairs
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.plan.bind import bind_problem
-from qkv.plan.cost import Cost
-from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
+from qkv.plan.time_model import amounts_of_work, visible_pairs
 from qkv.scores import Dot, ScaledDot
 
 __all__ = ["Implementation", "JaxFusedKernel"]
@@ -171,21 +169,16 @@ class JaxFusedKernel(Kernel):
         """Return whether arrays stay as they are; XLA's compiler for CPUs refuses some products of bfloat16."""
         return self.implementation != "xla"
 
-    def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of a call, which copies its inputs to JAX's order of axes."""
-        axes, times = problem.axes, 3.5 if problem.gradient else 1.0
+    def scratch(self, problem: Problem) -> float:
+        """Return the bytes of copies of the inputs to JAX's order of axes."""
+        axes = problem.axes
         width = max(axes.query_width, axes.value_width)
         copies = axes.batch_size * (2 * axes.q + 2 * axes.k) * width * problem.itemsize * (2 if problem.gradient else 1)
-        flop = visible_pairs(problem, 128, 128) * (4 * width + 10) * times
-        if self.implementation == "xla":
-            copies += axes.pairs * problem.itemsize * 4
-        return Cost(flop, problem.input_bytes + 2 * copies, copies, 2e-4)
+        return copies + (axes.pairs * problem.itemsize * 4 if self.implementation == "xla" else 0)
 
-    def gpu_work(self, problem: Problem) -> GpuWork:
-        axes, pairs = problem.axes, visible_pairs(problem, 128, 128)
-        times = 3.5 if problem.gradient else 1.0
-        width = max(axes.query_width, axes.value_width)
-        return GpuWork(pairs * 4 * width * times, pairs * 6 * times, pairs * times, self.cost(problem).traffic, 8)
+    def work(self, problem: Problem) -> dict[str, float]:
+        """Return the amounts of work; blocks of pairs that the mask excludes are skipped."""
+        return amounts_of_work(problem, visible_pairs(problem, 128, 128))
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Run fused attention, without reading anything back, or compiled loops if the library refuses the call."""

@@ -30,14 +30,12 @@ from qkv.core.typing import Array, Float, Num, Shaped
 from qkv.kernels.jax_loops.dynamic_tiles import DynamicCall, DynamicTile, Start, slice_axis, slice_part
 from qkv.kernels.jax_loops.manual_axes import vary_alike, vary_like
 from qkv.kernels.jax_loops.tiles import attend_tiles
-from qkv.kernels.runtime.gpu_model import pairwise_gpu_work
 from qkv.kernels.runtime.tile_sizes import partial_elements, row_block_arrays, row_block_size, size_text, tile_shape
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
-from qkv.plan.cost import Cost
-from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
+from qkv.plan.time_model import amounts_of_work
 from qkv.readouts import Readout
 from qkv.readouts.base import Reduction, flatten, unflatten
 from qkv.readouts.cells import pool_cells
@@ -321,8 +319,6 @@ ROW_BLOCK_BUDGET = 2**23
 """Largest number of elements in all arrays of a row block together."""
 _GPU_TILE_FACTOR = 16
 """Ratio of the elements of a tile on a GPU and on a CPU: 64 MiB in float32, so that launches take little time."""
-_TILE_SECONDS = 3e-4
-"""Fixed cost of a tile in seconds, because it consists of many small operations."""
 
 Parts = tuple[Score, Normalizer, Mask | None, Positions | None]
 
@@ -357,45 +353,34 @@ class JaxLoopsKernel(Kernel):
         blocks = f"row blocks of {size_text(self._rows(problem), problem.axes.k)}"
         return f"tiles, and for the readouts {blocks}" if _in_tiles(problem) else blocks
 
-    def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of a call. The peak memory includes one tile or row block.
-
-        Backward includes a second forward pass.
-        """
+    def scratch(self, problem: Problem) -> float:
+        """Return the bytes of one tile or row block, of the sums and of the projections."""
         axes = problem.axes
-        passes = 3.5 if problem.gradient else 1.0
-        peak, steps, flop, traffic = 0.0, 0.0, 0.0, float(problem.input_bytes)
+        peak = 0.0
         if _in_tiles(problem):
             rows, cols = self._tile(problem)
             peak = axes.batch_size * rows * (cols * _tile_arrays(problem) + partial_elements(problem))
-            steps = -(-axes.q // rows) * -(-axes.k // cols)
-            flop = axes.pairs * problem.flop_per_pair * passes
         if not _in_tiles(problem) or problem.readouts:
             rows = self._rows(problem) or 1
             of_score = axes.batch_size * rows * min(axes.k, self._cols(problem, rows)) * problem.elements_per_logit
             peak = max(peak, axes.batch_size * rows * axes.k * (12 if problem.gradient else 5) + 3 * of_score)
-            steps += -(-axes.q // rows)
-            flop += axes.pairs * problem.flop_per_pair * passes
-            traffic += 12 * axes.pairs * problem.itemsize * passes
         numbers = axes.batch_size * axes.q * problem.normalizer.accumulator_width(axes.value_width)
         # The projections of query and key are in memory even without a gradient.
         numbers += axes.batch_size * axes.q * axes.query_width + axes.batch_size * axes.k * axes.key_width
         if problem.gradient:
             numbers += axes.batch_size * (axes.q + axes.k) * (axes.query_width + axes.value_width)
-        return Cost(
-            flop,
-            traffic,
-            (peak + numbers) * problem.itemsize + problem.cast_bytes,
-            5e-4 + steps * _TILE_SECONDS * (2 if problem.gradient else 1),
-        )
+        return (peak + numbers) * problem.itemsize + problem.cast_bytes
 
-    def gpu_work(self, problem: Problem) -> GpuWork:
-        """Return the work of the loops on a GPU: the compiler fuses what is done with a tile to about six programs."""
-        steps = -(-problem.axes.q // max(1, self._rows(problem)))
+    def work(self, problem: Problem) -> dict[str, float]:
+        """Return the amounts of work; for readouts and some normalizers row blocks are computed, besides the tiles."""
+        axes, passes, tiles, block = problem.axes, 0, 0, 0.0
         if _in_tiles(problem):
             rows, cols = self._tile(problem)
-            steps = -(-problem.axes.q // rows) * -(-problem.axes.k // cols)
-        return pairwise_gpu_work(problem, problem.axes.pairs, 20 + 6 * steps, passes=4)
+            passes, tiles = 1, -(-axes.q // rows) * -(-axes.k // cols)
+        if not _in_tiles(problem) or problem.readouts:
+            rows = self._rows(problem) or 1
+            passes, tiles, block = passes + 1, tiles + -(-axes.q // rows), axes.batch_size * rows * axes.k
+        return amounts_of_work(problem, passes * axes.pairs, tiles, block)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Run the compiled loop of a call and return the output and the readouts.

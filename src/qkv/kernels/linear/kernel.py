@@ -37,15 +37,13 @@ from qkv.kernels.linear.decay import CHUNK_OF_DECAYS
 from qkv.kernels.linear.product import Recurrence, has_decay, linear_attention, split_causal
 from qkv.kernels.linear.recurrence import CHUNK, recur
 from qkv.kernels.numpy_blocks.kernel import NumpyBlocksKernel
-from qkv.kernels.runtime.cost_model import PRODUCT_RATE
 from qkv.kernels.runtime.memory_model import lifted_elements
 from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
-from qkv.plan.cost import Cost
-from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
+from qkv.plan.time_model import amounts_of_work
 from qkv.scores.base import Score
 
 if TYPE_CHECKING:
@@ -107,8 +105,6 @@ def product_of_elements(
 
 _FALLBACKS: dict[str, Kernel] = {"torch": TiledKernel(), "numpy": NumpyBlocksKernel(), "jax": JaxLoopsKernel()}
 """Kernels that run a call whose data the product form does not allow."""
-_ELEMENT = 0.5e-9
-"""Seconds to read, change and write an element of an array that exceeds the cache, on one core of a server."""
 
 Parts = tuple[Score, Normalizer, Mask | None, Positions | None]
 
@@ -158,50 +154,35 @@ class LinearKernel(Kernel):
             notes.append("the state decays at each key")
         return "; ".join(note for note in notes if note)
 
-    def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of a call: two products with the state, and for a causal mask the pairs of each chunk."""
+    def work(self, problem: Problem) -> dict[str, float]:
+        """Return the work of two products with the state, and for a causal mask of the pairs of each chunk."""
         axes, score = problem.axes, problem.score
         features = score.lifted_width(axes.query_width, axes.key_width)
-        divides = problem.normalizer.sums_to_one
-        columns = axes.value_width + divides
+        columns = axes.value_width + problem.normalizer.sums_to_one
         causal = split_causal(problem.score, problem.spec.mask, problem.tile)[1] is not None
         rows = axes.batch_size * axes.q
         keys = max(math.prod(axes.key[:-1]), math.prod(axes.value[:-1]))
-        flop = 2.0 * features * columns * (rows + keys)
-        elements = rows * columns * (2 if divides else 1)
+        step = CHUNK * (_chunks_per_block(axes.batch_size) if problem.device.is_gpu else 1)
+        amounts = amounts_of_work(problem, 0.0, -(-axes.q // step) if causal else 0)
+        amounts["products"] = features * columns * (rows + keys) + rows * CHUNK * (features + columns) * causal
+        amounts["flop"] = 2 * amounts["products"] * (3.5 if problem.gradient else 1)
+        elements = rows * columns * (2 if problem.normalizer.sums_to_one else 1)
         if has_decay(score):
             # One exponential per pair of a chunk, or some per feature, and the states of all chunks.
             per_feature = score.log_decay_per_key is not None and score.log_decay_per_key.shape[-1] > 1
             elements += rows * (40 * features if per_feature else 3 * CHUNK)
             elements += (rows // CHUNK + 1) * features * columns * 4
-        if causal:
-            flop += 2.0 * rows * CHUNK * (features + columns)
-            elements += keys * columns * divides + 2 * rows * CHUNK
-        seconds = flop * (3.5 if problem.gradient else 1) / PRODUCT_RATE
-        seconds += elements * _ELEMENT * (3 if problem.gradient else 1)
-        chunks = -(-axes.q // CHUNK) if causal else 0
-        overhead = (2e-4 + chunks * 1e-5) * (2.5 if problem.gradient else 1)
-        numbers = self._scratch_elements(problem, causal, columns)
-        numbers_moved = numbers + rows * columns
-        return Cost(
-            flop * (3.5 if problem.gradient else 1),
-            (problem.input_bytes + numbers_moved * problem.itemsize) * (2 if problem.gradient else 1),
-            numbers * problem.itemsize + problem.cast_bytes,
-            overhead,
-            arithmetic=seconds,
-        )
+        amounts["elements"] = elements + 2 * rows * CHUNK * causal
+        return amounts
 
-    def gpu_work(self, problem: Problem) -> GpuWork:
-        """Return the work of the product form on a GPU; a causal mask launches operations for each block of chunks."""
-        cost = self.cost(problem)
-        causal = split_causal(problem.score, problem.spec.mask, problem.tile)[1] is not None
-        blocks = -(-problem.axes.q // (CHUNK * _chunks_per_block(problem.axes.batch_size))) if causal else 0
-        launches = (20 + 20 * blocks) * (3 if problem.gradient else 1)
-        return GpuWork(cost.flop, 0.0, 0.0, cost.traffic, launches)
+    def scratch(self, problem: Problem) -> float:
+        """Return the bytes of the features, the states, and what divides by the totals, at the peak."""
+        return self._scratch_elements(problem) * problem.itemsize + problem.cast_bytes
 
-    def _scratch_elements(self, problem: Problem, causal: bool, columns: int) -> float:
-        """Return the number of elements that are in memory at the peak, besides inputs and results."""
+    def _scratch_elements(self, problem: Problem) -> float:
         axes, score = problem.axes, problem.score
+        causal = split_causal(problem.score, problem.spec.mask, problem.tile)[1] is not None
+        columns = axes.value_width + problem.normalizer.sums_to_one
         features = score.lifted_width(axes.query_width, axes.key_width)
         left, right = lifted_elements(problem)
         lifted = (left + right) * (score.lift_copies if problem.gradient else 1)

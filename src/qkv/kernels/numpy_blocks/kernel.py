@@ -28,9 +28,9 @@ from qkv.kernels.runtime.tile_loop import Limits, attend_rows, ranges, restrict_
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, partial_elements, row_block_size, size_text, tile_shape
 from qkv.masks.base import Mask
-from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
+from qkv.plan.time_model import amounts_of_work
 
 __all__ = ["ExponentialAccumulator", "NumpyBlocksKernel"]
 
@@ -277,30 +277,32 @@ class NumpyBlocksKernel(Kernel):
             return f"row blocks of {size_text(rows, problem.axes.k)}"
         return f"tiles of {size_text(rows, cols)}"
 
-    def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of a call. The peak memory is one tile or row block and the results of readouts."""
+    def scratch(self, problem: Problem) -> float:
+        """Return the bytes of one tile or row block at the peak, and of the results of readouts."""
         axes = problem.axes
         if _uses_softmax(problem):
-            return softmax_tile_sizes(problem, self.budget).cost(problem)
+            return softmax_tile_sizes(problem, self.budget).scratch(problem)
         rows, cols = self._shape(problem)
         elements = problem.elements_per_logit
         peak = axes.batch_size * rows * cols * problem.itemsize * max(_ROW_BLOCK_ARRAYS + 1, 2 * elements + 2)
         peak += axes.batch_size * rows * problem.itemsize * partial_elements(problem)
-        tiles = -(-axes.q // rows) * -(-axes.k // cols)
-        traffic = problem.input_bytes + (-(-axes.q // rows) - 1) * axes.k * axes.key_width * problem.itemsize
         if _needs_rows(problem):
             # A tile of logits is computed while one array of the row block is in memory, which is weighed later.
             row_block = axes.batch_size * rows * axes.k * problem.itemsize
             tile = axes.batch_size * rows * cols * problem.itemsize * 2 * elements
             weighed = 7.0 if not problem.normalizer.online else 5.6
             peak = int(max(row_block * weighed, row_block + tile))
-            traffic += axes.pairs * problem.itemsize * 6
-        return Cost(
-            axes.pairs * problem.flop_per_pair,
-            traffic,
-            peak + problem.cast_bytes + _joined_bytes(problem),
-            2.5e-4 + tiles * 1e-4,
-        )
+        return peak + problem.cast_bytes + _joined_bytes(problem)
+
+    def work(self, problem: Problem) -> dict[str, float]:
+        """Return the amounts of work, from which the time is estimated; masked pairs are computed too."""
+        axes = problem.axes
+        if _uses_softmax(problem):
+            return amounts_of_work(problem, axes.pairs, softmax_tile_sizes(problem, self.budget).tiles(problem), 0)
+        rows, cols = self._shape(problem)
+        tiles = -(-axes.q // rows) * -(-axes.k // cols)
+        block = axes.batch_size * rows * axes.k if _needs_rows(problem) else 0
+        return amounts_of_work(problem, axes.pairs, tiles, block)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         if _uses_softmax(problem):

@@ -1,10 +1,10 @@
-"""Choice of the sizes of tiles for softmax in the NumPy kernel, and an estimate of the cost of the call."""
+"""Choice of the sizes of tiles for softmax in the NumPy kernel, and the memory of the call."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.plan.cost import Cost, tile_sides
+from qkv.plan.cost import tile_sides
 from qkv.plan.problem import Problem
 
 __all__ = ["SoftmaxTileSizes", "softmax_tile_sizes"]
@@ -29,20 +29,19 @@ class SoftmaxTileSizes:
     group: int
     batch: int
 
-    def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of a call, if tiles fit the processor's cache and keys are read once per group."""
+    def scratch(self, problem: Problem) -> int:
+        """Return the bytes of a tile, its keys, its group of queries, and a block that is finalized in float64."""
         axes, item = problem.axes, problem.itemsize
         tile = self.batch * self.rows * self.cols * item * _elements_per_pair(problem)
         keys = self.batch * self.cols * _elements_per_key(problem) * item
         queries = self.batch * self.group * _bytes_per_query(problem)
-        # A block is finalized in float64.
-        block = 3 * self.batch * self.rows * (axes.value_width + 2) * 8
+        return tile + keys + queries + 3 * self.batch * self.rows * (axes.value_width + 2) * 8
+
+    def tiles(self, problem: Problem) -> int:
+        """Return the number of tiles of all batch elements."""
+        axes = problem.axes
         groups = axes.batch_size // self.batch * -(-axes.q // self.group)
-        tiles = groups * -(-self.group // self.rows) * -(-axes.k // self.cols)
-        reread = (-(-axes.q // self.group) - 1) * axes.k * (axes.key_width + axes.value_width) * item
-        traffic = problem.input_bytes + axes.batch_size * reread
-        peak = tile + keys + queries + block
-        return Cost(axes.pairs * problem.flop_per_pair, traffic, peak, 2.5e-4 + groups * 5e-5 + tiles * 3e-5)
+        return groups * -(-self.group // self.rows) * -(-axes.k // self.cols)
 
 
 def softmax_tile_sizes(problem: Problem, budget: int) -> SoftmaxTileSizes:

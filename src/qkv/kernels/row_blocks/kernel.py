@@ -15,14 +15,11 @@ from typing import TYPE_CHECKING, ClassVar
 from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
-from qkv.kernels.runtime.cost_model import amounts_of_work
-from qkv.kernels.runtime.gpu_model import pairwise_gpu_work
 from qkv.kernels.runtime.memory_model import lifted_elements, pair_arrays, score_arrays
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size, size_text
-from qkv.plan.cost import Cost
-from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
+from qkv.plan.time_model import amounts_of_work
 
 if TYPE_CHECKING:
     from qkv.core.equation import TorchCall
@@ -30,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RowBlocksKernel"]
 
-_SEARCH_FLOP = 150
-"""Cost of the search for candidates in flop per logit: storing the logits and finding the maximum of each group."""
 _CANDIDATE_ELEMENTS = 600_000
 """Elements of the arrays of a search for candidates in a block of 512 queries."""
 _SAVED_CANDIDATES = 48
@@ -59,39 +54,25 @@ class RowBlocksKernel(Kernel):
     def describe(self, problem: Problem) -> str:
         return f"row blocks of {size_text(self._rows(problem), problem.axes.k)}"
 
-    def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of a call. The peak memory is one row block and what is saved for backward."""
+    def scratch(self, problem: Problem) -> float:
+        """Return the bytes of one row block at the peak, and with a gradient of what is saved for backward."""
         if not problem.readouts and problem.normalizer.has_threshold_bound:
-            return self._search_cost(problem)
+            return self._search_scratch(problem)
         axes, rows = problem.axes, self._rows(problem)
-        passes = 4 if problem.gradient else 1
-        blocks = -(-axes.q // rows)
         # Besides the arrays of a block, its queries and its output.
         scratch = axes.batch_size * rows * axes.k * problem.itemsize * (pair_arrays(problem) + 0.4)
-        scratch += problem.cast_bytes
-        traffic = problem.input_bytes + row_block_arrays(problem) * axes.pairs * problem.itemsize * passes
-        if problem.gradient:
-            # Each block adds to the gradient of all keys and values.
-            key_value_bytes = (math.prod(axes.key) + math.prod(axes.value)) * problem.itemsize
-            traffic += blocks * 3 * key_value_bytes
-            scratch += key_value_bytes
-        return Cost(axes.pairs * problem.flop_per_pair * passes, traffic, scratch, 5e-4 + blocks * 4e-4 * passes)
+        if problem.gradient:  # each block adds to the gradient of all keys and values
+            scratch += (math.prod(axes.key) + math.prod(axes.value)) * problem.itemsize
+        return scratch + problem.cast_bytes
 
-    def _search_cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of a call that computes all logits and searches them for candidates.
-
-        With a gradient it includes a backward pass over the candidates.
-        """
+    def _search_scratch(self, problem: Problem) -> float:
+        """Return the bytes of a call that computes all logits and searches them for candidates."""
         axes, rows = problem.axes, self._search_rows(problem)
-        blocks = axes.batch_size * -(-axes.q // rows)
-        logit_flop = problem.score.flop_per_logit(axes.query_width, axes.key_width)
-        flop = axes.pairs * (logit_flop + _SEARCH_FLOP)
         tile = min(rows * axes.k, max(1, self.budget // 8 // problem.elements_per_logit))
         ranks = 2 if problem.normalizer.stochastic else 1
         features = problem.elements_per_logit if problem.elements_per_logit > 1 else 0
         numbers = rows * axes.k * (2 * ranks + 1) // 2 + 2 * tile * features
         if problem.gradient:
-            flop += axes.pairs * logit_flop * 3 // (10 if problem.score.is_inner_product else 1)
             sides = math.prod(axes.query) + math.prod(axes.key) + math.prod(axes.value)
             numbers += 3 * sides + axes.batch_size * axes.q * _SAVED_CANDIDATES * 2
             if problem.score.is_distance or (problem.score.adds_offset and problem.score.positional):
@@ -100,12 +81,7 @@ class RowBlocksKernel(Kernel):
             numbers += 2 * sum(lifted_elements(problem, scales_query=False))
         elif not features:  # the arrays of the score, its logits and their copy, and the candidates
             numbers += int(tile * (score_arrays(problem)[0] + 2)) + _CANDIDATE_ELEMENTS
-        return Cost(
-            flop,
-            problem.input_bytes,
-            numbers * problem.itemsize + problem.cast_bytes,
-            5e-4 + blocks * (8e-4 if problem.gradient else 5e-4),
-        )
+        return numbers * problem.itemsize + problem.cast_bytes
 
     def work(self, problem: Problem) -> dict[str, float]:
         """Return the amounts of work, from which the time is estimated; masked pairs are computed too."""
@@ -113,12 +89,6 @@ class RowBlocksKernel(Kernel):
         block = axes.batch_size * rows * axes.k
         tiles = -(-axes.q // rows)
         return amounts_of_work(problem, axes.pairs, tiles, block, problem.elements_per_logit)
-
-    def gpu_work(self, problem: Problem) -> GpuWork:
-        """Return the work of the row blocks, each of which launches some operations, on a GPU."""
-        axes = problem.axes
-        blocks = -(-axes.q // self._rows(problem))
-        return pairwise_gpu_work(problem, axes.pairs, 30 + 30 * blocks, passes=6 if problem.normalizer.online else 20)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         import torch

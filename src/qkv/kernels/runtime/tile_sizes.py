@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.kernels.runtime.gpu_model import ROW_BLOCK_FACTOR, TILE_FACTOR
 from qkv.plan.cost import counted, tile_sides
 from qkv.plan.problem import Problem
 
@@ -33,6 +32,10 @@ _MIN_TILE_PAIRS = 256
 """Smallest useful number of pairs in a tile: for fewer, Python overhead exceeds the time of the arithmetic."""
 _MIN_TORCH_PAIRS = 64 * 64
 """Smallest useful number of pairs in a tile of PyTorch; the memory budget does not make tiles smaller."""
+TILE_FACTOR = 64
+"""Ratio of the elements of a tile on a GPU and on a core: 64 MiB in float32, so that launches take little time."""
+ROW_BLOCK_FACTOR = 16
+"""Ratio of the elements of all arrays of a row block on a GPU and on a CPU: 512 MiB in float32."""
 _TILE_OVERHEAD = 25_000
 """Fixed cost of a tile, as the number of pairs that could be computed in the same time."""
 

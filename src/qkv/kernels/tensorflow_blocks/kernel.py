@@ -16,9 +16,9 @@ from qkv.core.guard import apply_weights
 from qkv.core.parts import Part
 from qkv.core.typing import Array, Bool, Float, Int, Shaped
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size, size_text
-from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
+from qkv.plan.time_model import amounts_of_work
 
 __all__ = ["TensorflowBlocksKernel"]
 
@@ -235,12 +235,6 @@ def _query_axis(x: Shaped[Array, "*_"], names: Axes) -> int | None:
     return None
 
 
-_BLOCK_SECONDS = 3e-3
-"""Fixed cost in seconds of a block with its gradient, which consists of some hundred small operations."""
-_SORT_FLOP = 2000
-"""Cost of sorting a row, in flop per element."""
-
-
 @dataclass(frozen=True)
 class TensorflowBlocksKernel(Kernel):
     """Kernel that computes attention in blocks of TensorFlow tensors, for every score, normalizer and mask.
@@ -262,21 +256,19 @@ class TensorflowBlocksKernel(Kernel):
     def describe(self, problem: Problem) -> str:
         return f"row blocks of {size_text(self._rows(problem), problem.axes.k)}; backward computes them again"
 
-    def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of a call, whose peak memory is that of one block and of the gradients."""
+    def scratch(self, problem: Problem) -> float:
+        """Return the bytes of one block and of the gradients at the peak."""
         axes, rows = problem.axes, self._rows(problem)
-        blocks = -(-axes.q // rows)
         block = axes.batch_size * rows * axes.k * row_block_arrays(problem)
         # Projections, a copy of the output, and what is added to the gradients for each block.
         sides = axes.batch_size * (axes.q + axes.k) * (axes.query_width + axes.value_width)
         numbers = block + sides * (3 if problem.gradient else 1)
-        passes = 4 if problem.gradient else 1
-        flop = axes.pairs * problem.flop_per_pair * passes
-        if not problem.normalizer.online:
-            flop += axes.pairs * _SORT_FLOP
-        traffic = problem.input_bytes * (1 + blocks) + 12 * axes.pairs * problem.itemsize * passes
-        scratch = numbers * problem.itemsize + problem.cast_bytes
-        return Cost(flop, traffic, scratch, 1e-3 + blocks * _BLOCK_SECONDS)
+        return numbers * problem.itemsize + problem.cast_bytes
+
+    def work(self, problem: Problem) -> dict[str, float]:
+        """Return the amounts of work, from which the time is estimated; masked pairs are computed too."""
+        axes, rows = problem.axes, self._rows(problem)
+        return amounts_of_work(problem, axes.pairs, -(-axes.q // rows), axes.batch_size * rows * axes.k)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         if 0 in (call.tile.q_total, call.tile.k_total):

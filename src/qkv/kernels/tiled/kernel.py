@@ -21,8 +21,6 @@ from qkv.core.arrays import cast, requires_gradient
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
-from qkv.kernels.runtime.cost_model import amounts_of_work, tile_seconds, visible_pairs
-from qkv.kernels.runtime.gpu_model import pairwise_gpu_work
 from qkv.kernels.runtime.gradients import call_tensors
 from qkv.kernels.runtime.memory_model import backward_copies, lifted_elements, near_pairs
 from qkv.kernels.runtime.tile_readouts import readable_in_forward
@@ -37,10 +35,9 @@ from qkv.kernels.runtime.tile_sizes import (
     tile_sizes,
 )
 from qkv.kernels.tiled.autograd import forward
-from qkv.plan.cost import Cost
-from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
+from qkv.plan.time_model import amounts_of_work, visible_pairs
 
 __all__ = ["TiledKernel"]
 
@@ -120,11 +117,10 @@ class TiledKernel(Kernel):
         sizes = tile_sizes(problem, self.budget)
         return f"tiles of {size_text(sizes.rows, sizes.cols)}; backward recomputes the logits"
 
-    def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of a call if a tile fits the processor's cache. Backward recomputes every tile."""
+    def scratch(self, problem: Problem) -> float:
+        """Return the bytes of a tile, of the projections and of the statistics of each query at the peak."""
         axes, normalizer = problem.axes, problem.normalizer
         sizes = tile_sizes(problem, self.budget)
-        softmax = normalizer.log_sum_exp and normalizer.scale is not None
         peak = min(axes.batch_size, sizes.batch) * sizes.rows * sizes.cols * problem.itemsize
         peak *= _arrays_at_peak(problem)
         # The statistics of each query, and the projections.
@@ -148,41 +144,19 @@ class TiledKernel(Kernel):
         elif problem.score.lift_kind == "up_to_query_constant":  # a side without and with the joined column
             numbers += max(lifted_elements(problem))
         peak += projection_bytes(problem)
-        traffic = numbers + math.prod(axes.output) * (3 if problem.gradient else 1)
-        pairs = visible_pairs(problem, sizes.rows)
-        elements = -(-axes.batch_size // max(1, sizes.batch))
-        tiles = elements * -(-axes.q // sizes.rows) * -(-axes.k // sizes.cols) * pairs / max(1, axes.pairs)
-        flop = pairs * problem.flop_per_pair * (3.5 if problem.gradient else 1)
-        seconds = pairs * tile_seconds(problem, softmax)
         if problem.readouts:
-            flop, seconds = 2 * flop, 2 * seconds
             if problem.gradient or not readable_in_forward(problem.readouts, normalizer):
                 row_block = axes.batch_size * self._row_block(problem) * axes.k * problem.itemsize
                 peak = max(peak, row_block * row_block_arrays(problem))
             else:
                 peak += sizes.rows * _table_widths(problem, sizes) * problem.itemsize
-        overhead = (1.5e-3 if problem.gradient else 6e-4) + tiles * (1.5e-4 if problem.gradient else 5e-5)
-        return Cost(
-            flop,
-            (problem.input_bytes + traffic * problem.itemsize) * (2 if problem.gradient else 1),
-            peak + numbers * problem.itemsize + problem.cast_bytes,
-            overhead + elements * 1e-4,
-            arithmetic=seconds,
-        )
+        return peak + numbers * problem.itemsize + problem.cast_bytes
 
     def work(self, problem: Problem) -> dict[str, float]:
         axes, sizes = problem.axes, tile_sizes(problem, self.budget)
-        pairs = visible_pairs(problem, sizes.rows)
+        pairs = visible_pairs(problem, sizes.rows) * (2 if problem.readouts else 1)
         tiles = -(-axes.batch_size // sizes.batch) * -(-axes.q // sizes.rows) * -(-axes.k // sizes.cols)
         return amounts_of_work(problem, pairs, tiles * pairs / max(1, axes.pairs), array_elements=0)
-
-    def gpu_work(self, problem: Problem) -> GpuWork:
-        """Return the work of the tiles, each of which launches some operations, on a GPU."""
-        axes, sizes = problem.axes, tile_sizes(problem, self.budget)
-        tiles = -(-axes.batch_size // sizes.batch) * -(-axes.q // sizes.rows) * -(-axes.k // sizes.cols)
-        pairs = visible_pairs(problem, sizes.rows)
-        operations = 30 + 14 * tiles * pairs / max(1, axes.pairs) * (2 if problem.readouts else 1)
-        return pairwise_gpu_work(problem, pairs, operations, passes=5)
 
     def run(self, call: TorchCall, problem: Problem) -> Result:  # type: ignore[override]
         import torch

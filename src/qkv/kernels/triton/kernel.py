@@ -9,26 +9,20 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from qkv.core import arrays
 from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.context import no_autocast, on_device
-from qkv.kernels.runtime.cost_model import visible_pairs
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.block_sizes import AdditiveBlocks, Block, additive_blocks
 from qkv.kernels.triton.program_kernel import ProgramKernel, product_precision
-from qkv.plan.cost import Cost
-from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Result
 from qkv.plan.problem import Problem
 
 if TYPE_CHECKING:
     from qkv.core.equation import TorchCall
 
-__all__ = ["FORWARD_OPERATIONS", "TritonKernel"]
+__all__ = ["TritonKernel"]
 
 _MAX_UNITS = 256
 _MAX_VALUE_WIDTH = 256
-FORWARD_OPERATIONS = 13
-_GRADIENT_OPERATIONS = 66
-"""Operations for each pair and hidden unit, two for each instruction, counted in the code of the programs."""
 
 
 @dataclass(frozen=True)
@@ -63,30 +57,15 @@ class TritonKernel(ProgramKernel):
             "backward recomputes the logits, once for queries and once for keys"
         )
 
-    def cost(self, problem: Problem) -> Cost:
+    def scratch(self, problem: Problem) -> float:
+        """Return the bytes of the projections and the statistics of each query."""
         axes = problem.axes
-        pairs, units = visible_pairs(problem, 64), problem.elements_per_logit
-        times = 3.5 if problem.gradient else 1.0
+        units = problem.elements_per_logit
         sides = axes.batch_size * (axes.q + axes.k)
         numbers = 3 * sides * units + sides * (axes.query_width + axes.key_width + axes.value_width)
         if problem.gradient:
             numbers += 3 * sides * units + sides * axes.value_width
-        scratch = numbers * problem.itemsize + problem.cast_bytes
-        traffic = (problem.input_bytes + numbers * problem.itemsize) * (2 if problem.gradient else 1)
-        return Cost(pairs * problem.flop_per_pair * times, traffic, scratch, 2e-4)
-
-    def gpu_work(self, problem: Problem) -> GpuWork:
-        """Return the work of the programs, whose tiles never leave the registers."""
-        pairs, units = visible_pairs(problem, 64, 64), problem.elements_per_logit
-        products = pairs * 2 * problem.axes.value_width
-        gradient = problem.gradient
-        return GpuWork(
-            matrix=products * (4 if gradient else 1),
-            vector=pairs * units * (FORWARD_OPERATIONS + (_GRADIENT_OPERATIONS if gradient else 0)),
-            special=pairs * (units / 2 * (5 if gradient else 1) + 1),
-            traffic=self.cost(problem).traffic,
-            launches=35 * (2 if gradient else 1),
-        )
+        return numbers * problem.itemsize + problem.cast_bytes
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Run the programs, without reading anything back."""

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from qkv.core import arrays
 from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.context import no_autocast, on_device
-from qkv.kernels.runtime.cost_model import visible_pairs
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.block_sizes import Block, product_block
 from qkv.kernels.triton.program_kernel import ProgramKernel, product_precision
 from qkv.normalizers import Entmax15, Normalizer, Softmax, Sparsemax, TopK
-from qkv.plan.cost import Cost
-from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Result
 from qkv.plan.problem import Problem
+from qkv.plan.time_model import amounts_of_work, visible_pairs
 
 if TYPE_CHECKING:
     from qkv.core.equation import TorchCall
@@ -28,8 +26,6 @@ _MAX_WIDTH = 256
 _MAX_TOP = 64
 _NEWTON_STEPS = 6
 """Usual number of passes over the keys for the threshold of sparsemax or 1.5-entmax; it depends on the data."""
-_SORT_OPERATIONS = 80
-"""Operations for each pair to keep the largest logits of a row in order, two for each comparison."""
 
 
 @dataclass(frozen=True)
@@ -66,34 +62,17 @@ class TritonProductsKernel(ProgramKernel):
             passes = f"a pass that keeps the {top} largest logits of each query in registers, and one for the output"
         return f"tiles of {block.queries} queries × {block.keys} keys in registers; {passes}"
 
-    def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of a call, which allocates copies of the inputs and the statistics of each query."""
-        axes, times = problem.axes, 3.5 if problem.gradient else 1.0
+    def scratch(self, problem: Problem) -> float:
+        """Return the bytes of copies of the inputs and the statistics of each query."""
+        axes = problem.axes
         rows = axes.batch_size * (axes.q + axes.k)
         width = problem.score.lifted_width(axes.query_width, axes.key_width) + axes.value_width + 4
         numbers = rows * width * (6 if problem.gradient else 3)
-        scratch = numbers * problem.itemsize + problem.cast_bytes
-        traffic = (problem.input_bytes + numbers * problem.itemsize) * (2 if problem.gradient else 1)
-        flop = visible_pairs(problem, 64) * problem.flop_per_pair * (times + self._passes(problem) - 1)
-        return Cost(flop, traffic, scratch, 2e-4)
+        return numbers * problem.itemsize + problem.cast_bytes
 
-    def gpu_work(self, problem: Problem) -> GpuWork:
-        """Return the work of the programs, whose tiles never leave the registers."""
-        axes, pairs = problem.axes, visible_pairs(problem, 64, 64)
-        width = problem.score.lifted_width(axes.query_width, axes.key_width)
-        passes, top = self._passes(problem), isinstance(problem.normalizer, TopK)
-        gated, gradient = problem.score.gated_product, problem.gradient
-        # Three products of TF32, each at half of the throughput of bfloat16, for one in single precision.
-        slowdown = 2 if problem.dtype in ("bfloat16", "float16") else 1
-        products = 2 * width * passes + 2 * axes.value_width + (4 * (2 * width + axes.value_width) if gradient else 0)
-        each = 12 * passes + (_SORT_OPERATIONS if top else 0) + (30 if gradient else 0)
-        return GpuWork(
-            matrix=pairs * products * slowdown,
-            vector=pairs * each,
-            special=pairs * ((1 + (2 if gated else 0)) * (passes + (2 if gradient else 0))),
-            traffic=self.cost(problem).traffic,
-            launches=30 * (2 if gradient else 1),
-        )
+    def work(self, problem: Problem) -> dict[str, float]:
+        """Return the amounts of work; sparse normalizers and top-k compute the logits several times."""
+        return amounts_of_work(problem, visible_pairs(problem, 64, 64) * self._passes(problem))
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Run the programs, without reading anything back."""

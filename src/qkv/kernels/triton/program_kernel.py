@@ -14,6 +14,7 @@ from typing import ClassVar
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.problem import Problem
+from qkv.plan.time_model import amounts_of_work, visible_pairs
 
 __all__ = ["ProgramKernel", "product_precision"]
 
@@ -52,6 +53,10 @@ class ProgramKernel(Kernel):
             yield "it supports fewer than 65,536 batch elements"
         if not self.interpreted and (not problem.device.is_gpu or problem.device.present) and not _has_triton():
             yield "Triton is not installed"
+
+    def work(self, problem: Problem) -> dict[str, float]:
+        """Return the amounts of work; tiles of pairs that the mask excludes are skipped."""
+        return amounts_of_work(problem, visible_pairs(problem, 64, 64))
 
 
 def product_precision(dtype: str) -> str:

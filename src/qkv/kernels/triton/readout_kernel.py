@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from qkv.core import arrays
 from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.context import no_autocast, on_device
-from qkv.kernels.runtime.cost_model import visible_pairs
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.block_sizes import Block, readout_blocks
-from qkv.kernels.triton.kernel import FORWARD_OPERATIONS
 from qkv.kernels.triton.preparation import power_of_two
 from qkv.kernels.triton.program_kernel import ProgramKernel, product_precision
 from qkv.kernels.triton.readouts import READ_BY_ROWS, ReadoutLaunch, attend_with_readouts, cell_lanes
-from qkv.plan.cost import Cost
-from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Result
 from qkv.plan.problem import Problem
+from qkv.plan.time_model import amounts_of_work, visible_pairs
 from qkv.readouts import ColumnSum, MeanDistance, PooledMap, Readout, TopWeights
 
 if TYPE_CHECKING:
@@ -30,8 +27,6 @@ __all__ = ["TritonReadoutsKernel"]
 
 _MAX_WIDTH = 256
 _MAX_TOP = 64
-_SORT_OPERATIONS = 80
-"""Operations for each pair to keep the largest logits of a row in order, two for each comparison."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +74,8 @@ class TritonReadoutsKernel(ProgramKernel):
         unscaled = isinstance(problem.normalizer.temperature, (int, float))
         return unscaled and problem.score.is_scaled_dot and problem.score.tanh_vector is None
 
-    def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of a call, which allocates copies of the inputs and the statistics of each query."""
+    def scratch(self, problem: Problem) -> float:
+        """Return the bytes of copies of the inputs, the statistics of each query and the table of a pooled map."""
         axes = problem.axes
         copies = axes.batch_size * ((axes.q + axes.k) * (_width(problem) + 2) * 2 + axes.k * axes.value_width)
         top = max((_top(readout) for readout in problem.readouts), default=0)
@@ -88,28 +83,12 @@ class TritonReadoutsKernel(ProgramKernel):
         scratch += 0 if self.keeps_dtype(problem) else problem.cast_bytes
         if (mapped := self._mapped(problem)) is not None:
             scratch += self._table_bytes(problem, mapped)
-        passes = 1 + (_maps(problem) - (mapped is not None)) / 2
-        flop = visible_pairs(problem, 64) * problem.flop_per_pair * passes
-        return Cost(flop, problem.input_bytes + 2 * scratch, scratch, 2e-4)
+        return scratch
 
-    def gpu_work(self, problem: Problem) -> GpuWork:
-        """Return the work of the programs, whose tiles never leave the registers."""
-        axes, pairs, width = problem.axes, visible_pairs(problem, 64, 64), _width(problem)
-        additive = problem.score.tanh_vector is not None
-        mapped = self._mapped(problem) is not None
-        maps = _maps(problem) - mapped
-        top = _SORT_OPERATIONS if any(_top(readout) for readout in problem.readouts) else 0
-        logit = width * FORWARD_OPERATIONS if additive else 0
-        half = problem.dtype in ("bfloat16", "float16") and self.keeps_dtype(problem)
-        slowdown = 2 if problem.dtype in ("bfloat16", "float16") and not half else 1
-        products = (0 if additive else 2 * width) * (1 + maps) + 2 * axes.value_width
-        return GpuWork(
-            matrix=pairs * products * slowdown,
-            vector=pairs * ((logit + 10) * (1 + maps) + 2 * mapped + top),
-            special=pairs * (1 + maps) * (width / 2 + 1 if additive else 1),
-            traffic=self.cost(problem).traffic,
-            launches=40 + maps + mapped,
-        )
+    def work(self, problem: Problem) -> dict[str, float]:
+        """Return the amounts of work; readouts over several queries compute the weights again."""
+        passes = 1 + (_maps(problem) - (self._mapped(problem) is not None)) / 2
+        return amounts_of_work(problem, visible_pairs(problem, 64, 64) * passes)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Run the programs, without reading anything back."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from qkv.core.checks import check_integers, is_int
 from qkv.core.typing import Int, Num, Shaped
 from qkv.errors import GradientError, KindError, OptionError, ShapeError
-from qkv.plan.array_checks import check_arrays, check_data
+from qkv.plan.checks import check_arrays, check_data
 
 if TYPE_CHECKING:
     from qkv.nn.cache.chunk import Chunk

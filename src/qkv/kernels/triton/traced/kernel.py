@@ -14,7 +14,6 @@ from qkv.core.typing import Float, Shaped, Tensor
 from qkv.errors import GradientError
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.context import no_autocast, on_device
-from qkv.kernels.runtime.cost_model import visible_pairs
 from qkv.kernels.runtime.isolated_autograd import isolated_autograd
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
@@ -24,8 +23,6 @@ from qkv.kernels.triton.program_kernel import ProgramKernel, product_precision
 from qkv.kernels.triton.traced.recording import KEYS, QUERIES, Operation, Recorded, Recording, TraceError
 from qkv.kernels.triton.traced.score_trace import ScoreTrace, load_programs, trace_score
 from qkv.kernels.triton.traced.translation import Input
-from qkv.plan.cost import Cost
-from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Result
 from qkv.plan.problem import Problem
 
@@ -332,10 +329,9 @@ class TracedScoreKernel(ProgramKernel):
             f"{self._trace(problem).description()}; backward recomputes the logits, once for queries and once for keys"
         )
 
-    def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost of a call, which allocates the inputs of the programs and the statistics of each query."""
-        axes, trace = problem.axes, self._trace(problem)
-        pairs, batch = visible_pairs(problem, 64), axes.batch_size
+    def scratch(self, problem: Problem) -> float:
+        """Return the bytes of the inputs of the programs and the statistics of each query."""
+        axes, trace, batch = problem.axes, self._trace(problem), problem.axes.batch_size
         rows = {"q": axes.q, "k": axes.k, "": 1}
         numbers = sum(batch * rows[x.rows] * max(1, x.features) for x in trace.translation.inputs)
         # The inputs, and finite copies of query and key from which they are computed.
@@ -347,34 +343,7 @@ class TracedScoreKernel(ProgramKernel):
             numbers += sum(
                 batch * -(-axes.q // forward) * max(1, x.features) for x in trace.translation.inputs if not x.rows
             )
-        scratch = numbers * problem.itemsize + problem.cast_bytes
-        traffic = (problem.input_bytes + numbers * problem.itemsize) * (2 if problem.gradient else 1)
-        work = trace.source.forward
-        flop = pairs * (work.vector + work.special + 2 * work.matrix + 10 + 2 * axes.value_width)
-        if problem.gradient:
-            more = trace.source.backward
-            flop += pairs * (more.vector + more.special + 2 * more.matrix + 20 + 8 * axes.value_width)
-        return Cost(flop, traffic, scratch, 2e-4)
-
-    def gpu_work(self, problem: Problem) -> GpuWork:
-        """Return the work of the programs, whose tiles never leave the registers."""
-        pairs, source = visible_pairs(problem, 64, 64), self._trace(problem).source
-        width, gradient = problem.axes.value_width, problem.gradient
-        matrix, vector = source.forward.matrix + width, source.forward.vector + 10
-        special = source.forward.special + 1
-        if gradient:
-            matrix, vector = matrix + source.backward.matrix + 4 * width, vector + source.backward.vector + 20
-            special += source.backward.special + 2
-        # Three products of TF32, each at half of the throughput of bfloat16, for one in single precision. An operation
-        # is half of a multiply-add, of which the device states the number.
-        slowdown = 2 if problem.dtype in ("bfloat16", "float16") else 1
-        return GpuWork(
-            matrix=pairs * 2 * matrix * slowdown,
-            vector=pairs * 2 * vector,
-            special=pairs * special,
-            traffic=self.cost(problem).traffic,
-            launches=40 * (2 if gradient else 1),
-        )
+        return numbers * problem.itemsize + problem.cast_bytes
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Run the programs, without reading anything back."""
