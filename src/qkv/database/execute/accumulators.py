@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from qkv.core.online_softmax import ExponentialSums, WeightedSums
+from qkv.core.partial import ExponentialSums, WeightedSums
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Num
 from qkv.database.execute.aggregates import Aggregate

@@ -20,7 +20,7 @@ from typing import Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 
-from qkv.core.online_softmax import rescale
+from qkv.core.partial import rescale
 from qkv.core.typing import Bool, Float, Int
 
 __all__ = ["NO_ROW", "AverageSums", "PartialSums", "ValueSums", "VoteSums", "merge_in_tree"]

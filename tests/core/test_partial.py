@@ -15,7 +15,7 @@ import qkv
 from qkv import masks, normalizers, readouts, scores
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.guard import apply_weights
-from qkv.core.online_softmax import (
+from qkv.core.partial import (
     ExponentialSums,
     PartialResult,
     TopKeys,

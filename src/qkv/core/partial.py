@@ -15,7 +15,7 @@ loops are specialized, because they work in place or omit steps that they do not
     kernels/fused/sdpa.py                 PyTorch: merges two finalized outputs by their log-sum-exp
     database/execute/accumulators.py      NumPy: float64, with a sum for the entropy of the weights
 
-`cache/` keeps whole rows of logits and needs no online softmax. `tests/core/test_online_softmax.py` compares
+`cache/` keeps whole rows of logits and needs no online softmax. `tests/core/test_partial.py` compares
 each specialized loop with the steps of this module.
 
 Source: Milakov, Gimelshein (2018), Online normalizer calculation for softmax, https://arxiv.org/abs/1805.02867.
