@@ -21,16 +21,16 @@ from qkv.core.typing import Int, Shaped
 from qkv.database.answer import Answer
 from qkv.database.cluster.scheduler import Scheduler
 from qkv.database.cluster.task import FragmentRows, FragmentTask, ScanTask
-from qkv.database.execute.accumulators import Accumulator
 from qkv.database.execute.ask_options import AskOptions
+from qkv.database.execute.partial_sums import Accumulator, PartialSums, value_sums
+from qkv.database.execute.row_lists import FRAGMENT_ROWS
 from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.execute.streamed import StreamedExecutor
-from qkv.database.execute.streamed_call import SPARE_ROWS, StreamedCall
+from qkv.database.execute.streamed_call import StreamedCall
 from qkv.database.keys.queries import Queries
+from qkv.database.partials.functions import check_mergeable
 from qkv.database.partials.part_records import normalizer_record
 from qkv.database.partials.query_partial import QueryPartial, Subject
-from qkv.database.partials.row_lists import FRAGMENT_ROWS
-from qkv.database.partials.scan_rows import check_mergeable
 from qkv.database.storage.remote_answers import with_missing
 from qkv.errors import DamagedStoreError, QkvError
 from qkv.normalizers.base import Normalizer
@@ -111,7 +111,8 @@ class ClusterExecutor(StreamedExecutor):
         Raises:
             DamagedStoreError: A fragment cannot be read, and the store was not opened with `damaged="skip"`.
         """
-        merged, unreadable = self.scheduler.run(task, fragments)
+        merged: QueryPartial | None
+        merged, unreadable = self.scheduler.call(task, fragments)
         self.unreadable.update(unreadable)
         if unreadable and not self.scheduler.skip:
             raise DamagedStoreError(
@@ -146,22 +147,24 @@ class ClusterCall(StreamedCall):
             text = f"none; {self.local_reason} runs in this process"
         return replace(super().plan(queries), cluster=text)
 
-    def _accumulate(
-        self, query: Shaped[np.ndarray, "q ..."], accumulator: Accumulator[Normalizer], progress: Progress | None
-    ) -> Int[np.ndarray, " rows"]:
+    def sums(
+        self, query: Shaped[np.ndarray, "q ..."], evidence: int, progress: Progress | None
+    ) -> tuple[PartialSums, Int[np.ndarray, " rows"]]:
+        """Return the sums over all rows, and the indices of the rows with the largest weights of some query."""
         if self.local_reason:
-            return super()._accumulate(query, accumulator, progress)
-        merged = self._scan(query)
+            return super().sums(query, evidence, progress)
+        merged = self._run(query, evidence)
         if merged is None:
-            return np.zeros(0, np.int64)
+            values = value_sums(self.executor.value_column, len(query), self.executor.votes)
+            return Accumulator(self.normalizer, values, len(query), 0).sums, np.zeros(0, np.int64)
         assert merged.sums is not None
-        accumulator.restore(merged.sums)
-        return self._rows_of(merged)
+        return merged.sums, self._rows_of(merged)
 
-    def _candidates(self, query: Shaped[np.ndarray, "q ..."], progress: Progress | None) -> Int[np.ndarray, " rows"]:
+    def candidates(self, query: Shaped[np.ndarray, "q ..."], progress: Progress | None) -> Int[np.ndarray, " rows"]:
+        """Return the indices of the rows that can have non-zero weight for some query."""
         if self.local_reason:
-            return super()._candidates(query, progress)
-        merged = self._scan(query)
+            return super().candidates(query, progress)
+        merged = self._run(query, self.top)
         return np.zeros(0, np.int64) if merged is None else self._rows_of(merged)
 
     def _rows_of(self, merged: QueryPartial) -> Int[np.ndarray, " rows"]:
@@ -171,7 +174,8 @@ class ClusterCall(StreamedCall):
         fragments = np.array(merged.fragments, np.int64)
         return np.unique(starts[fragments[number]] + row)
 
-    def _scan(self, query: Shaped[np.ndarray, "q ..."]) -> QueryPartial | None:
+    def _run(self, query: Shaped[np.ndarray, "q ..."], evidence: int) -> QueryPartial | None:
+        """Return the merged result of the workers, or None without a selected row that can be read."""
         executor, rows = self.executor, self.rows
         columns = executor.read_columns(rows.store.empty(self.names))
         tile = rows.tile_rows(self.names)
@@ -183,7 +187,7 @@ class ClusterCall(StreamedCall):
             score=str(self.comparison.score),
             normalizer=str(self.normalizer),
             version=rows.store.identity,
-            top=max(self.top, self.comparison.candidate_rows) + SPARE_ROWS,
+            top=evidence,
         )
         task = ScanTask(
             path=str(rows.store.path.absolute()),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
+from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.checksums import checksums_wanted
 from qkv.core.typing import Int
 from qkv.database.cluster.task import FragmentRows, FragmentTask
@@ -156,6 +157,7 @@ class StoreFragments:
         merged: Any = None
         for each in self.fragments:  # prepared again for each call, as the rows may exceed the memory
             block = self.store.block(each.name, function.names)
-            result = function.run(function.prepare(block.rows(0, len(block))), each.index)
-            merged = result if merged is None else merged.merge(result)
+            with ignore_numpy_warnings():
+                result = function.run(function.prepare(block.rows(0, len(block))), each.index)
+                merged = result if merged is None else merged.merge(result)
         return merged

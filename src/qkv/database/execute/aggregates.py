@@ -10,7 +10,7 @@ The spread of a vote is that of the one-hot vectors: 0 where all agree, 0.71 whe
 go to the label of the first row with non-zero weight. Deviations are measured from the mean of each query over the
 rows with weight, so that rows without weight do not affect the spread, whatever their scale.
 
-`running_aggregates` computes the same over a store, tile by tile.
+`partial_sums` computes the same over a store, tile by tile.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import datetime as dt
 
 __all__ = [
+    "NO_ROW",
     "Aggregate",
     "Aggregator",
     "LineFit",
@@ -49,7 +50,8 @@ _VOTE_ROUNDING = 1e-13
 # Sums of squares beyond these sizes lose digits or overflow.
 _LARGEST_SQUARE = 1e300
 _SMALLEST_VALUE = 1e-140
-_NO_ROW = np.iinfo(np.int64).max
+NO_ROW = np.iinfo(np.int64).max
+"""The first row of a label without a row of non-zero weight."""
 
 
 @dataclass(frozen=True)
@@ -225,9 +227,9 @@ def vote_aggregate(
 def first_rows(
     weights: Float[np.ndarray, " rows"], codes: Int[np.ndarray, " rows"], labels: int
 ) -> Int[np.ndarray, " labels"]:
-    """Return for each label the index of its first row with non-zero weight, or the largest integer."""
+    """Return for each label the index of its first row with non-zero weight, or `NO_ROW`."""
     voting = np.flatnonzero(weights)[::-1]
-    first = np.full(labels, _NO_ROW)
+    first = np.full(labels, NO_ROW)
     # Assigned in reverse order, so that the first row of each label remains.
     first[codes[voting]] = voting
     return first

@@ -31,11 +31,13 @@ class RowTile:
     """A tile, which consists of consecutive rows of a block that are compared and accumulated together.
 
     Attributes:
-        number: the index of the first row of the tile in the store.
+        number: the index of the first row of the tile in the store, or its position, see `row_lists`.
         table: the rows, without deleted rows.
         block: the block.
         start: the index of the first row of the tile among the rows of the block that are not deleted.
         cache: the folder for results about the block.
+        complete: whether it is known that no cell is missing.
+        selected: True for the selected rows of the tile; None for all.
     """
 
     number: int
@@ -43,6 +45,13 @@ class RowTile:
     block: Block
     start: int
     cache: Path
+    complete: bool = False
+    selected: Bool[np.ndarray, " rows"] | None = None
+
+    @classmethod
+    def of_table(cls, table: pa.Table, number: int = 0) -> RowTile:
+        """Return a tile of rows in memory."""
+        return cls(number, table, Block("", table), 0, Path())
 
 
 class StoredRows:

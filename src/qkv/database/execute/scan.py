@@ -35,7 +35,7 @@ from qkv.scores.base import Score
 from qkv.store import Block
 from qkv.store.running_check import RunningCheck
 
-__all__ = ["CellLogits", "Logits", "VectorNorms", "excluded_rows", "fast_logits"]
+__all__ = ["CellLogits", "Logits", "VectorNorms", "fast_logits"]
 
 # Largest error of a logit that is computed in float32.
 _TOLERANCE = 1e-4
@@ -378,20 +378,3 @@ class NumberLogits(Logits[list[Num[np.ndarray, " rows"]]]):
                 np.multiply(differences, differences, out=differences)
                 np.matmul(squared, differences, out=out[first:last])
         return logits
-
-
-def excluded_rows(
-    present: Bool[np.ndarray, " _"] | None, first: int, count: int, *missing: Bool[np.ndarray, " rows"] | None
-) -> Bool[np.ndarray, " rows"] | None:
-    """Return a boolean array that is True for the excluded rows of a tile, or None if no row is excluded.
-
-    Args:
-        present: True for the selected rows of the table; None for all.
-        first: the index of the first row of the tile.
-        count: number of rows of the tile.
-        missing: for each of several columns, True for the rows with a missing cell; None for no row.
-    """
-    masks = [mask for mask in missing if mask is not None]
-    if present is not None:
-        masks.append(~present[first : first + count])
-    return np.logical_or.reduce(masks) if masks else None

@@ -19,10 +19,11 @@ import numpy as np
 
 from qkv.core.typing import Int
 from qkv.core.untrusted_json import Fields, parse_json
-from qkv.database.execute.partial_sums import NO_ROW, AverageSums, PartialSums, ValueSums, VoteSums
+from qkv.database.execute.aggregates import NO_ROW
+from qkv.database.execute.partial_sums import AverageSums, PartialSums, ValueSums, VoteSums
+from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists
 from qkv.database.partials.part_records import normalizer_from_record, normalizer_record
 from qkv.database.partials.query_partial import QueryPartial, Subject
-from qkv.database.partials.row_lists import FRAGMENT_ROWS, RowLists
 from qkv.errors import DamagedError, KindError
 from qkv.store.arrow_files import parse_schema
 
@@ -81,7 +82,7 @@ def from_batch(batch: object) -> QueryPartial:
     if not isinstance(batch, (pa.Table, pa.RecordBatch)):
         raise KindError(
             "a partial result must be a pyarrow RecordBatch, a Table or the bytes of an Arrow IPC stream, got "
-            f"{type(batch).__name__}. Pass what qkv.partial returned."
+            f"{type(batch).__name__}. Pass what partials.compute returned."
         )
     table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
     metadata = (table.schema.metadata or {}).get(_METADATA)
@@ -108,7 +109,7 @@ def to_bytes(partial: QueryPartial) -> bytes:
 
 def _damaged(problem: str) -> DamagedError:
     return DamagedError(
-        f"a partial result must be what qkv.partial or qkv.merge returned, but {problem}. Compute it again."
+        f"a partial result must be what partials.compute or partials.merge returned, but {problem}. Compute it again."
     )
 
 
@@ -206,10 +207,12 @@ def _value_columns(sums: ValueSums, type_: pa.DataType) -> dict[str, Any]:
             matrix = getattr(sums, name)
             columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(matrix.reshape(-1)), matrix.shape[1])
         return columns | {name: pa.array(getattr(sums, name)) for name in ("squares", "mass")}
+    assert isinstance(sums, VoteSums)
     query, label = np.nonzero(sums.first < NO_ROW)
     fragment, row = np.divmod(sums.first[query, label], FRAGMENT_ROWS)
+    labels = list(sums.labels)
     arrays = [
-        pa.array([sums.labels[index] for index in label.tolist()], type_),
+        pa.array([labels[index] for index in label.tolist()], type_),
         pa.array(sums.votes[query, label]),
         pa.array(fragment, pa.int32()),
         pa.array(row),
@@ -234,7 +237,7 @@ def _value_sums(table: pa.Table, fragments: int) -> ValueSums:
     index = np.array([labels[cell] for cell in cells], np.int64)
     votes[query, index] = _floats(structs.field("weight"))
     first[query, index] = _positions(structs, fragments)
-    return VoteSums(tuple(labels), votes, first, negative)
+    return VoteSums(labels, votes, first, negative)
 
 
 def _matrix(column: pa.ChunkedArray) -> np.ndarray:

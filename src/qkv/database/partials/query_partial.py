@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from qkv.core.typing import Int
-from qkv.database.execute.partial_sums import NO_ROW, PartialSums, VoteSums, merge_in_tree
-from qkv.database.partials.row_lists import FRAGMENT_ROWS, RowLists, accumulates, select_rows
+from qkv.database.execute.aggregates import NO_ROW
+from qkv.database.execute.partial_sums import PartialSums, VoteSums, accumulates, merge_in_tree
+from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists, select_rows
+from qkv.database.keys.columns import Column
 from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Fragment", "QueryPartial", "Subject", "merge_partials"]
+__all__ = ["Fragment", "QueryPartial", "Subject", "merge_partials", "plain_type"]
 
 Fragment: TypeAlias = int | str
 """The name of a fragment; those of a table are all integers or all texts, and sort in the order of its rows."""
@@ -87,9 +89,7 @@ class QueryPartial:
         """Return the partial result without the rows that are neither evidence nor candidates."""
         if accumulates(self.normalizer):
             return replace(self, rows=self.rows.largest(self.normalizer, self.subject.top))
-        selected = select_rows(self.rows, self.normalizer, self.subject.count)
-        assert selected is not None
-        return replace(self, rows=selected)
+        return replace(self, rows=select_rows(self.rows, self.normalizer, self.subject.count))
 
     def _renumbered(self, index: dict[Fragment, int]) -> QueryPartial:
         numbers = np.array([index[fragment] for fragment in self.fragments], np.int64)
@@ -175,3 +175,8 @@ def _is_null(part: QueryPartial) -> bool:
 def _short(value: object) -> str:
     text = ", ".join(value) if isinstance(value, tuple) else str(value)
     return text if len(text) < 80 else text[:77] + "…"
+
+
+def plain_type(column: Column) -> pa.DataType:
+    """Return the pyarrow type of the values of a column; that of its cells if they are encoded by a dictionary."""
+    return getattr(column.type, "value_type", column.type) if column.kind != "vector" else column.type
