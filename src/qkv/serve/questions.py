@@ -13,7 +13,7 @@ from unicodedata import combining
 from qkv.core.checks import check_choice
 from qkv.core.json_values import NUMBERS
 from qkv.core.progress import checkpoint
-from qkv.database.execute.interpretation import check_fit, check_threshold
+from qkv.database.execute.ask_options import check_fit, check_threshold
 from qkv.errors import OptionError, QueryError
 from qkv.serve.limits import Limits
 from qkv.serve.typed_json import decode

@@ -25,8 +25,7 @@ from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.partial_sums import Accumulator, PartialSums, value_sums
 from qkv.database.execute.row_lists import FRAGMENT_ROWS
 from qkv.database.execute.stream_plan import StreamedPlan
-from qkv.database.execute.streamed import StreamedExecutor
-from qkv.database.execute.streamed_call import StreamedCall
+from qkv.database.execute.streamed import StreamedCall, StreamedExecutor
 from qkv.database.keys.queries import Queries
 from qkv.database.partials.functions import check_mergeable
 from qkv.database.partials.part_records import normalizer_record
@@ -83,9 +82,10 @@ class ClusterExecutor(StreamedExecutor):
         """The fragments that the query of this thread could not read, with the reason."""
         return self._found.fragments
 
-    def _answer(self, queries: object, options: AskOptions) -> Answer:
+    def ask(self, queries: object, options: AskOptions) -> Answer:
+        """Return the answer of the workers, whose notes state the fragments that could not be read."""
         self.unreadable.clear()
-        answer = super()._answer(queries, options)
+        answer = super().ask(queries, options)
         if not self.unreadable:
             return answer
         return with_missing(answer, self._unreadable_note())

@@ -23,11 +23,10 @@ from qkv.core.typing import Int
 from qkv.database.cluster.fragment_calls import FragmentCall, StoreCall
 from qkv.database.cluster.task import FragmentTask, Reply, ScanTask, merge_replies
 from qkv.database.execute.block_scan import BlockScan
-from qkv.database.execute.device_products import DeviceProducts
 from qkv.database.execute.partial_sums import accumulates, value_sums
 from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists, select_rows
 from qkv.database.execute.row_reader import RowTile
-from qkv.database.execute.scan import VectorNorms
+from qkv.database.execute.scan import DeviceProducts, VectorNorms
 from qkv.database.partials.query_partial import QueryPartial, plain_type
 from qkv.errors import DamagedError, DamagedStoreError, RefusedError
 from qkv.store import Block, Store

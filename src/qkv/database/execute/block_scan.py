@@ -16,11 +16,10 @@ import numpy as np
 
 from qkv.core.progress import checkpoint
 from qkv.core.typing import Bool, Float, Int, Shaped
-from qkv.database.execute.device_products import DeviceProducts
 from qkv.database.execute.partial_sums import Accumulator, ValueSums
 from qkv.database.execute.row_lists import RowLists
 from qkv.database.execute.row_reader import RowTile
-from qkv.database.execute.scan import CellLogits, Logits, VectorNorms, fast_logits
+from qkv.database.execute.scan import CellLogits, DeviceProducts, Logits, VectorNorms, fast_logits
 from qkv.database.execute.top_rows import TopRows
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison

@@ -32,6 +32,7 @@ from qkv.database.execute.aggregates import (
     label_codes,
     rounded_deviation,
     vote_aggregate,
+    votes_by_kind,
 )
 from qkv.database.execute.top_rows import TopRows
 from qkv.database.io import arrow_columns
@@ -289,7 +290,7 @@ def value_sums(like: Column, queries: int, votes: bool = False) -> ValueSums:
         votes: whether numbers and timestamps vote.
     """
     zeros, none = np.zeros(queries), np.zeros(queries, bool)
-    if votes or like.kind not in ("number", "timestamp", "vector"):
+    if votes or votes_by_kind(like):
         return VoteSums({}, np.zeros((queries, 0)), np.zeros((queries, 0), np.int64), none)
     width = 1 if like.cells.ndim == 1 or like.kind != "vector" else like.cells.shape[1]
     return AverageSums(np.zeros((queries, width)), np.zeros((queries, width)), zeros, zeros, none)
