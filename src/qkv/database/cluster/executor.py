@@ -15,20 +15,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.core.checksums import checksums_wanted
 from qkv.core.progress import Progress
 from qkv.core.typing import Int, Shaped
 from qkv.database.answer import Answer
 from qkv.database.cluster.scheduler import Scheduler
-from qkv.database.cluster.task import FragmentRows, FragmentTask, ScanTask
+from qkv.database.cluster.task import FragmentRows, FragmentTask, ScanTask, StoreVersion
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.partial_sums import Accumulator, PartialSums, value_sums
 from qkv.database.execute.row_lists import FRAGMENT_ROWS
 from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.execute.streamed import StreamedCall, StreamedExecutor
 from qkv.database.keys.queries import Queries
+from qkv.database.partials.arrow_format import normalizer_record
 from qkv.database.partials.functions import check_mergeable
-from qkv.database.partials.part_records import normalizer_record
 from qkv.database.partials.query_partial import QueryPartial, Subject
 from qkv.database.storage.remote_answers import with_missing
 from qkv.errors import DamagedStoreError, QkvError
@@ -73,8 +72,7 @@ class ClusterExecutor(StreamedExecutor):
     ) -> None:
         super().__init__(store, key, value, name, fold, progress, hidden, cache)
         self.scheduler = scheduler
-        named = zip(self.table.store.block_names(), self.table.store.block_lengths(), strict=True)
-        self.fragments = [FragmentRows(index, *pair) for index, pair in enumerate(named)]
+        self.fragments = FragmentRows.of(self.table.store)
         self._found = _Unreadable()
 
     @property
@@ -190,9 +188,7 @@ class ClusterCall(StreamedCall):
             top=evidence,
         )
         task = ScanTask(
-            path=str(rows.store.path.absolute()),
-            version=rows.store.version,
-            checksums=checksums_wanted(),
+            store=StoreVersion.of(rows.store, executor.scheduler.storage_options),
             names=self.names,
             tile=tile,
             columns=columns,
@@ -202,7 +198,6 @@ class ClusterCall(StreamedCall):
             folded=executor.fold,
             votes=executor.votes,
             subject=subject,
-            storage_options=executor.scheduler.storage_options,
         )
         tasks, first_row, first_tile = [], 0, 0
         for each in executor.fragments:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from qkv.core.arrays import ignore_numpy_warnings
+from qkv.core.checksums import checksums_wanted
 from qkv.core.typing import Bool, Shaped
 from qkv.database.execute.partial_sums import merge_in_tree
 from qkv.database.keys.columns import Column
@@ -17,9 +18,30 @@ from qkv.database.keys.comparisons import Comparison
 from qkv.database.partials.query_partial import Subject
 from qkv.errors import RefusedError
 from qkv.normalizers.base import Normalizer
-from qkv.store import StorageOptions
+from qkv.store import StorageOptions, Store
 
-__all__ = ["FragmentRows", "FragmentTask", "Reply", "ScanTask", "merge_replies", "serialize"]
+__all__ = ["FragmentRows", "FragmentTask", "Reply", "ScanTask", "StoreVersion", "merge_replies", "serialize"]
+
+
+@dataclass(frozen=True)
+class StoreVersion:
+    """A version of a store, as it is opened by a worker.
+
+    Attributes:
+        path, version: the store.
+        checksums: whether files are verified when they are first read.
+        storage_options: settings of the object store, which may be secret and are not shown.
+    """
+
+    path: str
+    version: int
+    checksums: bool
+    storage_options: StorageOptions = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, store: Store, storage_options: StorageOptions) -> StoreVersion:
+        """Return the open version of a store."""
+        return cls(str(store.path.absolute()), store.version, checksums_wanted(), storage_options)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +57,12 @@ class FragmentRows:
     index: int
     name: str
     rows: int
+
+    @classmethod
+    def of(cls, store: Store) -> list[FragmentRows]:
+        """Return the fragments of the open version of a store."""
+        named = zip(store.block_names(), store.block_lengths(), strict=True)
+        return [cls(index, *pair) for index, pair in enumerate(named)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +85,7 @@ class ScanTask:
     """A scan for a group of queries, which is the same for all fragments.
 
     Attributes:
-        path, version: the store.
-        checksums: whether files are verified when they are first read.
+        store: the store.
         names: the key and value columns.
         tile: maximum number of rows of a tile.
         columns: the key columns and the value column, without rows.
@@ -68,12 +95,9 @@ class ScanTask:
         folded: whether texts are folded.
         votes: whether the values vote.
         subject: what the partial result is about.
-        storage_options: settings of the object store, which may be secret and are not shown.
     """
 
-    path: str
-    version: int
-    checksums: bool
+    store: StoreVersion
     names: tuple[str, ...]
     tile: int
     columns: tuple[Column, ...]
@@ -83,7 +107,6 @@ class ScanTask:
     folded: bool
     votes: bool
     subject: Subject
-    storage_options: StorageOptions = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, eq=False)

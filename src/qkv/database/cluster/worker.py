@@ -20,8 +20,8 @@ import numpy as np
 from qkv import store as stores
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.typing import Int
-from qkv.database.cluster.fragment_calls import FragmentCall, StoreCall
-from qkv.database.cluster.task import FragmentTask, Reply, ScanTask, merge_replies
+from qkv.database.cluster.fragment_calls import FragmentCall
+from qkv.database.cluster.task import FragmentTask, Reply, ScanTask, StoreVersion, merge_replies
 from qkv.database.execute.block_scan import BlockScan
 from qkv.database.execute.partial_sums import accumulates, value_sums
 from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists, select_rows
@@ -48,9 +48,9 @@ class FragmentWorker:
 
     def __init__(self, device: str | None = None) -> None:
         self.device = device
-        self._stores: dict[tuple[str, int], Store] = {}
-        self._norms: dict[tuple[str, int], VectorNorms] = {}
-        self._products: dict[tuple[str, int], DeviceProducts] = {}
+        self._stores: dict[StoreVersion, Store] = {}
+        self._norms: dict[StoreVersion, VectorNorms] = {}
+        self._products: dict[StoreVersion, DeviceProducts] = {}
         self._prepared: dict[str, dict[int, Any]] = {}
 
     def run(self, message: bytes) -> bytes:
@@ -75,10 +75,10 @@ class FragmentWorker:
 
     def scan(self, task: ScanTask, fragments: Sequence[FragmentTask]) -> Reply:
         """Return the partial result of a scan over some fragments, or why a fragment cannot be read."""
-        unreadable, name = dict[int, str](), (task.path, task.version)
+        unreadable, name = dict[int, str](), task.store
         while True:
             left = [each for each in fragments if each.fragment.index not in unreadable]
-            store = self.open_store(task)
+            store = self.open_store(name)
             if self.device is not None and name not in self._products:
                 self._products[name] = DeviceProducts(self.device)
             scan = _Scan(task, store, self._norms.setdefault(name, VectorNorms()), self._products.get(name))
@@ -109,22 +109,22 @@ class FragmentWorker:
         first = min((each.fragment.index for each in fragments), default=0)
         return Reply(results[0] if results else None, unreadable, None, first)
 
-    def open_store(self, task: ScanTask | StoreCall) -> Store:
-        """Return the store of a task, which stays open."""
-        name = (task.path, task.version)
-        if name not in self._stores:
+    def open_store(self, version: StoreVersion) -> Store:
+        """Return the store, which stays open."""
+        if version not in self._stores:
             while len(self._stores) >= _MOST_VERSIONS:
                 oldest = next(iter(self._stores))
                 del self._stores[oldest]
                 self._norms.pop(oldest, None)
                 self._products.pop(oldest, None)
-            options: dict[str, Any] = {"checksums": task.checksums, "storage_options": task.storage_options}
+            path, number = version.path, version.version
+            options: dict[str, Any] = {"checksums": version.checksums, "storage_options": version.storage_options}
             try:
-                opened = stores.open(task.path, version=task.version, **options)
+                opened = stores.open(path, version=number, **options)
             except DamagedStoreError:  # of other fragments, perhaps; reading all files finds the intact ones
-                opened = stores.open(task.path, version=task.version, damaged="skip", **options)
-            self._stores[name] = opened
-        return self._stores[name]
+                opened = stores.open(path, version=number, damaged="skip", **options)
+            self._stores[version] = opened
+        return self._stores[version]
 
 
 class _UnreadableError(Exception):

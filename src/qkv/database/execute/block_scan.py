@@ -112,17 +112,47 @@ class BlockScan:
         self.run(tiles, accumulator.accumulate, values)
         return accumulator
 
-    def candidates(
-        self, tiles: Callable[[], Iterable[RowTile]], normalizer: Normalizer, by_query: bool = True
-    ) -> RowLists:
+    def candidates(self, tiles: Callable[[], Iterable[RowTile]], normalizer: Normalizer) -> RowLists:
         """Return all rows of tiles that can have weight, with a few others, and with approximate logits.
 
         Args:
             tiles: returns the tiles; called again if a query has more candidates than the first pass lists.
             normalizer: a normalizer that `is_bounded`.
-            by_query: whether the query of each row matters. If not, rows that are found by a second pass are listed
-                once for all queries.
         """
+        best, bound = self._best(tiles, normalizer)
+        if bound is None:
+            return best
+
+        def select(logits: Float[np.ndarray, "q n"], first: int, _: object) -> None:
+            ranks = np.asarray(normalizer.prepare(logits))
+            query, row = np.nonzero(ranks >= bound)
+            self._lists.append(RowLists(query, row + first, logits[query, row].astype(np.float64)))
+
+        self.run(tiles(), select)
+        return best.concat(*self._lists)
+
+    def candidate_positions(
+        self, tiles: Callable[[], Iterable[RowTile]], normalizer: Normalizer
+    ) -> Int[np.ndarray, " n"]:
+        """Return the positions of all candidates of any query, in ascending order; see `candidates`."""
+        best, bound = self._best(tiles, normalizer)
+        own = np.unique(best.position)
+        if bound is None:
+            return own
+        found = [own[:0]]
+
+        def select(logits: Float[np.ndarray, "q n"], first: int, _: object) -> None:
+            ranks = np.asarray(normalizer.prepare(logits))
+            found.append(first + np.flatnonzero((ranks >= bound).any(axis=0)))
+
+        self.run(tiles(), select)
+        rows = np.concatenate(found)
+        return np.union1d(rows, own) if len(own) else rows
+
+    def _best(
+        self, tiles: Callable[[], Iterable[RowTile]], normalizer: Normalizer
+    ) -> tuple[RowLists, Float[np.ndarray, "q 1"] | None]:
+        """Return the candidates of some queries, and a bound of the ranks of those of the others, or None for none."""
         top_k = normalizer.top_k
         self.top_rows = top = TopRows(self.queries, (_SUPPORT if top_k is None else top_k) + SPARE_ROWS)
         self._lists = []
@@ -133,7 +163,7 @@ class BlockScan:
         self.run(tiles(), update)
         best = RowLists.of_top_rows(top)
         if top_k is not None:
-            return best
+            return best, None
         # A logit that is NaN or infinite makes the answer NaN; such a row is among the top rows.
         broken = (top.rank == np.inf).any(axis=1, keepdims=True)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -141,18 +171,8 @@ class BlockScan:
             bound = bound - _TOLERANCE * (1 + np.abs(bound))
             listed = broken | (top.rank[:, -1:] == -np.inf) | (top.rank[:, -1:] < bound)
         if listed.all():
-            return best
-        bound = np.where(listed, np.inf, bound)
-
-        def select(logits: Float[np.ndarray, "q n"], first: int, _: object) -> None:
-            ranks = np.asarray(normalizer.prepare(logits))
-            above = (ranks >= bound) & (ranks < np.inf)
-            query, row = np.nonzero(above if by_query else above.any(axis=0, keepdims=True))
-            self._lists.append(RowLists(query, row + first, logits[query, row].astype(np.float64)))
-
-        self.run(tiles(), select)
-        found = best.take(np.flatnonzero(listed[best.query, 0]))
-        return found.concat(*self._lists)
+            return best, None
+        return best.take(np.flatnonzero(listed[best.query, 0])), np.where(listed, np.nan, bound)
 
     def positions(self) -> Int[np.ndarray, " n"]:
         """Return the positions of the rows of highest rank and of the candidates so far, in ascending order."""

@@ -145,7 +145,7 @@ class AverageSums(ValueSums):
         """Return the sums with the rows of a tile."""
         # One query over plain numbers is accumulated in their own dtype, everything else in float64.
         dtype = np.result_type(weights, values) if len(weights) == 1 and values.ndim == 1 else np.dtype(np.float64)
-        weights, values = weights.astype(dtype, copy=False), values.astype(dtype, copy=False)
+        values = values.astype(dtype, copy=False)
         negative = self.negative | (weights.min(axis=1, initial=0.0) < 0)
         step = max(1, len(values)) if values.ndim == 2 else _FLOAT32_ROWS
         sums = self
@@ -160,7 +160,7 @@ class AverageSums(ValueSums):
             return self if self.weighted.shape[1] else other
         with np.errstate(over="ignore", invalid="ignore"):
             means = self.mass[:, None], self.mean, other.mass[:, None], other.mean
-            mean, difference, weight = map(np.asarray, merge_means(*means))
+            mean, difference, weight = merge_means(*means)
             squares = self.squares + other.squares + np.square(difference).sum(axis=1) * weight[:, 0]
             negative, mass = self.negative | other.negative, self.mass + other.mass
             return AverageSums(self.weighted + other.weighted, mean, squares, mass, negative)
@@ -186,12 +186,13 @@ class AverageSums(ValueSums):
 def _average(
     weights: Float[np.ndarray, "q rows"], values: Num[np.ndarray, "rows ..."], negative: Bool[np.ndarray, " q"]
 ) -> AverageSums:
-    """Return the sums of a few rows, whose weights and values have one dtype."""
+    """Return the sums of a few rows, computed in the dtype of the values."""
     width = 1 if values.ndim == 1 else values.shape[1]
     weighted, mean = np.zeros((len(weights), width)), np.zeros((len(weights), width))
     squares, mass = np.zeros(len(weights)), np.zeros(len(weights))
     workspace = np.empty(len(values), values.dtype) if values.ndim == 1 else None
-    for query, row in enumerate(weights):
+    for query, own_weights in enumerate(weights):
+        row = own_weights.astype(values.dtype, copy=False)  # of one query, which stays in the processor cache
         if workspace is None:
             rows = np.flatnonzero(row)
             row, cells = row[rows], values[rows]
@@ -296,7 +297,7 @@ def value_sums(like: Column, queries: int, votes: bool = False) -> ValueSums:
     return AverageSums(np.zeros((queries, width)), np.zeros((queries, width)), zeros, zeros, none)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class PartialSums:
     """The sums over some rows for a group of queries, as arrays `(q,)` in float64.
 
@@ -400,7 +401,7 @@ class Accumulator:
             self._add_masses(weights, first)
         else:
             weights = self._add_exponentials(prepared, first, prepared is logits)
-        self.sums = replace(self.sums, values=self.sums.values.add(weights, values, first))
+        self.sums.values = self.sums.values.add(weights, values, first)
 
     def _add_exponentials(
         self, logits: Float[np.ndarray, "q rows"], first: int, overwrite: bool

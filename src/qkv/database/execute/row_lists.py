@@ -83,10 +83,20 @@ class RowLists:
         """Return the `count` rows of the highest rank of each query, highest first. Ties go to the lower position."""
         rank = self.rank(normalizer)
         order = np.lexsort((self.position, -rank, self.query))
-        order = order[rank[order] > -np.inf]
-        _, start, length = np.unique(self.query[order], return_index=True, return_counts=True)
-        place = np.arange(len(order)) - np.repeat(start, length)
-        return self.take(order[place < count])
+        best = self.take(order[rank[order] > -np.inf])
+        return best.take(np.flatnonzero(best.places() < count))
+
+    def places(self) -> Int[np.ndarray, " n"]:
+        """Return the place of each row among those of its query."""
+        _, start, length = np.unique(self.query, return_index=True, return_counts=True)
+        return np.asarray(np.arange(len(self.query)) - np.repeat(start, length))
+
+    def padded(self, numbers: Float[np.ndarray, " n"], queries: int) -> Float[np.ndarray, "q m"]:
+        """Return a number of each row as a matrix with a row for each query, −inf in unused places."""
+        place = self.places()
+        matrix = np.full((queries, int(place.max(initial=0)) + 1), -np.inf)
+        matrix[self.query, place] = numbers
+        return matrix
 
 
 def select_rows(rows: RowLists, normalizer: Normalizer, queries: int) -> RowLists:
@@ -111,12 +121,9 @@ def select_rows(rows: RowLists, normalizer: Normalizer, queries: int) -> RowList
     first = np.zeros(len(logits), bool)
     marked = np.flatnonzero(invalid)
     first[marked[np.unique(rows.query[marked], return_index=True)[1]]] = True
-    length = np.bincount(rows.query, minlength=queries)
-    start = np.concatenate([[0], np.cumsum(length)[:-1]])
-    padded = np.full((queries, int(length.max())), -np.inf)
-    padded[rows.query, np.arange(len(logits)) - start[rows.query]] = np.where(invalid, -np.inf, logits)
+    finite = rows.padded(np.where(invalid, -np.inf, logits), queries)
     with np.errstate(invalid="ignore", divide="ignore"):
-        bound = np.asarray(normalizer.threshold_bound(padded))[:, 0]
+        bound = np.asarray(normalizer.threshold_bound(finite))[:, 0]
         # The bound of a query without rows is NaN.
         above = ~(logits < (bound - _SLACK * (1.0 + np.abs(bound)))[rows.query])
     present: Bool[np.ndarray, " n"] = np.where(broken[rows.query], first, above & (logits > -np.inf))

@@ -141,8 +141,7 @@ class StreamedCall:
     def candidates(self, query: Shaped[np.ndarray, "q ..."], progress: Progress | None) -> Int[np.ndarray, " rows"]:
         """Return the indices of the rows that can have non-zero weight for some query."""
         scan = self._scan(query)
-        tiles = partial(self._tiles, scan, progress)
-        return np.unique(scan.candidates(tiles, self.normalizer, by_query=False).position)
+        return scan.candidate_positions(partial(self._tiles, scan, progress), self.normalizer)
 
     def _largest_effective(
         self,

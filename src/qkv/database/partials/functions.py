@@ -19,7 +19,7 @@ import numpy as np
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.checks import check_integers
 from qkv.core.tile import Tile
-from qkv.core.typing import Float, Int
+from qkv.core.typing import Float
 from qkv.database.execute.aggregates import Aggregate, aggregator_for
 from qkv.database.execute.block_scan import BlockScan, is_bounded
 from qkv.database.execute.partial_sums import accumulates, tile_weights, value_sums
@@ -32,9 +32,15 @@ from qkv.database.keys.columns import Column, key_names
 from qkv.database.keys.comparisons import ScoreComparison
 from qkv.database.keys.part_registry import parse_normalizer, parse_score
 from qkv.database.keys.queries import Queries
-from qkv.database.partials.arrow_format import from_batch, to_batch
-from qkv.database.partials.part_records import describe_score, normalizer_record, query_digest
-from qkv.database.partials.query_partial import QueryPartial, Subject, merge_partials, plain_type
+from qkv.database.partials.arrow_format import from_batch, lists_by_query, normalizer_record, to_batch
+from qkv.database.partials.query_partial import (
+    QueryPartial,
+    Subject,
+    describe_score,
+    merge_partials,
+    plain_type,
+    query_digest,
+)
 from qkv.errors import KindError, OptionError, RefusedError, ShapeError
 from qkv.normalizers import NORMALIZERS
 from qkv.normalizers.base import Normalizer
@@ -107,8 +113,9 @@ def _evidence(partial: QueryPartial, results: _Results) -> pa.Array:
     rows = results.rows
     fragment, row = np.divmod(rows.position, FRAGMENT_ROWS)
     names = partial.fragments
+    type_ = pa.string() if names and isinstance(names[0], str) else pa.int64()
     arrays = {
-        "fragment": pa.array([names[index] for index in fragment.tolist()], _fragment_type(partial)),
+        "fragment": pa.array([names[index] for index in fragment.tolist()], type_),
         "row": pa.array(row),
         "weight": pa.array(results.weights),
     }
@@ -117,14 +124,7 @@ def _evidence(partial: QueryPartial, results: _Results) -> pa.Array:
             name = rows.record.type.field(index).name
             arrays.setdefault(name, rows.record.field(index))
     structs = pa.StructArray.from_arrays(list(arrays.values()), names=list(arrays))
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(rows.query, minlength=partial.subject.count))])
-    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), structs)
-
-
-def _fragment_type(partial: QueryPartial) -> pa.DataType:
-    import pyarrow as pa
-
-    return pa.string() if partial.fragments and isinstance(partial.fragments[0], str) else pa.int64()
+    return lists_by_query(rows.query, partial.subject.count, structs)
 
 
 # -- sums -----------------------------------------------------------------------------------------------
@@ -137,10 +137,8 @@ def _from_sums(partial: QueryPartial) -> _Results:
     rows = partial.rows.largest(normalizer, partial.subject.top)
     weights = np.zeros(0)
     if len(rows.query):
-        query, place = rows.query, _places(rows.query)
-        logits = np.full((count, int(place.max()) + 1), -np.inf)
-        logits[query, place] = rows.logit
-        weights = tile_weights(normalizer, logits, summary)[query, place]
+        logits = rows.padded(rows.logit, count)
+        weights = tile_weights(normalizer, logits, summary)[rows.query, rows.places()]
         weighted = np.flatnonzero(weights != 0)
         rows, weights = rows.take(weighted), weights[weighted]
     found = np.bincount(rows.query, minlength=count) > 0
@@ -155,12 +153,6 @@ def _empty_column(partial: QueryPartial) -> Column:
     return Column.from_table(
         pa.schema({partial.subject.value: partial.value_type}).empty_table(), partial.subject.value
     )
-
-
-def _places(query: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """Return the place of each element among those of its query, which are ascending."""
-    _, start, length = np.unique(query, return_index=True, return_counts=True)
-    return np.asarray(np.arange(len(query)) - np.repeat(start, length))
 
 
 # -- candidates -----------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from qkv.core.checksums import digest
+from qkv.core.parts import Part
 from qkv.core.typing import Int
 from qkv.database.execute.aggregates import NO_ROW
 from qkv.database.execute.partial_sums import PartialSums, VoteSums, accumulates, merge_in_tree
@@ -25,7 +27,7 @@ from qkv.normalizers.base import Normalizer
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Fragment", "QueryPartial", "Subject", "merge_partials", "plain_type"]
+__all__ = ["Fragment", "QueryPartial", "Subject", "describe_score", "merge_partials", "plain_type", "query_digest"]
 
 Fragment: TypeAlias = int | str
 """The name of a fragment; those of a table are all integers or all texts, and sort in the order of its rows."""
@@ -180,3 +182,21 @@ def _short(value: object) -> str:
 def plain_type(column: Column) -> pa.DataType:
     """Return the pyarrow type of the values of a column; that of its cells if they are encoded by a dictionary."""
     return getattr(column.type, "value_type", column.type) if column.kind != "vector" else column.type
+
+
+def describe_score(score: Part) -> str:
+    """Return a text that is equal for scores that give equal logits: the score, and a digest of its arrays."""
+    arrays = [np.asarray(array) for array in score.arrays()]
+    if not any(array.ndim for array in arrays):
+        return str(score)
+    content = b"".join(f"{array.dtype} {array.shape}".encode() + array.tobytes() for array in arrays)
+    return f"{score} {digest(content)[:16]}"
+
+
+def query_digest(query: np.ndarray, missing: np.ndarray) -> str:
+    """Return the SHA-256 of the query array of the engine, and of which queries are missing."""
+    content = [f"{query.shape} {missing.tolist()}".encode()]
+    for field in query.dtype.names or ("",):
+        cells = query[field] if field else query
+        content.append(repr(cells.tolist()).encode() if cells.dtype == object else cells.astype(np.float64).tobytes())
+    return digest(b"\0".join(content))
