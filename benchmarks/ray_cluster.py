@@ -32,6 +32,7 @@ import pyarrow as pa
 
 import qkv
 from qkv import Database, normalizers, scores
+from qkv.database import partials
 from qkv.database.answer import Answer
 from qkv.database.storage.stored import StoredDatabase
 from qkv.normalizers.base import Normalizer
@@ -152,7 +153,7 @@ def groupings(parts: Sequence[pa.RecordBatch], orders: int) -> Iterator[pa.Recor
         while len(left) > 1:
             size = int(draw.integers(2, min(5, len(left)) + 1))
             chosen = set(draw.choice(len(left), size, replace=False).tolist())
-            merged = qkv.merge([part for i, part in enumerate(left) if i in chosen])
+            merged = partials.merge([part for i, part in enumerate(left) if i in chosen])
             left = [merged, *(part for i, part in enumerate(left) if i not in chosen)]
         yield left[0]
 
@@ -169,11 +170,11 @@ def measure_orders(path: Path, orders: int) -> None:
         for normalizer in NORMALIZERS:
             options = options_of(key, normalizer)
             parts = [
-                qkv.partial(asked, block.table, key, "value", **_without_threshold(options), fragment=number)
+                partials.compute(asked, block.table, key, "value", **_without_threshold(options), fragment=number)
                 for number, block in enumerate(store.blocks([key, "value"]))
             ]
             expected = one.ask(asked, **options)
-            values = [qkv.finalize(merged)["value"].to_pylist() for merged in groupings(parts, orders)]
+            values = [partials.finalize(merged)["value"].to_pylist() for merged in groupings(parts, orders)]
             largest = max(
                 abs(a - b) / max(1.0, abs(b)) for each in values for a, b in zip(each, expected.value, strict=True)
             )

@@ -8,7 +8,7 @@ import dask.dataframe
 import numpy as np
 import pandas as pd
 
-import qkv
+from qkv.database import partials
 
 ROWS = 100_000
 QUERIES = [0.5, 2.0, 3.0]
@@ -16,7 +16,7 @@ QUERIES = [0.5, 2.0, 3.0]
 
 def ask_partition(frame, number: int):
     """Return the partial result of the queries over one partition."""
-    return qkv.partial(QUERIES, frame, key="x", value="y", score="gaussian:0.05", fragment=number)
+    return partials.compute(QUERIES, frame, key="x", value="y", score="gaussian:0.05", fragment=number)
 
 
 def main() -> list[float]:
@@ -26,8 +26,8 @@ def main() -> list[float]:
     parts = [dask.delayed(ask_partition)(part, number) for number, part in enumerate(table.to_delayed())]
     # Dask merges the results of neighbors in a tree.
     while len(parts) > 1:
-        parts = [dask.delayed(qkv.merge)(parts[index : index + 2]) for index in range(0, len(parts), 2)]
-    return qkv.finalize(parts[0].compute())["value"].to_pylist()
+        parts = [dask.delayed(partials.merge)(parts[index : index + 2]) for index in range(0, len(parts), 2)]
+    return partials.finalize(parts[0].compute())["value"].to_pylist()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ Each query of SQL returns one fragment, so that no more than a fragment is in me
 
 import duckdb
 
-import qkv
+from qkv.database import partials
 
 ROWS, FRAGMENT = 100_000, 20_000
 QUERIES = [0.5, 2.0, 3.0]
@@ -15,8 +15,8 @@ def main() -> list[float]:
     """Return the average of sin(x) near each query, from five fragments."""
     connection = duckdb.connect()
     connection.execute(f"create table points as select i, i / {ROWS} * 4 as x, sin(x) as y from range({ROWS}) t(i)")
-    partials = [
-        qkv.partial(
+    parts = [
+        partials.compute(
             QUERIES,
             connection.sql(f"select x, y from points where i >= {start} and i < {start + FRAGMENT}").to_arrow_table(),
             key="x",
@@ -26,7 +26,7 @@ def main() -> list[float]:
         )
         for start in range(0, ROWS, FRAGMENT)
     ]
-    return qkv.finalize(qkv.merge(partials))["value"].to_pylist()
+    return partials.finalize(partials.merge(parts))["value"].to_pylist()
 
 
 if __name__ == "__main__":

@@ -25,9 +25,6 @@ __all__ = [
     "Spec",
     "Positions",
     "Database",
-    "partial",
-    "merge",
-    "finalize",
     "scores",
     "normalizers",
     "masks",
@@ -41,7 +38,6 @@ if TYPE_CHECKING:
     from qkv import distributed, errors, masks, nn, normalizers, readouts, scores
     from qkv.core.positions import Positions
     from qkv.database import Database
-    from qkv.database.partials import finalize, merge, partial
     from qkv.engine import attend, explain, observe, prepare
     from qkv.plan import Spec
 
@@ -54,9 +50,6 @@ _HOMES = {
     "Spec": "qkv.plan",
     "Positions": "qkv.core.positions",
     "Database": "qkv.database",
-    "partial": "qkv.database.partials",
-    "merge": "qkv.database.partials",
-    "finalize": "qkv.database.partials",
 }
 
 

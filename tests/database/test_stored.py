@@ -11,10 +11,9 @@ import pytest
 
 from qkv import masks, scores
 from qkv.database import Database
-from qkv.database.execute import row_reader, statistics, tile_pass
-from qkv.database.execute.accumulators import SoftmaxAccumulator
+from qkv.database.execute import block_scan, row_reader, statistics
 from qkv.database.execute.ask_options import AskOptions
-from qkv.database.execute.running_aggregates import streamed_aggregator_for
+from qkv.database.execute.partial_sums import Accumulator, value_sums
 from qkv.database.keys import bandwidth, row_sample
 from qkv.database.keys.columns import Column
 from qkv.errors import DataError, OptionError, QueryError, RefusedError
@@ -30,7 +29,7 @@ def _small(monkeypatch):
     """Blocks of some hundred rows, tiles of 70, and several sub-tiles for several queries."""
     monkeypatch.setattr(row_files, "BYTES", 20_000)
     monkeypatch.setattr(row_reader, "TILE", 70)
-    monkeypatch.setattr(tile_pass, "TILE_NUMBERS", 100)
+    monkeypatch.setattr(block_scan, "TILE_NUMBERS", 100)
 
 
 def table(missing=True, seed=0):
@@ -573,7 +572,7 @@ def test_progress_is_reported_while_rows_are_appended(tmp_path):
 
 
 def test_rows_without_weight_add_exactly_nothing():
-    values = streamed_aggregator_for(Column.from_table(pa.table({"v": [1.0, 2.0]}), "v"), True, 2)
-    sums = SoftmaxAccumulator(Softmax(), 2, values, 1)
+    values = value_sums(Column.from_table(pa.table({"v": [1.0, 2.0]}), "v"), 2)
+    sums = Accumulator(Softmax(), values, 2, 1)
     sums.accumulate(np.array([[-np.inf, -np.inf], [0.0, -np.inf]]), 0, np.array([1.0, 2.0]))
-    assert sums.total.tolist() == [[0.0], [1.0]]
+    assert sums.sums.total.tolist() == [0.0, 1.0]

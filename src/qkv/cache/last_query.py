@@ -15,14 +15,45 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from qkv.cache.kernel import ChunkedTensor
-from qkv.cache.reach import ALL_KEYS, last_keys
+from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Int, Tensor
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.scores import Score
 
-__all__ = ["Step", "attend_last", "attend_rows", "prepare_step", "share_keys"]
+__all__ = ["ALL_KEYS", "attend_last", "attend_rows", "last_keys", "prepare_step", "share_keys", "Step"]
+
+
+ALL_KEYS = 2**40
+"""Number of keys for which a mask is asked which of them it allows. No sequence is longer."""
+
+
+def last_keys(mask: Mask | None) -> int | None:
+    """Return the number of last keys that a mask allows for the last query, or None if it is no such number.
+
+    The result for a mask that allows all keys is `ALL_KEYS`. It is known only for masks without arrays that depend on
+    nothing but the distance between query and key, and therefore holds for every number of keys.
+
+    Example:
+        >>> from qkv.masks import Causal, Window
+        >>> last_keys(Window(3, 0)), last_keys(Causal()) == ALL_KEYS, last_keys(~Causal())
+        (4, True, None)
+    """
+    if mask is None:
+        return ALL_KEYS
+    return _probe(mask) if mask.relative else None
+
+
+@lru_cache(maxsize=256)
+def _probe(mask: Mask) -> int | None:
+    if mask.arrays():
+        return None
+    tile = Tile.whole(1, ALL_KEYS, (), Positions(align="end"))
+    start, stop = mask.key_range(tile)
+    inside = stop == ALL_KEYS and mask.coverage(tile.restrict(tile.rows, (start, stop))) == "all"
+    return stop - start if inside else None
+
 
 _PRODUCT_ELEMENTS = 2**20
 """Number of elements of the keys from which two matrix products are faster than fused attention on a CPU.

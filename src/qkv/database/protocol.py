@@ -12,9 +12,8 @@ from qkv.core.checks import check_choice, check_integers
 from qkv.core.printable import read_escapes
 from qkv.core.progress import Progress
 from qkv.database.answer import Answer, Entry
-from qkv.database.execute.ask_options import AskOptions
+from qkv.database.execute.ask_options import AskOptions, check_fit, check_threshold
 from qkv.database.execute.base import Executor
-from qkv.database.execute.interpretation import check_fit, check_threshold
 from qkv.database.keys.columns import Column
 from qkv.database.keys.queries import split_text
 from qkv.errors import DataError, QueryError

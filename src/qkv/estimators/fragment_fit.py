@@ -13,12 +13,13 @@ from __future__ import annotations
 import copy
 import uuid
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from sklearn.utils import check_random_state
 
+from qkv.core.partial import ExponentialSums
 from qkv.core.typing import Float, Int, Shaped
 from qkv.engine import observe
 from qkv.errors import DataError, KindError
@@ -58,29 +59,8 @@ class RowFragments(Protocol):
     def read(self, names: tuple[str, ...], rows: Int[np.ndarray, " n"] | None = None) -> pa.Table:
         """Return some columns of all rows, or of the rows with some indices in ascending order."""
 
-    def run(self, queries: FragmentQueries) -> FragmentMeans:
-        """Return the merged partial results of all fragments."""
-
-
-@dataclass(frozen=True, eq=False)
-class FragmentMeans:
-    """The log-sum-exp of the logits of each query, and the weighted mean of the values, over some fragments.
-
-    Attributes:
-        log_sum: `(bandwidths, members, queries)`; −inf without rows.
-        mean: `(bandwidths, members, queries, outputs)`; 0 without rows.
-    """
-
-    log_sum: Float[np.ndarray, "bandwidths members queries"]
-    mean: Float[np.ndarray, "bandwidths members queries outputs"]
-
-    def merge(self, other: Self) -> Self:
-        """Return the partial result over the fragments of both, which must be disjoint."""
-        log_sum = np.logaddexp(self.log_sum, other.log_sum)
-        shift = np.where(np.isneginf(log_sum), 0.0, log_sum)
-        shares = (np.exp(each.log_sum - shift)[..., None] for each in (self, other))
-        mean = sum(share * each.mean for share, each in zip(shares, (self, other), strict=True))
-        return type(self)(log_sum, np.asarray(mean))
+    def run(self, queries: FragmentQueries) -> ExponentialSums:
+        """Return the merged partial results of all fragments, `(bandwidths, members, queries, outputs)`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,13 +110,13 @@ class FragmentQueries:
         residuals = targets[None] if trends is None else targets[None] - trends.numpy()
         return EmbeddedFragment(keys.double(), torch.from_numpy(residuals.astype(np.float64)))
 
-    def run(self, rows: EmbeddedFragment, fragment: int) -> FragmentMeans:
+    def run(self, rows: EmbeddedFragment, fragment: int) -> ExponentialSums:
         """Return the partial result over the rows of a fragment."""
         members, queries = self.query.shape[:2]
         count, outputs = rows.values.shape[1:]
         shape = len(self.bandwidth), members, queries
         if not count:
-            return FragmentMeans(np.full(shape, -np.inf), np.zeros((*shape, outputs)))
+            return ExponentialSums.of_output(np.zeros((*shape, outputs)), np.full(shape, -np.inf))
         mask: Any = None
         if self.own is not None:
             own = torch.from_numpy(self.own - self.starts[fragment])
@@ -147,7 +127,7 @@ class FragmentQueries:
             seen = observe(query, rows.keys, value, score=Gaussian(bandwidth), mask=mask, readouts=[LogSumExp()])
             results.append((np.asarray(seen.readouts[0]), np.asarray(seen.output)))
         log_sum, mean = (np.stack(each) for each in zip(*results, strict=True))
-        return FragmentMeans(log_sum.reshape(shape), mean)
+        return ExponentialSums.of_output(mean, log_sum.reshape(shape))
 
 
 def number_column(table: pa.Table, name: str) -> Float[np.ndarray, " rows"]:
@@ -181,7 +161,8 @@ class FittedFragments:
         bandwidth = parameters["log_bandwidth"].exp().numpy()[:, 0]
         metric = estimator._build_metric(1)
         for query, trend in query_blocks(metric, parameters, features, len(bandwidth)):
-            means = self.fragments.run(_with(self.queries, query=query.numpy(), bandwidth=bandwidth[None])).mean[0]
+            asked = _with(self.queries, query=query.numpy(), bandwidth=bandwidth[None])
+            means = np.asarray(self.fragments.run(asked).finalize()[0])[0]
             parts.append((means if trend is None else means + trend.numpy()).mean(axis=0))
         return np.concatenate(parts)
 
@@ -244,7 +225,7 @@ def fit_fragments(estimator: AttentionEstimator, fragments: RowFragments) -> Fit
     members, places = np.arange(len(own))[:, None], places.reshape(own.shape)
     grid = torch.stack([bandwidth * factor for factor in torch.tensor(factors, dtype=bandwidth.dtype)])[..., 0]
     asked = {"query": keys.double().numpy()[members, places], "bandwidth": grid.double().numpy(), "own": own}
-    predicted = fragments.run(_with(queries, **asked)).mean
+    predicted = np.asarray(fragments.run(_with(queries, **asked)).finalize()[0])
     if trends is not None:
         predicted = predicted + trends.numpy()[members, places]
     losses = np.square(predicted - values[places]).mean(axis=2)[..., 0]

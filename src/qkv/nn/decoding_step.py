@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from qkv.cache.kernel import ChunkedTensor
-from qkv.cache.last_query import attend_last, attend_rows, prepare_step, share_keys
+from qkv.cache.last_query import ALL_KEYS, attend_last, attend_rows, last_keys, prepare_step, share_keys
 from qkv.cache.projected_keys import attend_projected
-from qkv.cache.reach import ALL_KEYS, last_keys
 from qkv.core.positions import Positions
 from qkv.core.typing import Float
 from qkv.engine import attend

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from qkv.core.arrays import namespace
 from qkv.core.checks import describe
-from qkv.core.online_softmax import PartialResult
+from qkv.core.partial import PartialResult
 from qkv.core.parts import Part
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float

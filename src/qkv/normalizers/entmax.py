@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core.arrays import is_array, namespace, row_max, statically_known_true, stop_gradient, to_numpy, where
-from qkv.core.online_softmax import finite_shift, nonzero
+from qkv.core.partial import finite_shift, nonzero
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float

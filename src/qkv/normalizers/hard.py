@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core.arrays import cast, namespace, row_max
-from qkv.core.online_softmax import PartialResult, TopKeys
+from qkv.core.partial import PartialResult, TopKeys
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float
 from qkv.normalizers.base import Normalizer, Summary

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from qkv.core.arrays import namespace, where
 from qkv.core.equation import apply_dropout
 from qkv.core.guard import apply_weights
-from qkv.core.online_softmax import PartialResult, WeightedSums, nonzero
+from qkv.core.partial import PartialResult, WeightedSums, nonzero
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Normalizer, Summary

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from qkv.core.arrays import namespace, where, zeros
 from qkv.core.equation import apply_dropout
-from qkv.core.online_softmax import TopKeys
 from qkv.core.ordering import index_mask, top_k_indices, top_k_mask
+from qkv.core.partial import TopKeys
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float, Int, Num
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 from qkv.core.arrays import is_array, namespace, row_max, stop_gradient, where
 from qkv.core.equation import apply_dropout
 from qkv.core.guard import apply_weights
-from qkv.core.online_softmax import ExponentialSums, PartialResult, finite_shift, nonzero
+from qkv.core.partial import ExponentialSums, PartialResult, finite_shift, nonzero
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float

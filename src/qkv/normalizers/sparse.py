@@ -11,7 +11,7 @@ from abc import abstractmethod
 from typing import ClassVar
 
 from qkv.core.arrays import cast, namespace, row_max, stop_gradient, where
-from qkv.core.online_softmax import finite_shift, nonzero
+from qkv.core.partial import finite_shift, nonzero
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float
 from qkv.normalizers.base import Normalizer, excluded

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core.arrays import namespace, statically_known_true, stop_gradient, where
-from qkv.core.online_softmax import nonzero
+from qkv.core.partial import nonzero
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float
 from qkv.errors import NegativeScoreError

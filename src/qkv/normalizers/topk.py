@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core.arrays import namespace, where
-from qkv.core.online_softmax import PartialResult, TopKeys
 from qkv.core.ordering import kth_largest
+from qkv.core.partial import PartialResult, TopKeys
 from qkv.core.parts import delegates, require_positive_integer
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float

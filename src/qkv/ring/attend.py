@@ -23,9 +23,8 @@ from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
 from qkv.plan.trial import bind_functions, check_functions
 from qkv.ring.autograd import ring_attention
-from qkv.ring.checks import check_mergeable
 from qkv.ring.layout import Layout, Order
-from qkv.ring.local_parts import AnyPart, bind_local, check_pair_lengths, chunk_problem, query_offset
+from qkv.ring.local_parts import AnyPart, bind_local, check_mergeable, check_pair_lengths, chunk_problem, query_offset
 from qkv.ring.shards import Shards
 from qkv.ring.transport import Ring, open_ring
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 
 from qkv.core.autograd_function import autograd_function_class
 from qkv.core.equation import TorchCall, take_range
-from qkv.core.online_softmax import PartialResult
+from qkv.core.partial import PartialResult
 from qkv.core.typing import Array, Float, Shaped, Tensor
 from qkv.errors import GradientError
 from qkv.kernels.runtime.gradients import call_tensors

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from qkv.core.arrays import is_floating
 from qkv.core.equation import BoundCall, take_range
-from qkv.core.online_softmax import PartialResult
+from qkv.core.partial import PartialResult
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Num, Shaped

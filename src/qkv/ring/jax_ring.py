@@ -27,10 +27,9 @@ from qkv.masks import Blocks
 from qkv.plan.checks import read_problem, read_seed
 from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
-from qkv.ring.checks import check_mergeable
 from qkv.ring.jax_device import DeviceCall, Mesh, cut_part
 from qkv.ring.layout import Order
-from qkv.ring.local_parts import bind_local, check_pair_lengths, chunk_problem, query_offset
+from qkv.ring.local_parts import bind_local, check_mergeable, check_pair_lengths, chunk_problem, query_offset
 
 __all__ = ["attend_mapped"]
 

@@ -21,7 +21,7 @@ from qkv.core.arrays import namespace, where
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
 from qkv.core.equation import TorchCall, apply_dropout, take_range
 from qkv.core.guard import apply_weights
-from qkv.core.online_softmax import PartialResult, WeightedSums, nonzero
+from qkv.core.partial import PartialResult, WeightedSums, nonzero
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Tensor

@@ -18,7 +18,7 @@ from qkv.database.cluster.opening import open_cluster
 from qkv.database.cluster.scheduler import LostResultError, Scheduler, divide
 from qkv.database.cluster.task import FragmentRows, FragmentTask
 from qkv.database.cluster.worker import FragmentWorker
-from qkv.database.execute.device_products import DeviceProducts
+from qkv.database.execute.scan import DeviceProducts
 from qkv.errors import DamagedStoreError, OptionError, QueryError, RefusedError
 from qkv.store import row_files
 from tests.database.cluster.local_worker import LocalWorker

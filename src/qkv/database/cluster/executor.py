@@ -15,22 +15,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.core.checksums import checksums_wanted
 from qkv.core.progress import Progress
 from qkv.core.typing import Int, Shaped
 from qkv.database.answer import Answer
 from qkv.database.cluster.scheduler import Scheduler
-from qkv.database.cluster.task import FragmentRows, FragmentTask, ScanTask
-from qkv.database.execute.accumulators import Accumulator
+from qkv.database.cluster.task import FragmentRows, FragmentTask, ScanTask, StoreVersion
 from qkv.database.execute.ask_options import AskOptions
+from qkv.database.execute.partial_sums import Accumulator, PartialSums, value_sums
+from qkv.database.execute.row_lists import FRAGMENT_ROWS
 from qkv.database.execute.stream_plan import StreamedPlan
-from qkv.database.execute.streamed import StreamedExecutor
-from qkv.database.execute.streamed_call import SPARE_ROWS, StreamedCall
+from qkv.database.execute.streamed import StreamedCall, StreamedExecutor
 from qkv.database.keys.queries import Queries
-from qkv.database.partials.part_records import normalizer_record
+from qkv.database.partials.arrow_format import normalizer_record
+from qkv.database.partials.functions import check_mergeable
 from qkv.database.partials.query_partial import QueryPartial, Subject
-from qkv.database.partials.row_lists import FRAGMENT_ROWS
-from qkv.database.partials.scan_rows import check_mergeable
 from qkv.database.storage.remote_answers import with_missing
 from qkv.errors import DamagedStoreError, QkvError
 from qkv.normalizers.base import Normalizer
@@ -74,8 +72,7 @@ class ClusterExecutor(StreamedExecutor):
     ) -> None:
         super().__init__(store, key, value, name, fold, progress, hidden, cache)
         self.scheduler = scheduler
-        named = zip(self.table.store.block_names(), self.table.store.block_lengths(), strict=True)
-        self.fragments = [FragmentRows(index, *pair) for index, pair in enumerate(named)]
+        self.fragments = FragmentRows.of(self.table.store)
         self._found = _Unreadable()
 
     @property
@@ -83,9 +80,10 @@ class ClusterExecutor(StreamedExecutor):
         """The fragments that the query of this thread could not read, with the reason."""
         return self._found.fragments
 
-    def _answer(self, queries: object, options: AskOptions) -> Answer:
+    def ask(self, queries: object, options: AskOptions) -> Answer:
+        """Return the answer of the workers, whose notes state the fragments that could not be read."""
         self.unreadable.clear()
-        answer = super()._answer(queries, options)
+        answer = super().ask(queries, options)
         if not self.unreadable:
             return answer
         return with_missing(answer, self._unreadable_note())
@@ -111,7 +109,8 @@ class ClusterExecutor(StreamedExecutor):
         Raises:
             DamagedStoreError: A fragment cannot be read, and the store was not opened with `damaged="skip"`.
         """
-        merged, unreadable = self.scheduler.run(task, fragments)
+        merged: QueryPartial | None
+        merged, unreadable = self.scheduler.call(task, fragments)
         self.unreadable.update(unreadable)
         if unreadable and not self.scheduler.skip:
             raise DamagedStoreError(
@@ -146,22 +145,24 @@ class ClusterCall(StreamedCall):
             text = f"none; {self.local_reason} runs in this process"
         return replace(super().plan(queries), cluster=text)
 
-    def _accumulate(
-        self, query: Shaped[np.ndarray, "q ..."], accumulator: Accumulator[Normalizer], progress: Progress | None
-    ) -> Int[np.ndarray, " rows"]:
+    def sums(
+        self, query: Shaped[np.ndarray, "q ..."], evidence: int, progress: Progress | None
+    ) -> tuple[PartialSums, Int[np.ndarray, " rows"]]:
+        """Return the sums over all rows, and the indices of the rows with the largest weights of some query."""
         if self.local_reason:
-            return super()._accumulate(query, accumulator, progress)
-        merged = self._scan(query)
+            return super().sums(query, evidence, progress)
+        merged = self._run(query, evidence)
         if merged is None:
-            return np.zeros(0, np.int64)
+            values = value_sums(self.executor.value_column, len(query), self.executor.votes)
+            return Accumulator(self.normalizer, values, len(query), 0).sums, np.zeros(0, np.int64)
         assert merged.sums is not None
-        accumulator.restore(merged.sums)
-        return self._rows_of(merged)
+        return merged.sums, self._rows_of(merged)
 
-    def _candidates(self, query: Shaped[np.ndarray, "q ..."], progress: Progress | None) -> Int[np.ndarray, " rows"]:
+    def candidates(self, query: Shaped[np.ndarray, "q ..."], progress: Progress | None) -> Int[np.ndarray, " rows"]:
+        """Return the indices of the rows that can have non-zero weight for some query."""
         if self.local_reason:
-            return super()._candidates(query, progress)
-        merged = self._scan(query)
+            return super().candidates(query, progress)
+        merged = self._run(query, self.top)
         return np.zeros(0, np.int64) if merged is None else self._rows_of(merged)
 
     def _rows_of(self, merged: QueryPartial) -> Int[np.ndarray, " rows"]:
@@ -171,7 +172,8 @@ class ClusterCall(StreamedCall):
         fragments = np.array(merged.fragments, np.int64)
         return np.unique(starts[fragments[number]] + row)
 
-    def _scan(self, query: Shaped[np.ndarray, "q ..."]) -> QueryPartial | None:
+    def _run(self, query: Shaped[np.ndarray, "q ..."], evidence: int) -> QueryPartial | None:
+        """Return the merged result of the workers, or None without a selected row that can be read."""
         executor, rows = self.executor, self.rows
         columns = executor.read_columns(rows.store.empty(self.names))
         tile = rows.tile_rows(self.names)
@@ -183,12 +185,10 @@ class ClusterCall(StreamedCall):
             score=str(self.comparison.score),
             normalizer=str(self.normalizer),
             version=rows.store.identity,
-            top=max(self.top, self.comparison.candidate_rows) + SPARE_ROWS,
+            top=evidence,
         )
         task = ScanTask(
-            path=str(rows.store.path.absolute()),
-            version=rows.store.version,
-            checksums=checksums_wanted(),
+            store=StoreVersion.of(rows.store, executor.scheduler.storage_options),
             names=self.names,
             tile=tile,
             columns=columns,
@@ -198,7 +198,6 @@ class ClusterCall(StreamedCall):
             folded=executor.fold,
             votes=executor.votes,
             subject=subject,
-            storage_options=executor.scheduler.storage_options,
         )
         tasks, first_row, first_tile = [], 0, 0
         for each in executor.fragments:

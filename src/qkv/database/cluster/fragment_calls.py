@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
-from qkv.core.checksums import checksums_wanted
+from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.typing import Int
-from qkv.database.cluster.task import FragmentRows, FragmentTask
+from qkv.database.cluster.task import FragmentRows, FragmentTask, StoreVersion
 from qkv.errors import DamagedStoreError
-from qkv.store import StorageOptions, Store
+from qkv.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,8 +37,8 @@ class Mergeable(Protocol):
 class StoreOpener(Protocol):
     """A worker, which keeps the stores that it has open."""
 
-    def open_store(self, task: Any) -> Store:
-        """Return the store with the path, the version and the options of a task."""
+    def open_store(self, version: StoreVersion) -> Store:
+        """Return the store, which stays open."""
 
 
 class FragmentCall(Protocol):
@@ -77,11 +77,8 @@ class StoreFunction(Protocol):
 class StoreCall:
     """A `StoreFunction`, with the version of the store that it reads; a `FragmentCall`."""
 
-    path: str
-    version: int
-    checksums: bool
+    store: StoreVersion
     function: StoreFunction
-    storage_options: StorageOptions = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -90,7 +87,7 @@ class StoreCall:
 
     def prepare(self, worker: StoreOpener, fragment: FragmentRows) -> Any:
         """Read the columns of a fragment, and return what the function computes from them."""
-        block = worker.open_store(self).block(fragment.name, self.function.names)
+        block = worker.open_store(self.store).block(fragment.name, self.function.names)
         return self.function.prepare(block.rows(0, len(block)))
 
     def run(self, rows: Any, fragment: int) -> Any:
@@ -127,8 +124,7 @@ class StoreFragments:
         self.store, self.key, self.value, self.scheduler = store.snapshot(), key, value, scheduler
         if self.store.damages:
             warnings.warn(f"{store.path.name!r}: {store.skipped}", UserWarning, stacklevel=4)
-        named = zip(self.store.block_names(), self.store.block_lengths(), strict=True)
-        self.fragments = [FragmentRows(index, *pair) for index, pair in enumerate(named)]
+        self.fragments = FragmentRows.of(self.store)
 
     def lengths(self) -> list[int]:
         """Return the number of rows of each fragment."""
@@ -150,12 +146,12 @@ class StoreFragments:
             DamagedStoreError: A fragment cannot be read.
         """
         if self.scheduler is not None:
-            path, options = str(self.store.path.absolute()), self.scheduler.storage_options
-            call = StoreCall(path, self.store.version, checksums_wanted(), function, options)
+            call = StoreCall(StoreVersion.of(self.store, self.scheduler.storage_options), function)
             return run_call(self.scheduler, call, self.fragments, self.store.path.name)
         merged: Any = None
         for each in self.fragments:  # prepared again for each call, as the rows may exceed the memory
             block = self.store.block(each.name, function.names)
-            result = function.run(function.prepare(block.rows(0, len(block))), each.index)
-            merged = result if merged is None else merged.merge(result)
+            with ignore_numpy_warnings():
+                result = function.run(function.prepare(block.rows(0, len(block))), each.index)
+                merged = result if merged is None else merged.merge(result)
         return merged

@@ -193,7 +193,7 @@ class _Actor:
 
     def merge(self, here: Sequence[bytes], *there: bytes) -> tuple[None, bytes]:
         """Return the merge of replies, of which Ray has fetched those that were references."""
-        return None, merge_replies([*here, *there])
+        return None, pickle.dumps(merge_replies([*here, *there]))
 
 
 def _reserved_gpu() -> str | None:

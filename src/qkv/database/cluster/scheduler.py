@@ -9,6 +9,7 @@ groups of the tree are always the same, so that the answer is equal to the last 
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,15 +19,7 @@ from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from qkv.database.cluster.task import (
-    FragmentTask,
-    MergedReply,
-    ScanTask,
-    combine_replies,
-    merge_replies,
-    serialize,
-)
-from qkv.database.partials.query_partial import QueryPartial
+from qkv.database.cluster.task import FragmentTask, ScanTask, merge_replies, serialize
 from qkv.errors import RefusedError
 from qkv.store import StorageOptions
 
@@ -119,27 +112,20 @@ class Scheduler:
         self.workers: list[Worker | None] = [None] * workers
         self._locks = [threading.Lock() for _ in range(workers)]
 
-    def run(self, task: ScanTask, fragments: Sequence[FragmentTask]) -> tuple[QueryPartial | None, dict[int, str]]:
-        """Return the partial result over all fragments, and the reason for each fragment that cannot be read."""
-        reply = self._broadcast(task, fragments)
-        return reply.partial, dict(reply.unreadable)
+    def call(self, task: ScanTask | FragmentCall, fragments: Sequence[FragmentTask]) -> tuple[Any, dict[int, str]]:
+        """Return the merged result of a scan or a call, and the reason for each fragment that cannot be read.
 
-    def call(self, call: FragmentCall, fragments: Sequence[FragmentTask]) -> tuple[Any, dict[int, str]]:
-        """Return the merged result of a call, and the reason for each fragment that cannot be read."""
-        reply = self._broadcast(call, fragments)
-        return reply.result, dict(reply.unreadable)
-
-    def _broadcast(self, task: ScanTask | FragmentCall, fragments: Sequence[FragmentTask]) -> MergedReply:
-        """Return the merged reply of all workers, or raise the error of one of them."""
+        The result is None if no fragment can be read. The error of a worker is raised.
+        """
         shares = [share for share in divide(fragments, self.count) if share]
         if not shares:
-            return MergedReply(None, {}, None, None, 0)
+            return None, {}
         messages = [serialize((task, share)) for share in shares]
         replies = self._replies(messages) if len(shares) <= FAN_IN else self._merged_in_tree(messages)
-        reply = combine_replies(replies)
+        reply = merge_replies(replies)
         if reply.error is not None:
             raise reply.error
-        return reply
+        return reply.result, dict(reply.unreadable)
 
     def _replies(self, messages: Sequence[bytes]) -> list[bytes]:
         """Return the replies of few workers, in one round trip of this thread; those that were lost are asked again.
@@ -209,7 +195,8 @@ class Scheduler:
         """Return the pickled reply of a branch that was lost, by reading its fragments again, merged as before."""
         replies = [self._read_again(scan, slot) for slot in range(branch.first, branch.last)]
         while len(replies) > 1:
-            replies = [merge_replies(replies[first : first + FAN_IN]) for first in range(0, len(replies), FAN_IN)]
+            groups = [replies[first : first + FAN_IN] for first in range(0, len(replies), FAN_IN)]
+            replies = [pickle.dumps(merge_replies(group)) for group in groups]
         return replies[0]
 
     def _read_again(self, scan: Callable[[int], _Branch], slot: int) -> bytes:

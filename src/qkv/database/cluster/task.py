@@ -5,21 +5,43 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from qkv.core.arrays import ignore_numpy_warnings
+from qkv.core.checksums import checksums_wanted
 from qkv.core.typing import Bool, Shaped
+from qkv.database.execute.partial_sums import merge_in_tree
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison
-from qkv.database.partials.arrow_format import from_batch, to_bytes
-from qkv.database.partials.query_partial import QueryPartial, Subject, merge_partials
+from qkv.database.partials.query_partial import Subject
 from qkv.errors import RefusedError
 from qkv.normalizers.base import Normalizer
-from qkv.store import StorageOptions
+from qkv.store import StorageOptions, Store
 
-__all__ = ["FragmentRows", "FragmentTask", "Reply", "ScanTask", "merge_replies", "serialize"]
+__all__ = ["FragmentRows", "FragmentTask", "Reply", "ScanTask", "StoreVersion", "merge_replies", "serialize"]
+
+
+@dataclass(frozen=True)
+class StoreVersion:
+    """A version of a store, as it is opened by a worker.
+
+    Attributes:
+        path, version: the store.
+        checksums: whether files are verified when they are first read.
+        storage_options: settings of the object store, which may be secret and are not shown.
+    """
+
+    path: str
+    version: int
+    checksums: bool
+    storage_options: StorageOptions = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, store: Store, storage_options: StorageOptions) -> StoreVersion:
+        """Return the open version of a store."""
+        return cls(str(store.path.absolute()), store.version, checksums_wanted(), storage_options)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +57,12 @@ class FragmentRows:
     index: int
     name: str
     rows: int
+
+    @classmethod
+    def of(cls, store: Store) -> list[FragmentRows]:
+        """Return the fragments of the open version of a store."""
+        named = zip(store.block_names(), store.block_lengths(), strict=True)
+        return [cls(index, *pair) for index, pair in enumerate(named)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +85,7 @@ class ScanTask:
     """A scan for a group of queries, which is the same for all fragments.
 
     Attributes:
-        path, version: the store.
-        checksums: whether files are verified when they are first read.
+        store: the store.
         names: the key and value columns.
         tile: maximum number of rows of a tile.
         columns: the key columns and the value column, without rows.
@@ -68,12 +95,9 @@ class ScanTask:
         folded: whether texts are folded.
         votes: whether the values vote.
         subject: what the partial result is about.
-        storage_options: settings of the object store, which may be secret and are not shown.
     """
 
-    path: str
-    version: int
-    checksums: bool
+    store: StoreVersion
     names: tuple[str, ...]
     tile: int
     columns: tuple[Column, ...]
@@ -83,26 +107,22 @@ class ScanTask:
     folded: bool
     votes: bool
     subject: Subject
-    storage_options: StorageOptions = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """The result of a scan over some fragments.
+    """The result of a scan or a call over some fragments.
 
     Attributes:
-        partial: the partial result over the fragments that could be read, as the bytes of an Arrow stream; None
-            without any.
+        result: the merged result over the fragments that could be read; None without any.
         unreadable: the reason for each other fragment, by index.
-        error: an exception of qkv that the scan raised, such as one that a score does not fit; None for none.
-        result: the merged result of a `FragmentCall` instead; None without any.
+        error: an exception of qkv that it raised, such as one of cells that a score does not fit; None for none.
         first: the index of the first fragment of the result, in the order of which results are merged.
     """
 
-    partial: bytes | None
+    result: Any
     unreadable: Mapping[int, str]
     error: Exception | None = None
-    result: Any = None
     first: int = 0
 
 
@@ -125,33 +145,16 @@ def serialize(task: object) -> bytes:
         return bytes(cloudpickle.dumps(task))
 
 
-class MergedReply(NamedTuple):
-    """The merge of replies, with the partial result as an object; see `Reply`."""
-
-    partial: QueryPartial | None
-    unreadable: dict[int, str]
-    error: Exception | None
-    result: Any
-    first: int
-
-
-def merge_replies(replies: Sequence[bytes]) -> bytes:
+def merge_replies(replies: Sequence[bytes]) -> Reply:
     """Return the merge of replies to the same task over different fragments, each of which is a pickle.
 
     It does not depend on their order. An error in one of them is that of the merge.
     """
-    merged = combine_replies(replies)
-    return pickle.dumps(Reply(None if merged.partial is None else to_bytes(merged.partial), *merged[1:]))
-
-
-def combine_replies(replies: Sequence[bytes]) -> MergedReply:
-    """Return the merge of replies as `merge_replies` does, but as an object."""
     loaded: list[Reply] = [pickle.loads(each) for each in replies]
     error = next((each.error for each in loaded if each.error is not None), None)
     unreadable = {index: reason for each in loaded for index, reason in each.unreadable.items()}
-    parts = [from_batch(each.partial) for each in loaded if each.partial is not None]
-    merged = merge_partials(parts) if parts and error is None else None
-    with_result = sorted((each for each in loaded if each.result is not None), key=lambda each: each.first)
-    result = reduce(lambda left, right: left.merge(right), [each.result for each in with_result] or [None])
-    first = with_result[0].first if with_result else 0
-    return MergedReply(merged, unreadable, error, result, first)
+    found = sorted((each for each in loaded if each.result is not None), key=lambda each: each.first)
+    if error is not None or not found:
+        return Reply(None, unreadable, error)
+    with ignore_numpy_warnings():
+        return Reply(merge_in_tree([each.result for each in found]), unreadable, None, found[0].first)

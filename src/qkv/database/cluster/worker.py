@@ -11,37 +11,31 @@ import os
 import pickle
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from qkv import store as stores
 from qkv.core.arrays import ignore_numpy_warnings
-from qkv.core.typing import Float, Int, Shaped
-from qkv.database.cluster.fragment_calls import FragmentCall, StoreCall
-from qkv.database.cluster.task import FragmentTask, Reply, ScanTask, merge_replies
-from qkv.database.execute.accumulators import accumulator_for
-from qkv.database.execute.device_products import DeviceProducts
-from qkv.database.execute.partial_sums import PartialSums
+from qkv.core.typing import Int
+from qkv.database.cluster.fragment_calls import FragmentCall
+from qkv.database.cluster.task import FragmentTask, Reply, ScanTask, StoreVersion, merge_replies
+from qkv.database.execute.block_scan import BlockScan
+from qkv.database.execute.partial_sums import accumulates, value_sums
+from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists, select_rows
 from qkv.database.execute.row_reader import RowTile
-from qkv.database.execute.running_aggregates import StreamedAggregator, streamed_aggregator_for
-from qkv.database.execute.scan import CellLogits, VectorNorms, fast_logits
-from qkv.database.execute.streamed_call import SPARE_ROWS
-from qkv.database.execute.tile_pass import Consumer, TilePass
-from qkv.database.partials.arrow_format import to_bytes
-from qkv.database.partials.query_partial import QueryPartial
-from qkv.database.partials.row_lists import FRAGMENT_ROWS, RowLists, accumulates, select_rows
-from qkv.database.partials.scan_rows import candidates_of_tile, with_spare_rows
+from qkv.database.execute.scan import DeviceProducts, VectorNorms
+from qkv.database.partials.query_partial import QueryPartial, plain_type
 from qkv.errors import DamagedError, DamagedStoreError, RefusedError
 from qkv.store import Block, Store
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 __all__ = ["FragmentWorker", "read_message", "serve", "write_message"]
 
-_TOLERANCE = 1e-4
-"""Slack of a bound of logits that are computed in float32."""
 _MOST_VERSIONS = 2
 
 
@@ -54,9 +48,9 @@ class FragmentWorker:
 
     def __init__(self, device: str | None = None) -> None:
         self.device = device
-        self._stores: dict[tuple[str, int], Store] = {}
-        self._norms: dict[tuple[str, int], VectorNorms] = {}
-        self._products: dict[tuple[str, int], DeviceProducts] = {}
+        self._stores: dict[StoreVersion, Store] = {}
+        self._norms: dict[StoreVersion, VectorNorms] = {}
+        self._products: dict[StoreVersion, DeviceProducts] = {}
         self._prepared: dict[str, dict[int, Any]] = {}
 
     def run(self, message: bytes) -> bytes:
@@ -70,7 +64,7 @@ class FragmentWorker:
             )
             return pickle.dumps(Reply(None, {}, problem))
         if isinstance(given, list):
-            return merge_replies(given)
+            return pickle.dumps(merge_replies(given))
         task, fragments = given
         try:
             with ignore_numpy_warnings():
@@ -81,10 +75,10 @@ class FragmentWorker:
 
     def scan(self, task: ScanTask, fragments: Sequence[FragmentTask]) -> Reply:
         """Return the partial result of a scan over some fragments, or why a fragment cannot be read."""
-        unreadable, name = dict[int, str](), (task.path, task.version)
+        unreadable, name = dict[int, str](), task.store
         while True:
             left = [each for each in fragments if each.fragment.index not in unreadable]
-            store = self.open_store(task)
+            store = self.open_store(name)
             if self.device is not None and name not in self._products:
                 self._products[name] = DeviceProducts(self.device)
             scan = _Scan(task, store, self._norms.setdefault(name, VectorNorms()), self._products.get(name))
@@ -93,7 +87,7 @@ class FragmentWorker:
             except _UnreadableError as error:  # after some of its rows were added: start again without it
                 unreadable[error.index] = error.reason
                 continue
-            return Reply(None if partial is None else to_bytes(partial), unreadable)
+            return Reply(partial, unreadable, first=min((each.fragment.index for each in left), default=0))
 
     def call(self, call: FragmentCall, fragments: Sequence[FragmentTask]) -> Reply:
         """Return the merged result of a call over some fragments, or why a fragment cannot be read."""
@@ -113,24 +107,24 @@ class FragmentWorker:
             result = call.run(prepared[index], index)
             results.append(result if not results else results.pop().merge(result))
         first = min((each.fragment.index for each in fragments), default=0)
-        return Reply(None, unreadable, None, results[0] if results else None, first)
+        return Reply(results[0] if results else None, unreadable, None, first)
 
-    def open_store(self, task: ScanTask | StoreCall) -> Store:
-        """Return the store of a task, which stays open."""
-        name = (task.path, task.version)
-        if name not in self._stores:
+    def open_store(self, version: StoreVersion) -> Store:
+        """Return the store, which stays open."""
+        if version not in self._stores:
             while len(self._stores) >= _MOST_VERSIONS:
                 oldest = next(iter(self._stores))
                 del self._stores[oldest]
                 self._norms.pop(oldest, None)
                 self._products.pop(oldest, None)
-            options: dict[str, Any] = {"checksums": task.checksums, "storage_options": task.storage_options}
+            path, number = version.path, version.version
+            options: dict[str, Any] = {"checksums": version.checksums, "storage_options": version.storage_options}
             try:
-                opened = stores.open(task.path, version=task.version, **options)
+                opened = stores.open(path, version=number, **options)
             except DamagedStoreError:  # of other fragments, perhaps; reading all files finds the intact ones
-                opened = stores.open(task.path, version=task.version, damaged="skip", **options)
-            self._stores[name] = opened
-        return self._stores[name]
+                opened = stores.open(path, version=number, damaged="skip", **options)
+            self._stores[version] = opened
+        return self._stores[version]
 
 
 class _UnreadableError(Exception):
@@ -140,106 +134,78 @@ class _UnreadableError(Exception):
 
 
 class _Scan:
-    """A scan over some fragments, whose rows are added to the same sums or candidates, fragment after fragment."""
+    """A scan over some fragments, whose rows are added to the same sums or candidates, fragment after fragment.
+
+    Attributes:
+        read: the indices of the fragments that were read.
+        rows: the rows of each fragment that were among the best after it was read, with their positions.
+    """
 
     def __init__(self, task: ScanTask, store: Store, norms: VectorNorms, products: DeviceProducts | None) -> None:
-        self.task, self.store, self.queries = task, store, task.subject.count
-        columns = task.columns[:-1]
-        self.logits = CellLogits(task.comparison, columns, task.query, task.folded)
-        self.fast = fast_logits(task.comparison, columns, task.query, norms, products)
-        self.elements = max(1, task.comparison.score.elements_per_logit(1, 1))
+        self.task, self.store = task, store
+        self.scan = BlockScan(task.comparison, task.columns, task.query, task.folded, norms, products)
         self.read: list[int] = []
-        self.kept: list[tuple[Int[np.ndarray, " n"], RowTile]] = []
+        self.rows: list[tuple[Int[np.ndarray, " n"], pa.Table]] = []
 
     def run(self, fragments: Sequence[FragmentTask], unreadable: dict[int, str]) -> QueryPartial | None:
         """Return the partial result over the fragments that can be read, and add the others to `unreadable`."""
-        accumulates_sums = accumulates(self.task.normalizer)
-        sums, rows = (self._sums if accumulates_sums else self._candidates)(self._blocks(fragments, unreadable))
+        task, scan, sums = self.task, self.scan, None
+        subject, normalizer, value = task.subject, task.normalizer, task.columns[-1]
+
+        def tiles() -> Iterator[RowTile]:
+            again, self.read, self.rows = bool(self.read), [], []
+            return self._tiles(fragments, unreadable, again)
+
+        try:
+            if accumulates(normalizer):
+                empty = value_sums(value, subject.count, task.votes)
+                accumulator = scan.sums(tiles(), normalizer, empty, subject.top)
+                sums, rows = accumulator.sums, RowLists.of_top_rows(accumulator.top_rows)
+            else:
+                rows = scan.candidates(tiles, normalizer)
+        except (DamagedError, OSError) as error:
+            raise _UnreadableError(self.read[-1], str(error)) from None
         if not self.read:
             return None
-        task, type_ = self.task, self.task.columns[-1].type
-        plain_type = getattr(type_, "value_type", type_) if task.columns[-1].kind != "vector" else type_
-        return QueryPartial(task.subject, task.normalizer, tuple(self.read), sums, rows, plain_type)
+        rows = self._exact(rows)
+        if sums is None:
+            rows = select_rows(rows, normalizer, subject.count)
+        return QueryPartial(subject, normalizer, tuple(self.read), sums, rows, plain_type(value))
 
-    def _blocks(
-        self, fragments: Sequence[FragmentTask], unreadable: dict[int, str]
-    ) -> Iterator[tuple[FragmentTask, Block]]:
+    def _tiles(self, fragments: Sequence[FragmentTask], unreadable: dict[int, str], again: bool) -> Iterator[RowTile]:
+        task = self.task
         for each in fragments:
+            index = each.fragment.index
+            if index in unreadable:
+                continue
             try:
-                block = self.store.block(each.fragment.name, self.task.names)
+                block = self.store.block(each.fragment.name, task.names)
                 if len(block) != each.fragment.rows:
                     raise DamagedError(f"{each.fragment.name} has {len(block)} rows instead of {each.fragment.rows}")
             except (DamagedError, OSError) as error:
-                unreadable[each.fragment.index] = str(error)
+                if again:  # its rows were listed by the first pass
+                    raise _UnreadableError(index, str(error)) from None
+                unreadable[index] = str(error)
                 continue
-            self.read.append(each.fragment.index)
-            yield each, block
-
-    def _sums(self, blocks: Iterable[tuple[FragmentTask, Block]]) -> tuple[PartialSums, RowLists]:
-        """Return the sums over all rows, and the rows of evidence."""
-        task = self.task
-        values = streamed_aggregator_for(task.columns[-1], task.folded, self.queries, task.votes)
-        accumulator = accumulator_for(task.normalizer, self.queries, values, task.subject.top)
-        assert accumulator is not None
-
-        def consume(logits: Float[np.ndarray, "q n"], first: int, cells: Shaped[np.ndarray, "n ..."] | None) -> None:
-            accumulator.accumulate(logits, first, cells)  # type: ignore[arg-type]
-
-        for each, block in blocks:
-            self._run(each, block, consume, values)
-            self._keep(accumulator.top_rows.row, block)
-        query, place = np.nonzero(accumulator.top_rows.row >= 0)
-        rows = RowLists(query, accumulator.top_rows.row[query, place], np.zeros(len(query)))
-        return accumulator.sums(), self._exact(rows)
-
-    def _candidates(self, blocks: Iterable[tuple[FragmentTask, Block]]) -> tuple[None, RowLists]:
-        """Return the rows that can have weight."""
-        normalizer = self.task.normalizer
-        rough = with_spare_rows(normalizer, SPARE_ROWS)
-        nothing = np.zeros(0, np.int64)
-        found = RowLists(nothing, nothing, np.zeros(0))
-
-        def consume(logits: Float[np.ndarray, "q n"], first: int, _: object) -> None:
-            nonlocal found
-            joined = found.concat(candidates_of_tile(logits, first, rough, _TOLERANCE))
-            selected = select_rows(joined, rough, self.queries, _TOLERANCE)
-            assert selected is not None
-            found = selected
-
-        for each, block in blocks:
-            self._run(each, block, consume, None)
-            self._keep(found.position, block)
-        selected = select_rows(self._exact(found), normalizer, self.queries)
-        assert selected is not None
-        return None, selected
-
-    def _run(self, each: FragmentTask, block: Block, consume: Consumer, aggregator: StreamedAggregator | None) -> None:
-        task, offset = self.task, (len(self.read) - 1) * FRAGMENT_ROWS
-        plain = streamed_aggregator_for(task.columns[-1], task.folded, 1, task.votes)
-        tile_pass = TilePass(self.logits, self.fast, plain, self.queries, self.elements, each.present)
-
-        def consume_fragment(logits: Any, first: int, cells: Any) -> None:
-            consume(logits, offset + first, cells)
-
-        count = len(block)
-        try:
+            self.read.append(index)
+            offset, count = (len(self.read) - 1) * FRAGMENT_ROWS, len(block)
             for number, start in enumerate(range(0, count, task.tile)):
                 stop = min(start + task.tile, count)
-                tile = RowTile(start, block.rows(start, stop), block, start, self.store.cache_folder)
-                tile_pass.run(tile, number not in each.incomplete, consume_fragment, aggregator)
-        except (DamagedError, OSError) as error:
-            raise _UnreadableError(each.fragment.index, str(error)) from None
+                selected = None if each.present is None else each.present[start:stop]
+                place = offset + start, block.rows(start, stop), block, start, self.store.cache_folder
+                yield RowTile(*place, number not in each.incomplete, selected)
+            self._keep(offset, block)
 
-    def _keep(self, positions: Int[np.ndarray, "*shape"], block: Block) -> None:
-        """Keep the cells of the rows of the last fragment that are among some positions; others are replaced later."""
+    def _keep(self, offset: int, block: Block) -> None:
+        """Keep the cells of the rows of the last fragment that are among the best; others are replaced later."""
         import pyarrow as pa
 
-        offset = (len(self.read) - 1) * FRAGMENT_ROWS
-        own = np.unique(positions[positions >= offset])
+        positions = self.scan.positions()
+        own = positions[slice(*np.searchsorted(positions, [offset, offset + FRAGMENT_ROWS]))]
         if len(own):
             rows = own - offset
             table = block.table.take(pa.array(rows if block.present is None else np.flatnonzero(block.present)[rows]))
-            self.kept.append((own, RowTile(0, table, block, 0, self.store.cache_folder)))
+            self.rows.append((own, table))
 
     def _exact(self, rows: RowLists) -> RowLists:
         """Return rows with logits that are computed in float64 from their cells."""
@@ -247,14 +213,10 @@ class _Scan:
 
         if not len(rows.position):
             return rows
-        position = np.concatenate([own for own, _ in self.kept])
+        position = np.concatenate([own for own, _ in self.rows])
         own = np.isin(position, rows.position)
-        table = pa.concat_tables([tile.table for _, tile in self.kept]).take(pa.array(np.flatnonzero(own)))
-        tile, position = replace(self.kept[0][1], table=table), position[own]
-        loaded = self.logits.load(tile)
-        assert loaded is not None
-        logits = np.asarray(self.logits.compute(loaded, 0, len(position)), np.float64)
-        return RowLists(rows.query, rows.position, logits[rows.query, np.searchsorted(position, rows.position)])
+        table = pa.concat_tables([table for _, table in self.rows]).take(pa.array(np.flatnonzero(own)))
+        return self.scan.with_exact_logits(rows, table, position[own])
 
 
 def _error_reply(error: Exception) -> bytes:

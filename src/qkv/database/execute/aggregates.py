@@ -10,7 +10,11 @@ The spread of a vote is that of the one-hot vectors: 0 where all agree, 0.71 whe
 go to the label of the first row with non-zero weight. Deviations are measured from the mean of each query over the
 rows with weight, so that rows without weight do not affect the spread, whatever their scale.
 
-`running_aggregates` computes the same over a store, tile by tile.
+`partial_sums` computes the same over a store, tile by tile.
+
+Texts, categories and booleans vote, and so do numbers that are read as identifiers (see
+`qkv.database.keys.identifiers`) unless `fit` is "mean". Other numbers and timestamps are averaged unless `fit` is
+"vote", and vectors are always averaged.
 """
 
 from __future__ import annotations
@@ -25,20 +29,27 @@ from qkv.core.typing import Float, Int
 from qkv.database.execute.uncertainty import Precision
 from qkv.database.io.nanoseconds import to_python
 from qkv.database.keys.columns import Column
+from qkv.database.keys.identifiers import identifier_reason
+from qkv.errors import OptionError
 
 if TYPE_CHECKING:
     import datetime as dt
 
 __all__ = [
+    "NO_ROW",
     "Aggregate",
     "Aggregator",
     "LineFit",
     "aggregator_for",
     "average_aggregate",
     "first_rows",
+    "identifier_note",
+    "is_vote",
     "label_codes",
     "rounded_deviation",
+    "value_reason",
     "vote_aggregate",
+    "votes_by_kind",
 ]
 
 # Leave-one-out errors of more classes or wider vectors add little and cost in proportion.
@@ -49,7 +60,8 @@ _VOTE_ROUNDING = 1e-13
 # Sums of squares beyond these sizes lose digits or overflow.
 _LARGEST_SQUARE = 1e300
 _SMALLEST_VALUE = 1e-140
-_NO_ROW = np.iinfo(np.int64).max
+NO_ROW = np.iinfo(np.int64).max
+"""The first row of a label without a row of non-zero weight."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +133,7 @@ def aggregator_for(column: Column, votes: bool = False) -> Aggregator:
         column: the value column.
         votes: whether numbers and timestamps vote.
     """
-    averaged = column.kind in ("vector", "number", "timestamp") and not votes
-    return _Averages(column) if averaged else _Votes(column)
+    return _Votes(column) if votes or votes_by_kind(column) else _Averages(column)
 
 
 class _Averages(Aggregator):
@@ -225,9 +236,9 @@ def vote_aggregate(
 def first_rows(
     weights: Float[np.ndarray, " rows"], codes: Int[np.ndarray, " rows"], labels: int
 ) -> Int[np.ndarray, " labels"]:
-    """Return for each label the index of its first row with non-zero weight, or the largest integer."""
+    """Return for each label the index of its first row with non-zero weight, or `NO_ROW`."""
     voting = np.flatnonzero(weights)[::-1]
-    first = np.full(labels, _NO_ROW)
+    first = np.full(labels, NO_ROW)
     # Assigned in reverse order, so that the first row of each label remains.
     first[codes[voting]] = voting
     return first
@@ -283,3 +294,41 @@ def _deviation(weights: Float[np.ndarray, " rows"], cells: Float[np.ndarray, "ro
 
 def _as_matrix(cells: Float[np.ndarray, "rows ..."]) -> Float[np.ndarray, "rows width"]:
     return cells[:, None] if cells.ndim == 1 else cells
+
+
+def votes_by_kind(value: Column) -> bool:
+    """Return whether the values can only vote: texts, categories and booleans."""
+    return value.kind in ("text", "category", "boolean")
+
+
+def value_reason(value: Column, largest: float) -> str:
+    """Return why the numbers of a value column are read as identifiers, or "" if they are not.
+
+    Args:
+        value: the value column.
+        largest: the largest magnitude of its selected numbers.
+    """
+    return "" if votes_by_kind(value) else identifier_reason(value, largest, "")
+
+
+def is_vote(value: Column, reason: str, fit: str | None) -> bool:
+    """Return whether answers are votes over a value column.
+
+    Args:
+        value: the value column.
+        reason: the result of `value_reason`.
+        fit: as in `Database.ask`.
+
+    Raises:
+        OptionError: The values are vectors, which cannot vote.
+    """
+    if value.kind == "vector" and fit == "vote":
+        raise OptionError(f"fit must be 'mean' for the value {value.name}, which holds vectors, got 'vote'. Omit fit.")
+    if votes_by_kind(value):
+        return True
+    return bool(reason) if fit is None else fit == "vote"
+
+
+def identifier_note(value: Column, reason: str) -> str:
+    """Return a sentence which says that the values are read as identifiers, and how to average them."""
+    return f"{value.name} is read as an identifier, because {reason}: its values vote; fit mean averages them"

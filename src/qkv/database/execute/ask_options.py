@@ -1,11 +1,15 @@
-"""The class `AskOptions`, the arguments of `Database.ask` except the queries."""
+"""The class `AskOptions`, the arguments of `Database.ask` except the queries, and checks of them."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING
 
+from qkv.core.checks import check_choice
 from qkv.core.progress import Progress
+from qkv.errors import OptionError
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
@@ -13,7 +17,10 @@ from qkv.scores.base import Score
 if TYPE_CHECKING:
     from qkv.database.candidates.candidates import Candidates
 
-__all__ = ["AskOptions"]
+__all__ = ["FITS", "AskOptions", "check_fit", "check_threshold"]
+
+FITS = ("mean", "vote", "local-linear")
+"""The values of the argument `fit` of `Database.ask`; None: mean or vote, by the kind of the values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,3 +44,19 @@ class AskOptions:
     def linear(self) -> bool:
         """Whether answers are on a line through the rows near the query."""
         return self.fit == "local-linear"
+
+
+def check_fit(fit: str | None, name: str = "fit") -> None:
+    """Raise an `OptionError` if `fit` is neither None nor one of `FITS`."""
+    if fit is not None:
+        check_choice(name, fit, FITS)
+
+
+def check_threshold(threshold: object) -> None:
+    """Raise an `OptionError` if the threshold of a match is neither None nor a number."""
+    number = isinstance(threshold, Real) and not isinstance(threshold, bool) and not math.isnan(threshold)
+    if threshold is not None and not number:
+        raise OptionError(
+            f"threshold must be a number, got {threshold!r}. Pass the smallest similarity, or the largest distance, of "
+            "a match."
+        )

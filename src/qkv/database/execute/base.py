@@ -1,41 +1,41 @@
-"""Base class of executors, which answer queries over a table, and conversion of their results to answers."""
+"""Base class of executors, which answer queries over a table."""
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from qkv.core.progress import Progress, checkpoint
-from qkv.core.typing import Bool, Float, Int, Shaped
+from qkv.core.progress import Progress
+from qkv.core.typing import Bool, Int
 from qkv.database.answer import Answer, Call, Entry, RanCalls
 from qkv.database.candidates.recall import CandidatePlan
 from qkv.database.choice_cache import NO_CACHE, ChoiceCache
-from qkv.database.execute.aggregates import Aggregate
+from qkv.database.execute.aggregates import identifier_note, is_vote, value_reason
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.calibration import calibrate
-from qkv.database.execute.group_answers import run_by_group
-from qkv.database.execute.interpretation import identifier_note, is_vote, reading_notes, value_reason
+from qkv.database.execute.entries import ambiguous_reason, missing_entry
 from qkv.database.execute.line_fit import check_line, comparison_note
-from qkv.database.execute.match_reasons import ambiguous_reason, no_match_reasons
+from qkv.database.execute.missing_values import with_missing_values
 from qkv.database.execute.row_reader import StoredRows
-from qkv.database.execute.uncertainty import Calibration, mean_precision, prediction_interval, standard_error
+from qkv.database.execute.uncertainty import Calibration
 from qkv.database.io.formatting import format_key
 from qkv.database.io.nanoseconds import records_of
 from qkv.database.io.predicates import matching_rows
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison, MixedComparison
-from qkv.database.keys.coordinates import find_coordinates
+from qkv.database.keys.find_group import GroupFinder, compare_texts_by_equality, with_texts
 from qkv.database.keys.part_registry import parse_normalizer
 from qkv.database.keys.queries import Queries
 from qkv.errors import DataError
+from qkv.masks import Keys
 from qkv.normalizers import NORMALIZERS
 from qkv.normalizers.base import Normalizer
 from qkv.plan.cost import counted
@@ -47,9 +47,8 @@ if TYPE_CHECKING:
     from qkv.database.execute.stream_plan import StreamedPlan
     from qkv.plan.plan import Plan
 
-__all__ = ["Executor", "QueryResults", "build_entries"]
+__all__ = ["Executor", "finds_groups"]
 
-NO_MATCHING_ROW = "no row satisfies the predicate"
 _MOST_CALIBRATIONS = 64
 
 
@@ -69,7 +68,7 @@ class Executor(ABC):
         selected_count, selected_missing: number of all rows that satisfy the predicate, and of their missing cells.
         query_columns: the key columns by which queries are parsed.
         choices: the cache of what is chosen from the rows of a file.
-        votes: whether answers are votes rather than averages, see `qkv.database.execute.interpretation`.
+        votes: whether answers are votes rather than averages, see `qkv.database.execute.aggregates`.
         value_reason: why the values are read as identifiers; "" if they are not.
         encoded: the key columns whose vectors are compared; empty if the cells of the key columns are.
     """
@@ -201,30 +200,90 @@ class Executor(ABC):
 
     def ask(self, queries: object, options: AskOptions) -> Answer:
         """Choose a comparison and answer queries by it; see `Database.ask` for the arguments."""
-        if options.where is not None:
-            restricted = self._where(options.where, options.progress)
-            return restricted.ask(queries, replace(options, where=None))
-        return self._with_votes(is_vote(self.value_column, self.value_reason, options.fit))._answer(queries, options)
-
-    def _answer(self, queries: object, options: AskOptions) -> Answer:
+        own = self if options.where is None else self._where(options.where, options.progress)
+        own = own._with_votes(is_vote(own.value_column, own.value_reason, options.fit))
         parsed = queries
         if not isinstance(parsed, Queries):
-            parsed = Queries.parse(queries, self.query_columns, self.fold, options.on_bad_query)
+            parsed = Queries.parse(queries, own.query_columns, own.fold, options.on_bad_query)
         # The last comparison is cached, as streams of queries repeat the same options.
         choice = (options.score, options.threshold, options.linear)
-        if self._comparison is None or self._comparison[0] != choice:
+        if own._comparison is None or own._comparison[0] != choice:
             score, threshold, linear = choice
-            self._comparison = (choice, self.chooser.choose(score, threshold, options.progress, linear))
-        comparison = self._comparison[1]
+            own._comparison = (choice, own.chooser.choose(score, threshold, options.progress, linear))
+        comparison = own._comparison[1]
         given = options.normalizer
         normalizer = parse_normalizer(given) if isinstance(given, str) else given
         normalizer = normalizer or comparison.normalizer or NORMALIZERS[comparison.score.default_normalizer]()
         if options.linear:
-            check_line(comparison, normalizer, self.columns[-1])
-        entries, plan = self._run_valid(parsed, comparison, normalizer, options)
-        column_notes = (*comparison.readings, *reading_notes(self.columns, self.query_columns), *self.cell_notes)
+            check_line(comparison, normalizer, own.columns[-1])
+        entries, plan = own._run_by_group(parsed, comparison, normalizer, options)
+        notes, column_notes = own._notes(comparison, normalizer, options, plan)
+        names = own.key, own.value, comparison.measure
+        plan = replace(plan, calls=RanCalls(entries))
+        return Answer(tuple(entries), parsed.single, own.table, *names, plan, notes, column_notes, own.votes)
+
+    def _run_by_group(
+        self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
+    ) -> tuple[list[Entry], Plan | StreamedPlan]:
+        """Return `run` for the queries that are not missing, and the answers of the others.
+
+        If the key has texts beside others, each query is answered from the group of rows that it asks for, and with
+        candidates from these.
+        """
+        # What is drawn for a query depends on its place.
+        if queries.missing.any() and (queries.missing.all() or not normalizer.stochastic):
+            valid = np.flatnonzero(~queries.missing)
+            found, plan = self._run_by_group(queries.take(valid), comparison, normalizer, options)
+            entries = list(map(missing_entry, queries.originals, queries.errors or ("",) * len(queries)))
+            for index, entry in zip(valid.tolist(), found, strict=True):
+                entries[index] = entry
+            return entries, plan
+        by_group = options.candidates is None and finds_groups(comparison, normalizer, options)
+        if not (by_group and isinstance(comparison, MixedComparison)):
+            run = self.run if options.candidates is None else partial(options.candidates.run, self)
+            entries, plan = run(queries, comparison, normalizer, options)
+            return with_missing_values(self, queries, comparison, normalizer, options, entries), plan
+        finder = GroupFinder(comparison, queries)
+        for rows, present in self.group_rows(comparison, options):
+            finder.update(rows, present)
+        for without_value in self.rows_without_value(options):
+            finder.update(comparison.with_rows(without_value.query_columns), without_value.complete)
+        groups = finder.find()
+        search = (Call(finder.score, "the largest sum", "all rows"),)
+        entries_by_index: dict[int, Entry] = {}
+        with_group: list[int] = []
+        others: list[int] = []
+        for index, (group, original) in enumerate(zip(groups, queries.originals, strict=True)):
+            if group.candidates or group.reason:
+                reason = ambiguous_reason(group.candidates) if group.candidates else group.reason
+                ambiguous = Entry(original, False, reason=reason, candidates=group.candidates, calls=search)
+                entries_by_index[index] = ambiguous
+            else:
+                (with_group if group.texts else others).append(index)
+        chosen = queries.take(np.array(with_group, np.int64))
+        chosen = with_texts(comparison, chosen, [groups[index] for index in with_group])
+        equal = compare_texts_by_equality(comparison)
+        parts = [(chosen, with_group, equal)]
+        if others:
+            parts.append((queries.take(np.array(others, np.int64)), others, comparison))
+        plans = []
+        for some, indices, own in parts:
+            answered, plan = self.run(some, own, normalizer, options)
+            answered = with_missing_values(self, some, own, normalizer, options, answered)
+            plans.append(plan)
+            for index, entry in zip(indices, answered, strict=True):
+                entries_by_index[index] = replace(entry, calls=(*search, *entry.calls))
+        return [entries_by_index[index] for index in range(len(queries))], plans[0]
+
+    def _notes(
+        self, comparison: Comparison, normalizer: Normalizer, options: AskOptions, plan: Plan | StreamedPlan
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return all notes of an answer, and those about its columns."""
+        column_notes = (*comparison.readings, *_reading_notes(self.columns, self.query_columns), *self.cell_notes)
         if self.value_reason and self.votes and options.fit is None:
             column_notes += (identifier_note(self.value_column, self.value_reason),)
+        if self.selected_rows == 0:
+            return (self._rows_note(),), column_notes  # nothing was chosen from rows that do not exist
         notes = (self._rows_note(), *comparison.notes, *column_notes)
         default = normalizer is comparison.normalizer
         if comparison.normalizer_note and default:
@@ -241,36 +300,17 @@ class Executor(ABC):
             )
         elif (options.score, options.mask, options.normalizer) == (None, None, None) and not self.votes:
             notes += self._compare_fits(comparison)
-        if self.selected_rows == 0:
-            # Nothing was chosen from rows that do not exist.
-            notes = (self._rows_note(),)
-        names = self.key, self.value, comparison.measure
-        plan = replace(plan, calls=RanCalls(entries))
-        return Answer(tuple(entries), parsed.single, self.table, *names, plan, notes, column_notes, self.votes)
-
-    def _run_valid(
-        self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
-    ) -> tuple[list[Entry], Plan | StreamedPlan]:
-        """Answer the queries, of which no row is compared with those that are missing or do not fit the key."""
-        # What is drawn for a query depends on its place.
-        if not queries.missing.any() or (normalizer.stochastic and not queries.missing.all()):
-            return run_by_group(self, queries, comparison, normalizer, options)
-        valid = np.flatnonzero(~queries.missing)
-        found, plan = run_by_group(self, queries.take(valid), comparison, normalizer, options)
-        entries = list(map(missing_entry, queries.originals, queries.errors or ("",) * len(queries)))
-        for index, entry in zip(valid.tolist(), found, strict=True):
-            entries[index] = entry
-        return entries, plan
+        return notes, column_notes
 
     def _compare_fits(self, comparison: Comparison) -> tuple[str, ...]:
         """Return a sentence if a line is clearly better than the mean. The last result is cached."""
         if self._fit_note is None or self._fit_note[0] is not comparison:
-            compare = partial(self._compare_sampled_fits, comparison)
+
+            def compare() -> tuple[str, ...]:
+                return comparison_note(*self.sample(comparison))
+
             self._fit_note = comparison, self.choices.texts("comparison of fits", compare)
         return self._fit_note[1]
-
-    def _compare_sampled_fits(self, comparison: Comparison) -> tuple[str, ...]:
-        return comparison_note(*self.sample(comparison))
 
     @property
     @abstractmethod
@@ -326,140 +366,21 @@ class Executor(ABC):
         return f"{note}, of which {every - self.selected_rows:,} left out ({missing})"
 
 
-def missing_entry(query: object, error: str) -> Entry:
-    """Return the entry of a query that is missing, or does not fit the key for the reason `error`."""
-    checkpoint()
-    return Entry(query, False, reason=error or "the query is missing", invalid=bool(error))
+def _reading_notes(columns: Sequence[Column], keys: Sequence[Column]) -> tuple[str, ...]:
+    """Return a sentence about each column in the format of a file, and each key of timestamps with a time zone."""
+    zones = ((column.name, getattr(column.type, "tz", None)) for column in keys if column.kind == "timestamp")
+    notes = [
+        f"{name} is in the time zone {zone}; queries without a time zone are read in it" for name, zone in zones if zone
+    ]
+    readings = {column.name: column.reading for column in columns if column.reading}
+    # Stores of earlier versions have the format alone.
+    dates = {column.name: f"is read in the format {column.date_format}" for column in keys if column.date_format}
+    return (*notes, *(f"{name} {reading}" for name, reading in {**dates, **readings}.items()))
 
 
-@dataclass(frozen=True, eq=False)
-class QueryResults:
-    """The rows with the largest weights, their weights, and the aggregated value of each query of a group.
-
-    Attributes:
-        rows: `(q, n)` indices of the rows with the largest weights, in descending order; −1 in unused places.
-        weights: `(q, n)` weights of these rows.
-        nearest: `(q,)`, the nearest row; −1 where there is none.
-        support: `(q,)`, exp(entropy) of the weights; None if they do not sum to 1.
-        effective_rows: `(q,)`, 1 / Σ w² of the weights, or NaN if one is negative; None if they do not sum to 1.
-        aggregates: the aggregated value of each query.
-    """
-
-    rows: Int[np.ndarray, "q n"]
-    weights: Float[np.ndarray, "q n"]
-    nearest: Int[np.ndarray, " q"]
-    support: Float[np.ndarray, " q"] | None
-    effective_rows: Float[np.ndarray, " q"] | None
-    aggregates: list[Aggregate]
-
-
-def build_entries(
-    queries: Queries,
-    query: Shaped[np.ndarray, "q ..."],
-    comparison: Comparison,
-    results: QueryResults,
-    normalizer: Normalizer,
-    value: Column,
-    calibration: Callable[[], Calibration],
-    no_row_reason: str = "",
-    table_rows: Int[np.ndarray, " n"] | None = None,
-    top: int | None = None,
-    rows_text: str = "all rows",
-) -> list[Entry]:
-    """Return an `Entry` for each query, with its value and evidence or with the reason for "no match".
-
-    Args:
-        queries: the parsed queries.
-        query: the engine's query array.
-        comparison: the comparison over the rows to which `results` refers.
-        results: the results.
-        normalizer: the normalizer.
-        value: the value column, or some rows of it.
-        calibration: returns the factors of prediction intervals.
-        no_row_reason: the reason why all rows are excluded; "" if some are included.
-        table_rows: the indices of these rows in the table; None if they are the whole table.
-        top: number of rows in each entry; None for all.
-        rows_text: the rows over which the call ran, in words.
-    """
-    reasons = no_match_reasons(queries, query, comparison, results.nearest, results.weights, normalizer, no_row_reason)
-    safe = np.maximum(results.rows, 0)
-    nearness = comparison.nearness(query, safe) if len(comparison.key) else None
-
-    @cache
-    def factors() -> Float[np.ndarray, "q 2"]:
-        """Return the factors of the prediction interval of each query, which are estimated if one has an interval."""
-        found, coordinates = calibration(), find_coordinates(comparison)
-        scale = found.scale_at(None if coordinates is None else coordinates.of(query), len(query))
-        return np.asarray(scale[:, None] * [found.lower, found.upper])
-
-    def factors_of(index: int) -> tuple[float, float]:
-        lower, upper = factors()[index].tolist()
-        return lower, upper
-
-    nearest = np.where(results.weights[:, 0] == 0, -1, results.nearest).tolist()
-    call = Call(comparison.score, normalizer, rows_text, comparison.bandwidths(0) if len(comparison.key) else {})
-    entries = []
-    for i, original in enumerate(queries.originals):
-        checkpoint()
-        own, remarks = _call_of_row(call, comparison, nearest[i])
-        near = nearest[i] if table_rows is None or nearest[i] < 0 else int(table_rows[nearest[i]])
-        if reasons[i]:
-            invalid = bool(queries.errors and queries.errors[i])
-            calls = () if queries.missing[i] or no_row_reason else (own,)
-            entries.append(Entry(original, False, reason=reasons[i], invalid=invalid, calls=calls, nearest=near))
-            continue
-        weighted = np.flatnonzero((results.rows[i] >= 0) & (results.weights[i] != 0))
-        candidates: tuple[str, ...] = ()
-        weighted_rows = safe[i][weighted]
-        if not normalizer.constant:
-            default = normalizer is comparison.normalizer
-            candidates = comparison.candidates(query[i], weighted_rows, default)
-        weighted = weighted[:top]
-        rows, aggregate = safe[i][weighted], results.aggregates[i]
-        table_index = rows if table_rows is None else table_rows[rows]
-        evidence = table_index, results.weights[i][weighted], None if nearness is None else nearness[i][weighted]
-        if candidates:
-            # The rows are shown, but their average is no answer.
-            more = len(weighted_rows) >= comparison.candidate_rows > 0 and len(candidates) == len(
-                set(comparison.key[weighted_rows].tolist())
-            )
-            reason = ambiguous_reason(candidates, more)
-            ambiguous = Entry(original, False, None, None, 0.0, reason, {}, *evidence, candidates=candidates)
-            entries.append(replace(ambiguous, calls=(own,), nearest=near))
-            continue
-        effective = np.nan if results.effective_rows is None else float(results.effective_rows[i])
-        fit = aggregate.fit
-        precision = mean_precision(aggregate.deviation, effective) if fit is None else fit.precision
-        entry = Entry(
-            original,
-            True,
-            aggregate.value,
-            aggregate.spread,
-            None if results.support is None else float(results.support[i]),
-            "",
-            aggregate.probabilities,
-            *evidence,
-            standard_error=standard_error(precision, value),
-            prediction_interval=prediction_interval(aggregate.center, precision, value, partial(factors_of, i)),
-            effective_rows=None if np.isnan(effective) else effective,
-            gradient={} if fit is None else fit.gradient,
-            gradient_error={} if fit is None else fit.gradient_error,
-            fit_note="" if fit is None else fit.note,
-            remarks=remarks,
-            calls=(own,),
-            nearest=near,
-        )
-        entries.append(entry)
-    return entries
-
-
-def _call_of_row(call: Call, comparison: Comparison, row: int) -> tuple[Call, tuple[str, ...]]:
-    """Return a call with the bandwidth of the group of a row, and a sentence that states a bandwidth of its own."""
-    score = comparison.score if row < 0 else comparison.score_of(row)
-    if score is comparison.score:
-        return call, ()
-    widths = comparison.bandwidths(row)
-    parts = [part for _, part in comparison.parts] if isinstance(comparison, MixedComparison) else [comparison]
-    days = {column.name for part in parts for column in part.key_columns if column.kind == "timestamp"}
-    text = ", ".join(f"{width:.3g} {'days of ' * (name in days)}{name}" for name, width in widths.items())
-    return replace(call, score=score, bandwidth=widths), (f"bandwidth of the group of this answer: {text}",)
+def finds_groups(comparison: Comparison, normalizer: Normalizer, options: AskOptions) -> bool:
+    """Whether the rows of each query are those with the most similar texts alone."""
+    mask = options.mask
+    plain = mask is None or (isinstance(mask, Keys) and np.ndim(np.asarray(mask.array)) == 1)
+    mixed = isinstance(comparison, MixedComparison) and comparison.one_key
+    return mixed and normalizer is comparison.normalizer and plain

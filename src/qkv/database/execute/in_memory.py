@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from qkv.core.progress import Progress, report
-from qkv.core.typing import Bool, Float, Int, Shaped
+from qkv.core.typing import Bool, Int, Shaped
 from qkv.database.answer import Entry
-from qkv.database.execute.aggregates import Aggregator, aggregator_for
+from qkv.database.execute.aggregates import Aggregator, aggregator_for, votes_by_kind
 from qkv.database.execute.ask_options import AskOptions
-from qkv.database.execute.base import NO_MATCHING_ROW, Executor, QueryResults, build_entries
-from qkv.database.execute.interpretation import votes_by_kind
+from qkv.database.execute.base import Executor
+from qkv.database.execute.entries import NO_MATCHING_ROW, QueryResults, build_entries
 from qkv.database.execute.line_fit import effective_evidence, largest_effective, line_aggregates
 from qkv.database.execute.missing_values import key_cells
 from qkv.database.execute.row_reader import StoredRows
@@ -33,7 +33,7 @@ from qkv.database.keys.local_linear import fit_rows
 from qkv.database.keys.name_comparison import NameComparison
 from qkv.database.keys.name_index import NameIndex, PresentNames
 from qkv.database.keys.queries import Queries
-from qkv.engine import Observation, observe
+from qkv.engine import observe
 from qkv.errors import DataError, KindError, ShapeError
 from qkv.masks import Keys as KeysMask
 from qkv.masks.base import Mask, and_masks
@@ -386,7 +386,16 @@ class _Call:
         top = min(max(self.options.top, self.comparison.candidate_rows), len(self.present))
         sums_to_one = self.normalizer.sums_to_one
         readouts: list[Readout] = [TopWeights(top), Dense()] + [Entropy()] * sums_to_one
-        observed = self._observe(query, self.aggregator.matrix(), self.normalizer, readouts)
+        key, mask, seed = self.comparison.key, self.mask, self.options.seed
+        score = from_differences(self.comparison.score, self.normalizer, query.shape[-1])
+        value, normalizer = self.aggregator.matrix(), self.normalizer
+        try:
+            observed = observe(
+                query, key, value, score=score, normalizer=normalizer, mask=mask, readouts=readouts, seed=seed
+            )
+        except (KindError, ShapeError) as error:
+            # The score is the user's choice, and does not fit the cells of the key.
+            raise self.comparison.unsupported(error) from None
         top_weights = observed.readouts[0]
         weights, rows = np.asarray(top_weights.weights), np.asarray(top_weights.keys)
         all_weights = np.asarray(observed.readouts[1])
@@ -396,39 +405,18 @@ class _Call:
         if self.line is None:
             aggregates = self.aggregator.aggregate(np.asarray(observed.output), all_weights)
         else:
-            column, key, at = self.aggregator.column, self.line.of(self.comparison.key), self.line.of(query)
-            fits = fit_rows(all_weights, key, at, column.cells)
+            column, place, at = self.aggregator.column, self.line.of(key), self.line.of(query)
+            fits = fit_rows(all_weights, place, at, column.cells)
             aggregates, support, effective = line_aggregates(fits, self.line, column), None, fits.rows
-            rows, weights = largest_effective(effective_evidence(fits, all_weights, key, at), top)
+            rows, weights = largest_effective(effective_evidence(fits, all_weights, place, at), top)
         if self.normalizer.stochastic:
             # The sampled row need not be the nearest, so the nearest row is found separately.
-            hard = self._observe(query, np.ones((len(self.present), 1)), Hard(), [TopWeights(1)])
+            score = from_differences(self.comparison.score, Hard(), query.shape[-1])
+            ones = np.ones((len(self.present), 1))
+            hard = observe(query, key, ones, score=score, normalizer=Hard(), mask=mask, readouts=[TopWeights(1)])
             nearest = np.asarray(hard.readouts[0].keys)[:, 0]
         results = QueryResults(rows, weights, nearest, support, effective, aggregates)
         no_row = "" if self.present.any() else NO_MATCHING_ROW
-        value, text = self.aggregator.column, self.rows_text
-        shown = queries, query, self.comparison, results, self.normalizer, value, self.calibration, no_row
-        entries = build_entries(*shown, top=self.options.top, rows_text=text)
+        shown = queries, query, self.comparison, results, normalizer, self.aggregator.column, self.calibration, no_row
+        entries = build_entries(*shown, top=self.options.top, rows_text=self.rows_text)
         return entries, observed.plan
-
-    def _observe(
-        self,
-        query: Shaped[np.ndarray, "q ..."],
-        value: Float[np.ndarray, "rows n"],
-        normalizer: Normalizer,
-        readouts: Sequence[Readout],
-    ) -> Observation:
-        try:
-            return observe(
-                query,
-                self.comparison.key,
-                value,
-                score=from_differences(self.comparison.score, normalizer, query.shape[-1]),
-                normalizer=normalizer,
-                mask=self.mask,
-                readouts=tuple(readouts),
-                seed=self.options.seed,
-            )
-        except (KindError, ShapeError) as error:
-            # The score is the user's choice, and does not fit the cells of the key.
-            raise self.comparison.unsupported(error) from None

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.core.typing import Float, Int
+from qkv.core.partial import merge_means
+from qkv.core.typing import Bool, Float, Int, Num, Shaped
 from qkv.database.execute.aggregates import Aggregate, LineFit, average_aggregate
+from qkv.database.execute.partial_sums import ValueSums
 from qkv.database.execute.top_rows import largest_weights
 from qkv.database.execute.uncertainty import Precision
 from qkv.database.io.formatting import number
@@ -18,12 +23,15 @@ from qkv.database.keys.comparisons import (
     MixedComparison,
 )
 from qkv.database.keys.coordinates import Coordinates, find_coordinates
-from qkv.database.keys.local_linear import LocalFits
+from qkv.database.keys.local_linear import LocalFits, LocalMoments, solve
 from qkv.database.keys.local_linear_search import compare_fits
 from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer
 
-__all__ = ["check_line", "comparison_note", "effective_evidence", "largest_effective", "line_aggregates"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["LineSums", "check_line", "comparison_note", "effective_evidence", "largest_effective", "line_aggregates"]
 
 
 def check_line(comparison: Comparison, normalizer: Normalizer, value: Column) -> None:
@@ -67,6 +75,127 @@ def line_aggregates(fits: LocalFits, coordinates: Coordinates, column: Column) -
         fit = LineFit(precision, gradient, error, note)
         aggregates.append(Aggregate(mean.value, mean.spread, {}, mean.center, mean.deviation, fit))
     return aggregates
+
+
+@dataclass(eq=False)
+class LineSums(ValueSums):
+    """Weighted moments of the coordinates and the values of rows relative to each query, to which a line is fitted.
+
+    The last of the `n` coordinates is the value; `width` of them are those of the key.
+
+    Attributes:
+        comparison: the comparison.
+        coordinates: the place of the numbers among the keys.
+        columns: some rows of the key columns.
+        at: `(q, width)`, the coordinates of the queries.
+        mass, mean, products: `(q,)`, `(q, n)` and `(q, n, n)`: Σ e, and the weighted mean of x and Σ e δ δᵀ with
+            δ = x − mean.
+        squares, first, second: `(q,)`, `(q, width)` and `(q, width, width)`: Σ e², Σ e² x and Σ e² x xᵀ.
+        fits: the lines, which `aggregates` computes.
+    """
+
+    comparison: Comparison
+    coordinates: Coordinates
+    columns: Sequence[Column]
+    at: Float[np.ndarray, "q width"]
+    mass: Float[np.ndarray, " q"]
+    mean: Float[np.ndarray, "q n"]
+    products: Float[np.ndarray, "q n n"]
+    squares: Float[np.ndarray, " q"]
+    first: Float[np.ndarray, "q width"]
+    second: Float[np.ndarray, "q width width"]
+    fits: LocalFits = field(init=False)
+
+    @classmethod
+    def of_queries(
+        cls,
+        comparison: Comparison,
+        coordinates: Coordinates,
+        columns: Sequence[Column],
+        query: Shaped[np.ndarray, "q ..."],
+    ) -> LineSums:
+        """Return the sums of no rows, for the query array of the engine."""
+        at = coordinates.of(query)
+        q, width = at.shape
+        shapes = (q,), (q, width + 1), (q, width + 1, width + 1), (q,), (q, width), (q, width, width)
+        return cls(comparison, coordinates, columns, at, *map(np.zeros, shapes))
+
+    def read(
+        self, table: pa.Table, like: Column, folded: bool, complete: bool
+    ) -> tuple[Num[np.ndarray, "rows n"], Bool[np.ndarray, " rows"] | None]:
+        """Return the coordinates and the values of a tile as a matrix, and which values are missing, or None."""
+        keys = [Column.from_table(table, column.name, folded, column) for column in self.columns]
+        cells, missing = super().read(table, like, folded, complete)
+        coordinates = self.coordinates.of(self.comparison.query_array(keys))
+        return np.concatenate([coordinates, cells[:, None]], axis=1), missing
+
+    def rescale(self, factor: Float[np.ndarray, " q"]) -> LineSums:
+        """Return the sums with all weights multiplied by a factor for each query."""
+        square = np.square(factor)
+        return self._with(
+            self.mass * factor,
+            self.mean,
+            self.products * factor[:, None, None],
+            self.squares * square,
+            self.first * square[:, None],
+            self.second * square[:, None, None],
+        )
+
+    def add(self, weights: Float[np.ndarray, "q rows"], values: Num[np.ndarray, "rows n"], first: int) -> LineSums:
+        """Return the sums with the rows of a tile, whose matrix is that of `read`."""
+        part = self._with(*map(np.zeros_like, self._moments()))
+        for query, row in enumerate(weights):
+            rows = np.flatnonzero(row)
+            if not len(rows):
+                continue
+            w, both = row[rows].astype(np.float64), values[rows].astype(np.float64)
+            both[:, :-1] -= self.at[query]
+            part.mass[query] = mass = w.sum()
+            part.mean[query] = mean = w @ both / mass
+            offset = both - mean
+            square, d = w * w, both[:, :-1]
+            with np.errstate(over="ignore", invalid="ignore"):  # squares of values of 1e200
+                part.products[query] = (w[:, None] * offset).T @ offset
+            part.squares[query] = square.sum()
+            part.first[query] = square @ d
+            part.second[query] = (square[:, None] * d).T @ d
+        return self.merge(part)
+
+    def merge(self, other: LineSums) -> LineSums:
+        """Return the sums over the rows of both, which must be disjoint."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            means = self.mass[:, None], self.mean, other.mass[:, None], other.mean
+            mean, difference, weight = map(np.asarray, merge_means(*means))
+            between = difference[:, :, None] * difference[:, None, :] * weight[:, :, None]
+            products = self.products + other.products + between
+        squares, first, second = (a + b for a, b in zip(self._moments()[3:], other._moments()[3:], strict=True))
+        return self._with(self.mass + other.mass, mean, products, squares, first, second)
+
+    def aggregates(
+        self, like: Column, scale: Float[np.ndarray, "q 1"], total: Float[np.ndarray, "q 1"]
+    ) -> list[Aggregate]:
+        """Return the aggregate of each query, and store the lines in `fits`."""
+        mass = np.where(self.mass > 0, self.mass, 1.0)
+        products, square = self.products / mass[:, None, None], np.square(mass)
+        self.fits = solve(
+            LocalMoments(
+                mean=self.mean[:, :-1],
+                covariance=products[:, :-1, :-1],
+                center=self.mean[:, -1],
+                variance=products[:, -1, -1],
+                cross=products[:, :-1, -1],
+                squares=self.squares / square,
+                first=self.first / square[:, None],
+                second=self.second / square[:, None, None],
+            )
+        )
+        return line_aggregates(self.fits, self.coordinates, like)
+
+    def _moments(self) -> tuple[Float[np.ndarray, "q ..."], ...]:
+        return self.mass, self.mean, self.products, self.squares, self.first, self.second
+
+    def _with(self, *moments: Float[np.ndarray, "q ..."]) -> LineSums:
+        return LineSums(self.comparison, self.coordinates, self.columns, self.at, *moments)
 
 
 def effective_evidence(

@@ -23,7 +23,7 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Bool
 from qkv.database.answer import Entry
 from qkv.database.execute.ask_options import AskOptions
-from qkv.database.execute.match_reasons import ambiguous_reason
+from qkv.database.execute.entries import ambiguous_reason
 from qkv.database.keys.comparisons import Comparison, EqualityComparison, KeyCells
 from qkv.database.keys.queries import Queries
 from qkv.masks import Pairs

@@ -2,22 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.core.typing import Bool, Int
+from qkv.core.container import Container, read_container, write_container
+from qkv.core.typing import Bool, Int, Shaped
 from qkv.database.io.nanoseconds import to_records
 from qkv.database.io.predicates import matching_rows, named_columns
+from qkv.errors import DataError
 from qkv.store import Block, RemoteStore, Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["RowTile", "StoredRows", "match_blocks", "predicate_columns"]
+
+__all__ = ["match_blocks", "predicate_columns", "read_note", "RowTile", "save_note", "StoredRows"]
+
+
+_CONTENT = "results about a store"
+
+
+def read_note(path: Path, made_from: Mapping[str, object]) -> Container | None:
+    """Return a saved note, or None if there is none, it is damaged, or it was made from something else.
+
+    Args:
+        path: the file.
+        made_from: JSON values that identify the rows and the computation.
+    """
+    try:
+        container = read_container(path, _CONTENT, "")
+        for name in container:
+            container.bytes(name)
+    except (DataError, OSError):
+        return None
+    return container if container.settings.get("made from") == dict(made_from) else None
+
+
+def save_note(
+    path: Path,
+    made_from: Mapping[str, object],
+    settings: Mapping[str, object],
+    arrays: Mapping[str, Shaped[np.ndarray, "*_"]],
+) -> None:
+    """Save a note. Errors are ignored, because the note can be computed again."""
+    with contextlib.suppress(OSError, DataError):
+        path.parent.mkdir(exist_ok=True)
+        write_container(path, _CONTENT, {**settings, "made from": dict(made_from)}, arrays)
 
 
 TILE = 2**18
@@ -31,11 +66,13 @@ class RowTile:
     """A tile, which consists of consecutive rows of a block that are compared and accumulated together.
 
     Attributes:
-        number: the index of the first row of the tile in the store.
+        number: the index of the first row of the tile in the store, or its position, see `row_lists`.
         table: the rows, without deleted rows.
         block: the block.
         start: the index of the first row of the tile among the rows of the block that are not deleted.
         cache: the folder for results about the block.
+        complete: whether it is known that no cell is missing.
+        selected: True for the selected rows of the tile; None for all.
     """
 
     number: int
@@ -43,6 +80,13 @@ class RowTile:
     block: Block
     start: int
     cache: Path
+    complete: bool = False
+    selected: Bool[np.ndarray, " rows"] | None = None
+
+    @classmethod
+    def of_table(cls, table: pa.Table, number: int = 0) -> RowTile:
+        """Return a tile of rows in memory."""
+        return cls(number, table, Block("", table), 0, Path())
 
 
 class StoredRows:

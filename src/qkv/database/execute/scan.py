@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
@@ -23,9 +23,7 @@ from qkv.core.checksums import digest
 from qkv.core.equation import BoundCall, bind_call
 from qkv.core.tile import Tile
 from qkv.core.typing import Bool, Float, Num, Shaped
-from qkv.database.execute.device_products import DeviceProducts
-from qkv.database.execute.notes import read_note, save_note
-from qkv.database.execute.row_reader import RowTile
+from qkv.database.execute.row_reader import RowTile, read_note, save_note
 from qkv.database.io import arrow_columns
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison, DistanceComparison
@@ -35,7 +33,54 @@ from qkv.scores.base import Score
 from qkv.store import Block
 from qkv.store.block import RunningCheck
 
-__all__ = ["CellLogits", "Logits", "VectorNorms", "excluded_rows", "fast_logits"]
+if TYPE_CHECKING:
+    from qkv.core.typing import Tensor
+
+
+__all__ = ["CellLogits", "DeviceProducts", "fast_logits", "Logits", "VectorNorms"]
+
+
+class DeviceProducts:
+    """Products of the vectors of one version of a store, some of which stay on a device.
+
+    Args:
+        device: the device of PyTorch, such as "cuda".
+        most_bytes: bytes of vectors that stay on the device; None: half of its free memory.
+    """
+
+    def __init__(self, device: str, most_bytes: int | None = None) -> None:
+        import torch
+
+        self.device, self._held = torch.device(device), dict[tuple[str, str, int], "Tensor"]()
+        if most_bytes is None:
+            most_bytes = torch.cuda.mem_get_info(self.device)[0] // 2
+        self._free = most_bytes
+
+    def multiply(
+        self,
+        name: tuple[str, str, int],
+        matrix: Float[np.ndarray, "rows width"],
+        rows: slice,
+        query: Float[np.ndarray, "q width"],
+    ) -> Float[np.ndarray, "q n"] | None:
+        """Return the products of the queries and some rows of a matrix, or None if the matrix is not on the device.
+
+        Args:
+            name: block, column and first row of the matrix, which name it within the version of the store.
+            matrix: the vectors of a tile.
+            rows: the rows to multiply.
+            query: the queries, of the same dtype.
+        """
+        import torch
+
+        if name not in self._held:
+            if matrix.nbytes > self._free or matrix.dtype not in (np.float32, np.float64):
+                return None
+            self._free -= matrix.nbytes
+            self._held[name] = torch.tensor(matrix).to(self.device)
+        left = torch.tensor(query).to(self.device)
+        return np.asarray((left @ self._held[name][rows].mT).cpu().numpy())
+
 
 # Largest error of a logit that is computed in float32.
 _TOLERANCE = 1e-4
@@ -378,20 +423,3 @@ class NumberLogits(Logits[list[Num[np.ndarray, " rows"]]]):
                 np.multiply(differences, differences, out=differences)
                 np.matmul(squared, differences, out=out[first:last])
         return logits
-
-
-def excluded_rows(
-    present: Bool[np.ndarray, " _"] | None, first: int, count: int, *missing: Bool[np.ndarray, " rows"] | None
-) -> Bool[np.ndarray, " rows"] | None:
-    """Return a boolean array that is True for the excluded rows of a tile, or None if no row is excluded.
-
-    Args:
-        present: True for the selected rows of the table; None for all.
-        first: the index of the first row of the tile.
-        count: number of rows of the tile.
-        missing: for each of several columns, True for the rows with a missing cell; None for no row.
-    """
-    masks = [mask for mask in missing if mask is not None]
-    if present is not None:
-        masks.append(~present[first : first + count])
-    return np.logical_or.reduce(masks) if masks else None

@@ -19,8 +19,7 @@ from qkv.core.checksums import digest
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.core.untrusted_json import Fields
-from qkv.database.execute.notes import read_note, save_note
-from qkv.database.execute.row_reader import RowTile, StoredRows
+from qkv.database.execute.row_reader import RowTile, StoredRows, read_note, save_note
 from qkv.database.io import arrow_columns
 from qkv.database.keys.bandwidth import Bandwidth
 from qkv.database.keys.columns import Column

@@ -1,5 +1,5 @@
 """Partial results of queries over fragments of a table, which any engine computes apart and merges in any order."""
 
-from qkv.database.partials.functions import finalize, merge, partial
+from qkv.database.partials.functions import compute, finalize, merge
 
-__all__ = ["finalize", "merge", "partial"]
+__all__ = ["compute", "finalize", "merge"]

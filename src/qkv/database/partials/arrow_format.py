@@ -12,24 +12,27 @@ metadata has one key, `qkv.partial`, with a JSON object.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import qkv.normalizers as normalizer_module
 from qkv.core.typing import Int
 from qkv.core.untrusted_json import Fields, parse_json
-from qkv.database.execute.partial_sums import NO_ROW, AverageSums, PartialSums, ValueSums, VoteSums
-from qkv.database.partials.part_records import normalizer_from_record, normalizer_record
+from qkv.database.execute.aggregates import NO_ROW
+from qkv.database.execute.partial_sums import AverageSums, PartialSums, ValueSums, VoteSums
+from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists
 from qkv.database.partials.query_partial import QueryPartial, Subject
-from qkv.database.partials.row_lists import FRAGMENT_ROWS, RowLists
-from qkv.errors import DamagedError, KindError
+from qkv.errors import DamagedError, KindError, OptionError, QkvError
+from qkv.normalizers.base import Normalizer
 from qkv.store.arrow_files import parse_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FORMAT", "from_batch", "to_batch", "to_bytes"]
+__all__ = ["FORMAT", "from_batch", "lists_by_query", "normalizer_record", "to_batch", "to_bytes"]
 
 FORMAT = 1
 """The version of the format."""
@@ -46,7 +49,7 @@ def to_batch(partial: QueryPartial) -> pa.RecordBatch:
     if partial.sums is not None:
         columns = {name: pa.array(getattr(partial.sums, name)) for name in _NUMBERS}
         columns |= _value_columns(partial.sums.values, partial.value_type)
-    columns["rows"] = _lists(partial.rows.query, subject.count, _row_structs(partial.rows))
+    columns["rows"] = lists_by_query(partial.rows.query, subject.count, _row_structs(partial.rows))
     record = {
         "format": FORMAT,
         "score": subject.score,
@@ -81,7 +84,7 @@ def from_batch(batch: object) -> QueryPartial:
     if not isinstance(batch, (pa.Table, pa.RecordBatch)):
         raise KindError(
             "a partial result must be a pyarrow RecordBatch, a Table or the bytes of an Arrow IPC stream, got "
-            f"{type(batch).__name__}. Pass what qkv.partial returned."
+            f"{type(batch).__name__}. Pass what partials.compute returned."
         )
     table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
     metadata = (table.schema.metadata or {}).get(_METADATA)
@@ -108,14 +111,14 @@ def to_bytes(partial: QueryPartial) -> bytes:
 
 def _damaged(problem: str) -> DamagedError:
     return DamagedError(
-        f"a partial result must be what qkv.partial or qkv.merge returned, but {problem}. Compute it again."
+        f"a partial result must be what partials.compute or partials.merge returned, but {problem}. Compute it again."
     )
 
 
 def _parse(table: pa.Table, fields: Fields) -> QueryPartial:
     if (found := fields.integer("format", most=2**31)) != FORMAT:
         raise _damaged(f"its format is {found} instead of {FORMAT}; another version of qkv computed it")
-    normalizer = normalizer_from_record(fields.get("normalizer"), "a partial result")
+    normalizer = _normalizer_from_record(fields.get("normalizer"), "a partial result")
     given = fields.get("fragments")
     if not isinstance(given, list) or len({type(name) for name in given} | {int}) > 2 or len(set(given)) != len(given):
         raise _damaged("its fragments are not different integers or texts")
@@ -172,7 +175,7 @@ def _positions(structs: pa.StructArray, fragments: int) -> Int[np.ndarray, " n"]
     return np.asarray(fragment * FRAGMENT_ROWS + row)
 
 
-def _lists(query: Int[np.ndarray, " n"], count: int, cells: pa.Array) -> pa.ListArray:
+def lists_by_query(query: Int[np.ndarray, " n"], count: int, cells: pa.Array) -> pa.ListArray:
     """Return lists of cells, one per query, from cells in the order of the queries."""
     import pyarrow as pa
 
@@ -206,16 +209,18 @@ def _value_columns(sums: ValueSums, type_: pa.DataType) -> dict[str, Any]:
             matrix = getattr(sums, name)
             columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(matrix.reshape(-1)), matrix.shape[1])
         return columns | {name: pa.array(getattr(sums, name)) for name in ("squares", "mass")}
+    assert isinstance(sums, VoteSums)
     query, label = np.nonzero(sums.first < NO_ROW)
     fragment, row = np.divmod(sums.first[query, label], FRAGMENT_ROWS)
+    labels = list(sums.labels)
     arrays = [
-        pa.array([sums.labels[index] for index in label.tolist()], type_),
+        pa.array([labels[index] for index in label.tolist()], type_),
         pa.array(sums.votes[query, label]),
         pa.array(fragment, pa.int32()),
         pa.array(row),
     ]
     votes = pa.StructArray.from_arrays(arrays, names=["label", "weight", "fragment", "row"])
-    return columns | {"votes": _lists(query, len(sums.votes), votes)}
+    return columns | {"votes": lists_by_query(query, len(sums.votes), votes)}
 
 
 def _value_sums(table: pa.Table, fragments: int) -> ValueSums:
@@ -234,7 +239,7 @@ def _value_sums(table: pa.Table, fragments: int) -> ValueSums:
     index = np.array([labels[cell] for cell in cells], np.int64)
     votes[query, index] = _floats(structs.field("weight"))
     first[query, index] = _positions(structs, fragments)
-    return VoteSums(tuple(labels), votes, first, negative)
+    return VoteSums(labels, votes, first, negative)
 
 
 def _matrix(column: pa.ChunkedArray) -> np.ndarray:
@@ -249,3 +254,65 @@ def _floats(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
         raise _damaged("a number is null")
     numbers = column.to_numpy() if hasattr(column, "chunks") else column.to_numpy(zero_copy_only=False)
     return np.array(numbers, np.float64)
+
+
+# -- normalizers ----------------------------------------------------------------------------------------
+
+
+def normalizer_record(normalizer: Normalizer) -> dict[str, Any]:
+    """Return a normalizer as a record of its class and its fields.
+
+    Raises:
+        OptionError: The class is not one of `qkv.normalizers`, or a field is an array.
+
+    Example:
+        >>> normalizer_record(normalizer_module.TopK(3))
+        {'class': 'TopK', 'k': 3, 'normalizer': {'class': 'Softmax', 'temperature': 1.0, 'sink': None}}
+    """
+    name = type(normalizer).__name__
+    if getattr(normalizer_module, name, None) is not type(normalizer):
+        raise OptionError(
+            f"normalizer must be a class of qkv.normalizers to be saved with a partial result, got {normalizer}. "
+            "Choose one of them."
+        )
+    record: dict[str, Any] = {"class": name}
+    for field in dataclasses.fields(normalizer):
+        value = getattr(normalizer, field.name)
+        if isinstance(value, Normalizer):
+            value = normalizer_record(value)
+        elif value is not None and not isinstance(value, (int, float, str)):
+            raise OptionError(
+                f"{field.name} of the normalizer {name} must be a number to be saved with a partial result, got "
+                f"{type(value).__name__}. Pass a number."
+            )
+        record[field.name] = value
+    return record
+
+
+def _normalizer_from_record(record: object, name: str) -> Normalizer:
+    """Return the normalizer of a record, after checking its class and fields.
+
+    Args:
+        record: as returned by `normalizer_record`, possibly damaged or crafted.
+        name: names the record in errors.
+
+    Raises:
+        DamagedError: The record does not describe a normalizer of `qkv.normalizers`.
+    """
+    fields = Fields(record, name)
+    kind = fields.text("class")
+    known = getattr(normalizer_module, kind, None) if kind in normalizer_module.__all__ else None
+    values = {key: value for key, value in fields.fields.items() if key != "class"}
+    parsed = {
+        key: _normalizer_from_record(each, name) if isinstance(each, dict) else each for key, each in values.items()
+    }
+    plain = all(each is None or isinstance(each, (int, float, str, Normalizer)) for each in parsed.values())
+    try:
+        if plain and isinstance(known, type) and issubclass(known, Normalizer) and known is not Normalizer:
+            return known(**parsed)
+    except (TypeError, QkvError):
+        pass
+    raise DamagedError(
+        f"the normalizer in {name} must be one of qkv.normalizers with valid fields, got {kind!r}. Compute the partial "
+        "result again."
+    )

@@ -1,6 +1,6 @@
-"""The functions `partial`, `merge` and `finalize`, with which other engines run queries over the fragments of a table.
+"""The functions `compute`, `merge` and `finalize`, with which other engines run queries over the fragments of a table.
 
-    partial     the partial result of queries over the rows of one fragment
+    compute     the partial result of queries over the rows of one fragment
     merge       one partial result from several, in any order and grouping
     finalize    the answers
 
@@ -10,7 +10,7 @@ Partial results are Arrow record batches, so that Ray Data, Dask, DuckDB or any 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,12 @@ import numpy as np
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.checks import check_integers
 from qkv.core.tile import Tile
-from qkv.core.typing import Float, Int
-from qkv.database.execute.accumulators import accumulator_for
+from qkv.core.typing import Float
 from qkv.database.execute.aggregates import Aggregate, aggregator_for
-from qkv.database.execute.running_aggregates import streamed_aggregator_for
+from qkv.database.execute.block_scan import BlockScan, is_bounded
+from qkv.database.execute.partial_sums import accumulates, tile_weights, value_sums
+from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists, select_rows
+from qkv.database.execute.row_reader import TILE, RowTile
 from qkv.database.execute.uncertainty import effective_rows, mean_precision, standard_error
 from qkv.database.io.python_cells import exact_array
 from qkv.database.io.sources import read, requested_columns, require_columns
@@ -30,12 +32,16 @@ from qkv.database.keys.columns import Column, key_names
 from qkv.database.keys.comparisons import ScoreComparison
 from qkv.database.keys.part_registry import parse_normalizer, parse_score
 from qkv.database.keys.queries import Queries
-from qkv.database.partials.arrow_format import from_batch, to_batch
-from qkv.database.partials.part_records import describe_score, normalizer_record, query_digest
-from qkv.database.partials.query_partial import QueryPartial, Subject, merge_partials
-from qkv.database.partials.row_lists import FRAGMENT_ROWS, RowLists, accumulates
-from qkv.database.partials.scan_rows import FragmentScan, check_mergeable, with_records
-from qkv.errors import KindError, OptionError, ShapeError
+from qkv.database.partials.arrow_format import from_batch, lists_by_query, normalizer_record, to_batch
+from qkv.database.partials.query_partial import (
+    QueryPartial,
+    Subject,
+    describe_score,
+    merge_partials,
+    plain_type,
+    query_digest,
+)
+from qkv.errors import KindError, OptionError, RefusedError, ShapeError
 from qkv.normalizers import NORMALIZERS
 from qkv.normalizers.base import Normalizer
 from qkv.scores import ByColumn
@@ -45,7 +51,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-__all__ = ["finalize", "merge", "partial"]
+__all__ = ["check_mergeable", "compute", "finalize", "merge"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +113,9 @@ def _evidence(partial: QueryPartial, results: _Results) -> pa.Array:
     rows = results.rows
     fragment, row = np.divmod(rows.position, FRAGMENT_ROWS)
     names = partial.fragments
+    type_ = pa.string() if names and isinstance(names[0], str) else pa.int64()
     arrays = {
-        "fragment": pa.array([names[index] for index in fragment.tolist()], _fragment_type(partial)),
+        "fragment": pa.array([names[index] for index in fragment.tolist()], type_),
         "row": pa.array(row),
         "weight": pa.array(results.weights),
     }
@@ -117,14 +124,7 @@ def _evidence(partial: QueryPartial, results: _Results) -> pa.Array:
             name = rows.record.type.field(index).name
             arrays.setdefault(name, rows.record.field(index))
     structs = pa.StructArray.from_arrays(list(arrays.values()), names=list(arrays))
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(rows.query, minlength=partial.subject.count))])
-    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), structs)
-
-
-def _fragment_type(partial: QueryPartial) -> pa.DataType:
-    import pyarrow as pa
-
-    return pa.string() if partial.fragments and isinstance(partial.fragments[0], str) else pa.int64()
+    return lists_by_query(rows.query, partial.subject.count, structs)
 
 
 # -- sums -----------------------------------------------------------------------------------------------
@@ -132,20 +132,13 @@ def _fragment_type(partial: QueryPartial) -> pa.DataType:
 
 def _from_sums(partial: QueryPartial) -> _Results:
     assert partial.sums is not None
-    count, normalizer = partial.subject.count, partial.normalizer
-    value = _empty_column(partial)
-    values = streamed_aggregator_for(value, True, count)
-    accumulator = accumulator_for(normalizer, count, values, 1)
-    assert accumulator is not None
-    accumulator.restore(partial.sums)
-    summary, aggregates, _, effective = accumulator.finalize()
+    count, normalizer, value = partial.subject.count, partial.normalizer, _empty_column(partial)
+    summary, aggregates, _, effective = partial.sums.finalize(normalizer, value)
     rows = partial.rows.largest(normalizer, partial.subject.top)
     weights = np.zeros(0)
     if len(rows.query):
-        query, place = rows.query, _places(rows.query)
-        logits = np.full((count, int(place.max()) + 1), -np.inf)
-        logits[query, place] = rows.logit
-        weights = accumulator.weights(logits, summary)[query, place]
+        logits = rows.padded(rows.logit, count)
+        weights = tile_weights(normalizer, logits, summary)[rows.query, rows.places()]
         weighted = np.flatnonzero(weights != 0)
         rows, weights = rows.take(weighted), weights[weighted]
     found = np.bincount(rows.query, minlength=count) > 0
@@ -160,12 +153,6 @@ def _empty_column(partial: QueryPartial) -> Column:
     return Column.from_table(
         pa.schema({partial.subject.value: partial.value_type}).empty_table(), partial.subject.value
     )
-
-
-def _places(query: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """Return the place of each element among those of its query, which are ascending."""
-    _, start, length = np.unique(query, return_index=True, return_counts=True)
-    return np.asarray(np.arange(len(query)) - np.repeat(start, length))
 
 
 # -- candidates -----------------------------------------------------------------------------------------
@@ -204,7 +191,7 @@ def _from_candidates(partial: QueryPartial) -> _Results:
     return _Results(aggregates, effective, np.concatenate(weights), rows.take(np.concatenate(kept)), value)
 
 
-def partial(
+def compute(
     queries: object,
     rows: object,
     key: str | Sequence[str],
@@ -256,12 +243,13 @@ def partial(
         RefusedError: The normalizer samples, or needs all logits of a query at once.
 
     Example:
-        >>> from qkv import finalize, merge, partial
+        >>> from qkv.database import partials
+        >>> fragments = [{"years": [1.0], "pay": [10.0]}, {"years": [3.0, 5.0], "pay": [30.0, 50.0]}]
         >>> parts = [
-        ...     partial([2.0], {"years": years, "pay": pay}, "years", "pay", score="gaussian:1", fragment=number)
-        ...     for number, (years, pay) in enumerate([([1.0], [10.0]), ([3.0, 5.0], [30.0, 50.0])])
+        ...     partials.compute([2.0], rows, "years", "pay", score="gaussian:1", fragment=number)
+        ...     for number, rows in enumerate(fragments)
         ... ]
-        >>> round(finalize(merge(parts))["value"][0].as_py(), 3)
+        >>> round(partials.finalize(partials.merge(parts))["value"][0].as_py(), 3)
         20.272
     """
     check_integers(top=top)
@@ -290,14 +278,27 @@ def partial(
         version=str(version),
         top=top,
     )
-    scan = FragmentScan(table, comparison, own, fold, query, parsed.missing)
+    scan, sums = BlockScan(comparison, own, query, fold, without=parsed.missing), None
     try:
         with ignore_numpy_warnings():  # of logits that are NaN or infinite
-            sums, found = scan.sums(normalizer, top) if accumulates(normalizer) else (None, scan.candidates(normalizer))
+            if accumulates(normalizer):
+                accumulator = scan.sums(_tiles(table), normalizer, value_sums(own[-1], len(parsed)), top)
+                sums, found = accumulator.sums, RowLists.of_top_rows(accumulator.top_rows)
+            else:
+                found = scan.candidates(lambda: _tiles(table), normalizer)
+            positions = np.unique(found.position)
+            found = scan.with_exact_logits(found, table.take(positions), positions)
+            if sums is None:
+                found = select_rows(found, normalizer, len(parsed))
     except (KindError, ShapeError) as error:
         raise comparison.unsupported(error) from None
-    lists = with_records(found, table, shown)
-    return to_batch(QueryPartial(subject, normalizer, (fragment,), sums, lists, _plain_type(own[-1])))
+    lists = _with_records(found, table, shown)
+    return to_batch(QueryPartial(subject, normalizer, (fragment,), sums, lists, plain_type(own[-1])))
+
+
+def _tiles(table: pa.Table) -> Iterator[RowTile]:
+    for start in range(0, table.num_rows, TILE):
+        yield RowTile.of_table(table.slice(start, TILE), start)
 
 
 def merge(partials: Iterable[object]) -> pa.RecordBatch:
@@ -307,7 +308,7 @@ def merge(partials: Iterable[object]) -> pa.RecordBatch:
     failure. The result does not depend on the order of the partial results.
 
     Args:
-        partials: results of `partial` and `merge`, as record batches, tables or the bytes of Arrow IPC streams.
+        partials: results of `compute` and `merge`, as record batches, tables or the bytes of Arrow IPC streams.
 
     Raises:
         OptionError: There is none; their queries, scores, normalizers, columns or versions differ; or two share some
@@ -315,10 +316,10 @@ def merge(partials: Iterable[object]) -> pa.RecordBatch:
         DamagedError: One of them is damaged, or of another format.
 
     Example:
-        >>> from qkv import finalize, merge, partial
-        >>> first = partial(["Li"], {"name": ["Li"], "pay": [1]}, "name", "pay", score="exact", fragment=0)
-        >>> second = partial(["Li"], {"name": ["Li"], "pay": [3]}, "name", "pay", score="exact", fragment=1)
-        >>> finalize(merge([second, first, second]))["value"].to_pylist()
+        >>> from qkv.database import partials
+        >>> first = partials.compute(["Li"], {"name": ["Li"], "pay": [1]}, "name", "pay", score="exact", fragment=0)
+        >>> second = partials.compute(["Li"], {"name": ["Li"], "pay": [3]}, "name", "pay", score="exact", fragment=1)
+        >>> partials.finalize(partials.merge([second, first, second]))["value"].to_pylist()
         [2.0]
     """
     with ignore_numpy_warnings():
@@ -333,15 +334,16 @@ def finalize(partial: object) -> pa.Table:
     of the rows with the largest weights. They are those of `Database.ask`; there is no largest distance of a match.
 
     Args:
-        partial: the result of `merge` or `partial`.
+        partial: the result of `merge` or `compute`.
 
     Raises:
         DamagedError: It is damaged, or of another format.
 
     Example:
-        >>> from qkv import finalize, partial
+        >>> from qkv.database import partials
         >>> rows = {"years": [1.0, 3.0], "pay": [10.0, 30.0]}
-        >>> answers = finalize(partial([2.0, 3.0], rows, "years", "pay", score="boxcar:1", fragment="a"))
+        >>> part = partials.compute([2.0, 3.0], rows, "years", "pay", score="boxcar:1", fragment="a")
+        >>> answers = partials.finalize(part)
         >>> answers["value"].to_pylist(), answers["standard_error"].to_pylist()
         ([20.0, 30.0], [10.0, None])
         >>> [(row["row"], row["weight"], row["pay"]) for row in answers["evidence"][0].as_py()]
@@ -373,8 +375,13 @@ def _column(table: pa.Table, name: str, fold: bool) -> Column:
     return Column.from_table(table, name, fold, replace(column, origin=0))
 
 
-def _plain_type(column: Column) -> pa.DataType:
-    return getattr(column.type, "value_type", column.type) if column.kind != "vector" else column.type
+def check_mergeable(normalizer: Normalizer) -> None:
+    """Raise a `RefusedError` if the results of a normalizer over parts of the rows cannot be merged."""
+    if normalizer.stochastic or not (accumulates(normalizer) or is_bounded(normalizer)):
+        raise RefusedError(
+            f"normalizer must have partial results that merge, got {normalizer}, which samples or needs all logits of "
+            "a query at once. Choose Softmax, Sum, Mean, TopK, Hard, Sparsemax or Entmax15."
+        )
 
 
 def _comparison(score: Score, columns: Sequence[Column]) -> ScoreComparison:
@@ -388,3 +395,15 @@ def _comparison(score: Score, columns: Sequence[Column]) -> ScoreComparison:
     own = tuple(columns)
     structured = several or isinstance(score, ByColumn)
     return ScoreComparison(tuple(range(len(own))), own, score, None, np.zeros(0), (), structured=structured)
+
+
+def _with_records(rows: RowLists, table: pa.Table, names: Sequence[str]) -> RowLists:
+    """Return lists of rows with the cells of some columns of their table; dictionaries become their values."""
+    import pyarrow as pa
+
+    arrays = []
+    for column in table.select(list(names)).take(pa.array(rows.position)).columns:
+        plain = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+        combined = plain.combine_chunks()
+        arrays.append(combined if isinstance(combined, pa.Array) else pa.array([], plain.type))
+    return replace(rows, record=pa.StructArray.from_arrays(arrays, names=list(names)))

@@ -14,16 +14,20 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from qkv.core.checksums import digest
+from qkv.core.parts import Part
 from qkv.core.typing import Int
-from qkv.database.execute.partial_sums import NO_ROW, PartialSums, VoteSums, merge_in_tree
-from qkv.database.partials.row_lists import FRAGMENT_ROWS, RowLists, accumulates, select_rows
+from qkv.database.execute.aggregates import NO_ROW
+from qkv.database.execute.partial_sums import PartialSums, VoteSums, accumulates, merge_in_tree
+from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists, select_rows
+from qkv.database.keys.columns import Column
 from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Fragment", "QueryPartial", "Subject", "merge_partials"]
+__all__ = ["Fragment", "QueryPartial", "Subject", "describe_score", "merge_partials", "plain_type", "query_digest"]
 
 Fragment: TypeAlias = int | str
 """The name of a fragment; those of a table are all integers or all texts, and sort in the order of its rows."""
@@ -87,9 +91,7 @@ class QueryPartial:
         """Return the partial result without the rows that are neither evidence nor candidates."""
         if accumulates(self.normalizer):
             return replace(self, rows=self.rows.largest(self.normalizer, self.subject.top))
-        selected = select_rows(self.rows, self.normalizer, self.subject.count)
-        assert selected is not None
-        return replace(self, rows=selected)
+        return replace(self, rows=select_rows(self.rows, self.normalizer, self.subject.count))
 
     def _renumbered(self, index: dict[Fragment, int]) -> QueryPartial:
         numbers = np.array([index[fragment] for fragment in self.fragments], np.int64)
@@ -175,3 +177,26 @@ def _is_null(part: QueryPartial) -> bool:
 def _short(value: object) -> str:
     text = ", ".join(value) if isinstance(value, tuple) else str(value)
     return text if len(text) < 80 else text[:77] + "…"
+
+
+def plain_type(column: Column) -> pa.DataType:
+    """Return the pyarrow type of the values of a column; that of its cells if they are encoded by a dictionary."""
+    return getattr(column.type, "value_type", column.type) if column.kind != "vector" else column.type
+
+
+def describe_score(score: Part) -> str:
+    """Return a text that is equal for scores that give equal logits: the score, and a digest of its arrays."""
+    arrays = [np.asarray(array) for array in score.arrays()]
+    if not any(array.ndim for array in arrays):
+        return str(score)
+    content = b"".join(f"{array.dtype} {array.shape}".encode() + array.tobytes() for array in arrays)
+    return f"{score} {digest(content)[:16]}"
+
+
+def query_digest(query: np.ndarray, missing: np.ndarray) -> str:
+    """Return the SHA-256 of the query array of the engine, and of which queries are missing."""
+    content = [f"{query.shape} {missing.tolist()}".encode()]
+    for field in query.dtype.names or ("",):
+        cells = query[field] if field else query
+        content.append(repr(cells.tolist()).encode() if cells.dtype == object else cells.astype(np.float64).tobytes())
+    return digest(b"\0".join(content))

@@ -19,10 +19,10 @@ from qkv.database.choice_cache import ChoiceCache
 from qkv.database.cluster.executor import ClusterExecutor
 from qkv.database.cluster.fragment_calls import StoreFragments
 from qkv.database.cluster.scheduler import Scheduler
+from qkv.database.execute.aggregates import votes_by_kind
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.base import Executor
 from qkv.database.execute.in_memory import InMemoryExecutor
-from qkv.database.execute.interpretation import votes_by_kind
 from qkv.database.execute.row_reader import match_blocks, predicate_columns
 from qkv.database.execute.streamed import StreamedExecutor
 from qkv.database.io.cell_notes import collect_notes, decided_formats

@@ -4,7 +4,7 @@ It also returns the log-sum-exp of each query.
 
 On a CPU the operators behind `scaled_dot_product_attention` are called directly: they never allocate an array of all
 pairs, need no choice of backend per call, and return the log-sum-exp, with which the outputs of two ranges of keys can
-be merged (see `core/online_softmax.py`). A causal mask with an offset of d is split into the first d keys, to which
+be merged (see `core/partial.py`). A causal mask with an offset of d is split into the first d keys, to which
 all queries attend, and a causal mask over the remaining keys:
 
     output = Σ_s output_s e^(lse_s − lse)          lse = log Σ_s e^lse_s

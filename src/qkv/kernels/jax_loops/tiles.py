@@ -24,7 +24,7 @@ import numpy as np
 from qkv.core.arrays import is_array, is_floating
 from qkv.core.equation import BoundCall, apply_dropout
 from qkv.core.guard import zero_nonfinite
-from qkv.core.online_softmax import PartialResult
+from qkv.core.partial import PartialResult
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float, Int, Shaped
 from qkv.kernels.jax_loops.dynamic_tiles import (

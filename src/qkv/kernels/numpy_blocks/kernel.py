@@ -17,7 +17,7 @@ import numpy as np
 from qkv.core.arrays import cast, ignore_numpy_warnings, namespace
 from qkv.core.batch import BatchIndex, batch_indices
 from qkv.core.equation import BoundCall
-from qkv.core.online_softmax import ExponentialSums
+from qkv.core.partial import ExponentialSums
 from qkv.core.progress import checkpoint
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, DType, Float, Shaped

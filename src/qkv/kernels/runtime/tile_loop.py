@@ -9,7 +9,7 @@ from typing import cast
 from qkv.core.arrays import library, namespace, zeros
 from qkv.core.equation import BoundCall, apply_dropout
 from qkv.core.guard import apply_weights
-from qkv.core.online_softmax import PartialResult
+from qkv.core.partial import PartialResult
 from qkv.core.progress import checkpoint
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Tensor

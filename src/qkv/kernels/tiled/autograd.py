@@ -22,7 +22,7 @@ from qkv.core.autograd_function import autograd_function_class
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
 from qkv.core.equation import TorchCall, apply_dropout, take_range
 from qkv.core.guard import zero_nonfinite
-from qkv.core.online_softmax import PartialResult
+from qkv.core.partial import PartialResult
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Num, Shaped, Tensor
 from qkv.kernels.runtime.differentiable_rows import DifferentiableRows

@@ -5,7 +5,7 @@
 
 If the logits have a known small bound (`Score.bound`), no maximum is needed, and m = 0.
 
-This loop is a specialization of `core/online_softmax.py`; `tests/kernels/test_tiled.py` compares it with the reference.
+This loop is a specialization of `core/partial.py`; `tests/kernels/test_tiled.py` compares it with the reference.
 
 Source: Milakov, Gimelshein (2018), Online normalizer calculation for softmax, https://arxiv.org/abs/1805.02867;
 Dao et al. (2022), FlashAttention, https://arxiv.org/abs/2205.14135.
@@ -23,7 +23,7 @@ import numpy as np
 from qkv.core.arrays import is_array
 from qkv.core.batch import BatchIndex
 from qkv.core.equation import TorchCall
-from qkv.core.online_softmax import ExponentialSums
+from qkv.core.partial import ExponentialSums
 from qkv.core.random import dropout_rate
 from qkv.core.tile import Tile
 from qkv.core.typing import Bool, Float, Tensor

@@ -15,7 +15,7 @@ import qkv
 from qkv import masks, normalizers, readouts, scores
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.guard import apply_weights
-from qkv.core.online_softmax import (
+from qkv.core.partial import (
     ExponentialSums,
     PartialResult,
     TopKeys,
@@ -264,34 +264,28 @@ def test_fused_outputs_of_two_ranges_of_keys_merge_as_in_the_shared_definition(s
 @OFFSETS
 @SPREADS
 def test_streamed_sums_of_a_table_are_those_of_the_shared_definition(spread, offset):
-    pytest.importorskip("pyarrow")
-    from qkv.database.execute.accumulators import SoftmaxAccumulator
-    from qkv.database.execute.running_aggregates import StreamedAggregator
+    pa = pytest.importorskip("pyarrow")
+    from qkv.database.execute.partial_sums import Accumulator, value_sums
+    from qkv.database.keys.columns import Column
 
-    aggregator = mock.create_autospec(StreamedAggregator, instance=True)
-    aggregator.sums = np.zeros((Q, 3))
-    aggregator.aggregates.return_value = []
-
-    def add(weights, values, total):
-        aggregator.sums += weights @ values
-
-    def rescale(factor):
-        aggregator.sums *= factor
-
-    aggregator.add.side_effect = add
-    aggregator.rescale.side_effect = rescale
     logits, value, allowed = problem(spread, offset)
+    column = Column.from_table(pa.table({"v": pa.array(list(value), pa.list_(pa.float64(), 3))}), "v")
     with ignore_numpy_warnings():
         wanted = shared(logits, value, allowed)
-        sums = SoftmaxAccumulator(normalizers.Softmax(), Q, aggregator, 1)
         masked = np.where(allowed, logits, -np.inf)
-        for start in range(0, K, 9):
-            sums.accumulate(masked[:, start : start + 9].copy(), start, value[start : start + 9])
-        output = aggregator.sums / np.where(sums.total > 0, sums.total, 1)
+        parts = []
+        for first, last in ((0, 22), (22, K)):  # tiles are added to two partial results, which merge
+            accumulator = Accumulator(normalizers.Softmax(), value_sums(column, Q), Q, 1)
+            for start in range(first, last, 9):
+                stop = min(start + 9, last)
+                accumulator.accumulate(masked[:, start:stop].copy(), start, value[start:stop])
+            parts.append(accumulator.sums)
+        sums = merge_all(parts)
+        output = sums.values.weighted / np.where(sums.total > 0, sums.total, 1)[:, None]
     check(output, wanted)
     weights = np.exp(np.where(allowed, logits, -np.inf) - np.where(wanted.total > 0, wanted.maximum, 0))
     weights /= np.where(wanted.total > 0, wanted.total, 1)
     entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(axis=1)
-    effective = np.asarray(sums.finalize()[2])[:-1]
+    effective = np.asarray(sums.finalize(normalizers.Softmax(), column)[2])[:-1]
     np.testing.assert_allclose(effective, np.exp(entropy)[:-1], rtol=1e-9)
-    assert math.isclose(float(sums.total[-1, 0]), 0.0)
+    assert math.isclose(float(sums.total[-1]), 0.0)

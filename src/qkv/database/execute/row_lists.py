@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.core.typing import Bool, Float, Int
+from qkv.database.execute.top_rows import TopRows
 from qkv.normalizers.base import Normalizer
 from qkv.normalizers.linear import LinearNormalizer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FRAGMENT_ROWS", "SLACK", "RowLists", "accumulates", "select_rows"]
+__all__ = ["FRAGMENT_ROWS", "RowLists", "select_rows"]
 
 FRAGMENT_ROWS = 2**40
 """Number of positions of a fragment."""
 
-SLACK = 1e-9
+_SLACK = 1e-9
 """The slack of a bound of logits, relative to its size: rounding of logits in float64 does not remove a row."""
 
 
@@ -43,6 +44,12 @@ class RowLists:
     logit: Float[np.ndarray, " n"]
     record: pa.StructArray | None = None
 
+    @classmethod
+    def of_top_rows(cls, top: TopRows) -> RowLists:
+        """Return lists of the rows of highest rank; the rank is that of each row in place of the logit."""
+        query, place = np.nonzero(top.row >= 0)
+        return cls(query, top.row[query, place], top.rank[query, place])
+
     def take(self, places: Int[np.ndarray, " m"]) -> RowLists:
         """Return the rows at the given places of the arrays."""
         import pyarrow as pa
@@ -50,19 +57,19 @@ class RowLists:
         record = None if self.record is None else self.record.take(pa.array(places))
         return RowLists(self.query[places], self.position[places], self.logit[places], record)
 
-    def concat(self, other: RowLists) -> RowLists:
-        """Return the rows of both."""
+    def concat(self, *others: RowLists) -> RowLists:
+        """Return the rows of all lists."""
         import pyarrow as pa
 
-        if not len(self.query) or not len(other.query):
-            return other if len(other.query) else self
-        record = None
-        if self.record is not None and other.record is not None:
-            record = pa.concat_arrays([self.record, other.record])
-        query = np.concatenate([self.query, other.query])
-        position, logit = np.concatenate([self.position, other.position]), np.concatenate([self.logit, other.logit])
-        joined = RowLists(query, position, logit, record)
-        return joined.take(np.argsort(joined.query, kind="stable"))
+        parts = [part for part in (self, *others) if len(part.query)]
+        if len(parts) < 2:
+            return parts[0] if parts else self
+        records = [part.record for part in parts if part.record is not None]
+        record = pa.concat_arrays(records) if len(records) == len(parts) else None
+        query, position, logit = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("query", "position", "logit")
+        )
+        return RowLists(query, position, logit, record).take(np.argsort(query, kind="stable"))
 
     def rank(self, normalizer: Normalizer) -> Float[np.ndarray, " n"]:
         """Return the numbers by which rows are ordered, logits or unnormalized weights; +inf for NaN."""
@@ -76,19 +83,24 @@ class RowLists:
         """Return the `count` rows of the highest rank of each query, highest first. Ties go to the lower position."""
         rank = self.rank(normalizer)
         order = np.lexsort((self.position, -rank, self.query))
-        order = order[rank[order] > -np.inf]
-        _, start, length = np.unique(self.query[order], return_index=True, return_counts=True)
-        place = np.arange(len(order)) - np.repeat(start, length)
-        return self.take(order[place < count])
+        best = self.take(order[rank[order] > -np.inf])
+        return best.take(np.flatnonzero(best.places() < count))
+
+    def places(self) -> Int[np.ndarray, " n"]:
+        """Return the place of each row among those of its query."""
+        _, start, length = np.unique(self.query, return_index=True, return_counts=True)
+        return np.asarray(np.arange(len(self.query)) - np.repeat(start, length))
+
+    def padded(self, numbers: Float[np.ndarray, " n"], queries: int) -> Float[np.ndarray, "q m"]:
+        """Return a number of each row as a matrix with a row for each query, −inf in unused places."""
+        place = self.places()
+        matrix = np.full((queries, int(place.max(initial=0)) + 1), -np.inf)
+        matrix[self.query, place] = numbers
+        return matrix
 
 
-def accumulates(normalizer: Normalizer) -> bool:
-    """Return whether a normalizer is merged by sums over all rows, rather than by the rows that can have weight."""
-    return normalizer.log_sum_exp or isinstance(normalizer, LinearNormalizer)
-
-
-def select_rows(rows: RowLists, normalizer: Normalizer, queries: int, slack: float = SLACK) -> RowLists | None:
-    """Return the rows that can have weight by a normalizer, or None if every row can.
+def select_rows(rows: RowLists, normalizer: Normalizer, queries: int) -> RowLists:
+    """Return the rows that can have weight by a normalizer.
 
     The threshold of some rows is a lower bound of the threshold of all rows, so that a row below that of its fragment
     has no weight in the table. A query with a logit that is NaN or +inf keeps one such row, which makes its answer NaN.
@@ -97,13 +109,10 @@ def select_rows(rows: RowLists, normalizer: Normalizer, queries: int, slack: flo
         rows: rows of each query, with all those of a fragment that can have weight.
         normalizer: a normalizer with few non-zero weights.
         queries: number of queries.
-        slack: slack of a bound of logits, relative to its size.
     """
     if normalizer.top_k is not None:
         return rows.largest(normalizer, normalizer.top_k)
-    if not normalizer.has_threshold_bound:
-        return None
-    if not len(rows.query):
+    if not (normalizer.has_threshold_bound and len(rows.query)):
         return rows
     logits = np.asarray(normalizer.prepare(rows.logit), np.float64)
     invalid = np.isnan(logits) | (logits == np.inf)
@@ -112,31 +121,10 @@ def select_rows(rows: RowLists, normalizer: Normalizer, queries: int, slack: flo
     first = np.zeros(len(logits), bool)
     marked = np.flatnonzero(invalid)
     first[marked[np.unique(rows.query[marked], return_index=True)[1]]] = True
-    bound = _bounds(rows.query, np.where(invalid, -np.inf, logits), normalizer, queries, slack)
-    if bound is None:
-        return None
-    with np.errstate(invalid="ignore"):
-        above = logits >= bound[rows.query]
-    kept: Bool[np.ndarray, " n"] = np.where(broken[rows.query], first, above & (logits > -np.inf))
-    return rows.take(np.flatnonzero(kept))
-
-
-def _bounds(
-    query: Int[np.ndarray, " n"],
-    logits: Float[np.ndarray, " n"],
-    normalizer: Normalizer,
-    queries: int,
-    slack: float,
-) -> Float[np.ndarray, " q"] | None:
-    """Return a lower bound of the logits with weight of each query; −inf without rows."""
-    length = np.bincount(query, minlength=queries)
-    start = np.concatenate([[0], np.cumsum(length)[:-1]])
-    padded = np.full((queries, int(length.max())), -np.inf)
-    padded[query, np.arange(len(query)) - start[query]] = logits
+    finite = rows.padded(np.where(invalid, -np.inf, logits), queries)
     with np.errstate(invalid="ignore", divide="ignore"):
-        found = normalizer.threshold_bound(padded)
-    if found is None:
-        return None
-    bound = np.asarray(found)[:, 0]
-    bound = bound - slack * (1.0 + np.abs(bound))
-    return np.where(np.isnan(bound), -np.inf, bound)
+        bound = np.asarray(normalizer.threshold_bound(finite))[:, 0]
+        # The bound of a query without rows is NaN.
+        above = ~(logits < (bound - _SLACK * (1.0 + np.abs(bound)))[rows.query])
+    present: Bool[np.ndarray, " n"] = np.where(broken[rows.query], first, above & (logits > -np.inf))
+    return rows.take(np.flatnonzero(present))

@@ -1,24 +1,33 @@
-"""Partial results of normalizers over disjoint sets of keys, which can be merged in any order and grouping.
+"""Partial results over disjoint sets of keys or rows, which can be merged in any order and grouping.
 
     accumulate    m = max l           total = Σ e^(l − m)                  weighted = Σ e^(l − m) v
     merge         m = max(m₁, m₂)     total = Σᵢ totalᵢ e^(mᵢ − m)         weighted = Σᵢ weightedᵢ e^(mᵢ − m)
     finalize      output = weighted / total                                log-sum-exp = m + log total
 
 `ExponentialSums` defines these steps once, for NumPy, PyTorch, JAX and TensorFlow; `WeightedSums` and `TopKeys` are
-the partial results of normalizers without exponentials. `kernels/runtime/tile_loop.py` and the compiled loop of
-`kernels/jax_loops/tiles.py` run exactly these steps through `Normalizer.accumulate` and `finalize`. The following
-loops are specialized, because they work in place or omit steps that they do not need:
+the partial results of normalizers without exponentials, and `merge_means` merges weighted means and squared deviations.
+Who computes a partial result differs:
+
+    tiles of a call        kernels/runtime/tile_loop.py and the compiled loop of kernels/jax_loops/tiles.py
+    ranks of a ring        ring/autograd.py, ring/jax_device.py
+    blocks of a store      database/execute/block_scan.py, for stores, clusters and `database.partials`
+    fragments of a fit     estimators/fragment_fit.py
+
+The following loops are specialized, because they work in place or omit steps that they do not need.
+`tests/core/test_partial.py` compares each of them with the steps of this module:
 
     kernels/tiled/softmax.py              PyTorch: in place, base-2 exponentials, no maximum where logits are bounded
     kernels/tiled/pooled_map.py           PyTorch: sums of each cell of a map, rescaled with the sums of the softmax
     kernels/numpy_blocks/accumulator.py   NumPy: float64, with a shift that is changed only to avoid an overflow
     kernels/fused/sdpa.py                 PyTorch: merges two finalized outputs by their log-sum-exp
-    database/execute/accumulators.py      NumPy: float64, with a sum for the entropy of the weights
+    readouts/base.py                      log-sum-exps alone; the largest weights, whose later tiles lose ties
+    database/execute/partial_sums.py      NumPy: adds tiles in place, with sums for the entropy and squares of weights
+    database/execute/top_rows.py          NumPy: adds tiles in place, later rows lose ties
 
-`cache/` keeps whole rows of logits and needs no online softmax. `tests/core/test_online_softmax.py` compares
-each specialized loop with the steps of this module.
+`cache/` keeps whole rows of logits and needs no partial results.
 
-Source: Milakov, Gimelshein (2018), Online normalizer calculation for softmax, https://arxiv.org/abs/1805.02867.
+Source: Milakov, Gimelshein (2018), Online normalizer calculation for softmax, https://arxiv.org/abs/1805.02867; Chan,
+Golub, LeVeque (1983), Algorithms for computing the sample variance.
 """
 
 from __future__ import annotations
@@ -37,6 +46,7 @@ __all__ = [
     "TopKeys",
     "WeightedSums",
     "finite_shift",
+    "merge_means",
     "nonzero",
     "rescale",
     "rescale_factor",
@@ -88,6 +98,14 @@ class ExponentialSums(PartialResult):
         maximum = row_max(logits)
         exponentials = xp.exp(logits - finite_shift(maximum))
         return cls(maximum, xp.sum(exponentials, axis=-1, keepdims=True), weighted_sum(exponentials))
+
+    @classmethod
+    def of_output(
+        cls, output: Float[Array, "*batch q value_width"], log_sum_exp: Float[Array, "*batch q"]
+    ) -> ExponentialSums:
+        """Return the partial result of which `finalize` returned the output, from the output and the log-sum-exp."""
+        maximum = log_sum_exp[..., None]
+        return cls(maximum, where(maximum == -math.inf, 0.0, namespace(maximum).ones_like(maximum)), output)
 
     def merge(self, other: ExponentialSums) -> ExponentialSums:
         maximum = namespace(self.maximum).maximum(self.maximum, other.maximum)
@@ -183,7 +201,7 @@ def finite_shift(maximum: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 
     return where(maximum == -math.inf, 0.0, maximum)
 
 
-def rescale_factor(old: Float[Array, "*batch q 1"], new: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 1"]:
+def rescale_factor(old: Float[Array, "*shape"], new: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Return e^(old − new), by which sums of exponentials are multiplied to change their shift to `new`.
 
     The factor is 1 where `old` equals `new`, including where both are −inf.
@@ -206,3 +224,36 @@ def rescale(
 def nonzero(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Return `x` with zeros replaced by 1, for use as a divisor or as the argument of a logarithm."""
     return where(x == 0, 1.0, x)
+
+
+def merge_means(
+    mass: Float[Array, "*batch 1"],
+    mean: Float[Array, "*batch width"],
+    other_mass: Float[Array, "*batch 1"],
+    other_mean: Float[Array, "*batch width"],
+) -> tuple[Float[Array, "*batch width"], Float[Array, "*batch width"], Float[Array, "*batch 1"]]:
+    """Return the weighted mean over the rows of two parts, the difference δ of their means, and a weight w.
+
+    Products of deviations from the means, such as the squared deviations, merge as
+
+        products = products₁ + products₂ + w δ δᵀ          w = mass₁ mass₂ / (mass₁ + mass₂)
+
+    so that no digits are lost where the values of a part are small relative to those of the other. A part whose mass is
+    not positive does not contribute; δ and w are then 0.
+
+    Args:
+        mass: total weight of one part.
+        mean: weighted mean of one part.
+        other_mass: total weight of the other part.
+        other_mean: weighted mean of the other part.
+    """
+    xp = namespace(mean)
+    # `xp.where`, as `where` takes longer than all other steps for the few numbers of a query.
+    both = (mass > 0) & (other_mass > 0)
+    total = xp.where(both, mass + other_mass, 1.0)
+    share = other_mass / total
+    difference = xp.where(both, other_mean - mean, 0.0)
+    # Relative to the heavier part, so that a row with all the weight gives its value to the last bit.
+    near_other = other_mean - difference * (mass / total)
+    merged = xp.where(other_mass >= mass, near_other, mean + difference * share)
+    return merged, difference, xp.where(both, mass * share, 0.0)
