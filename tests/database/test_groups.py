@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from qkv.database import Database
-from qkv.database.keys import group_bandwidths
-from qkv.database.keys.bandwidth import leave_one_out
+from qkv.estimators.regression import group_bandwidths
+from qkv.estimators.regression.bandwidth import leave_one_out
 from tests.effort import sample
 
 

@@ -15,9 +15,10 @@ from qkv.database.execute import row_reader, statistics, tile_pass
 from qkv.database.execute.accumulators import SoftmaxAccumulator
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.running_aggregates import streamed_aggregator_for
-from qkv.database.keys import bandwidth, row_sample
-from qkv.database.keys.columns import Column
+from qkv.database.keys import row_sample
+from qkv.encoders.columns import Column
 from qkv.errors import DataError, OptionError, QueryError, RefusedError
+from qkv.estimators.regression import bandwidth
 from qkv.normalizers import Softmax
 from qkv.store import row_files
 from tests.effort import sample

@@ -21,12 +21,12 @@ from qkv.core.progress import Progress
 from qkv.database.choice_cache import ChoiceCache
 from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.database.io import duckdb_reader
-from qkv.database.io.arrow_columns import with_microseconds
 from qkv.database.io.bad_cells import add_cell_notes
 from qkv.database.io.file_suffixes import is_stored
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import describe, read, requested_columns, table_files
 from qkv.database.protocol import Queryable
+from qkv.encoders.arrow_columns import with_microseconds
 from qkv.errors import DataError, OptionError
 from qkv.plan.cost import counted
 from qkv.store import ObjectPath, StorageOptions

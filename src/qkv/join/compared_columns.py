@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from qkv.core.typing import Bool, Shaped
-from qkv.database.keys.columns import Column, fold
+from qkv.encoders.columns import Column, fold
 from qkv.errors import DataError
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from qkv.database.answer import Answer
-    from qkv.database.keys.columns import Column
     from qkv.database.protocol import Queryable
+    from qkv.encoders.columns import Column
 
 __all__ = ["MOST_POINTS", "draw_map", "draw_one_key"]
 

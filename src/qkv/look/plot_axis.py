@@ -13,7 +13,7 @@ from qkv.core.typing import Float
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
-    from qkv.database.keys.columns import Column
+    from qkv.encoders.columns import Column
 
 __all__ = ["PlotAxis"]
 
@@ -65,7 +65,7 @@ class PlotAxis:
             return float("nan")
         if self.kind == "number":
             return float(value)  # type: ignore[arg-type]
-        from qkv.database.io import arrow_columns
+        from qkv.encoders import arrow_columns
 
         units = arrow_columns.to_units(value, self.column.type)
         return float(self.coordinates(np.array([float(units - self.column.origin)]))[0])
@@ -94,7 +94,7 @@ class PlotAxis:
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
         from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
-        from qkv.database.io import arrow_columns
+        from qkv.encoders import arrow_columns
 
         if self.kind == "date":
             zone = arrow_columns.time_zone(self.column.type)

@@ -100,7 +100,8 @@ def save_query_plot(database: Queryable, answer: Answer, path: str | os.PathLike
 
 def answer_title(answer: Answer) -> str:
     """Return a figure title with a query, its answer, and the standard error or the share of the vote, if any."""
-    from qkv.database.io.formatting import format_estimate, format_failure, format_query
+    from qkv.core.formatting import format_query
+    from qkv.database.answer import format_estimate, format_failure
 
     query = _truncated(format_query(answer.query, len(answer.keys)), 40)
     if not answer.found:
@@ -136,7 +137,7 @@ def draw_weight_bars(axes: Axes, answer: Answer, ink: str = INK) -> None:
     """
     from matplotlib.colors import to_rgb
 
-    from qkv.database.io.formatting import format_value
+    from qkv.core.formatting import format_value
 
     rows = _bar_rows(answer)
     if not rows:

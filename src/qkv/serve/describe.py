@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from qkv.database.keys.columns import Column
 from qkv.database.storage.stored import StoredDatabase
+from qkv.encoders.columns import Column
 
 if TYPE_CHECKING:
     from qkv.database.protocol import Queryable

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.core.typing import Bool, Shaped
-from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison
 from qkv.database.partials.arrow_format import from_batch, to_bytes
 from qkv.database.partials.query_partial import QueryPartial, Subject, merge_partials
+from qkv.encoders.columns import Column
 from qkv.errors import RefusedError
 from qkv.normalizers.base import Normalizer
 from qkv.store import StorageOptions

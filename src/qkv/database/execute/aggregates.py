@@ -23,8 +23,8 @@ import numpy as np
 
 from qkv.core.typing import Float, Int
 from qkv.database.execute.uncertainty import Precision
-from qkv.database.io.nanoseconds import to_python
-from qkv.database.keys.columns import Column
+from qkv.encoders.arrow_columns import to_python
+from qkv.encoders.columns import Column
 
 if TYPE_CHECKING:
     import datetime as dt

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from qkv.core.formatting import format_key
 from qkv.core.progress import Progress, checkpoint
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.answer import Answer, Call, Entry, RanCalls
@@ -26,15 +27,14 @@ from qkv.database.execute.line_fit import check_line, comparison_note
 from qkv.database.execute.match_reasons import ambiguous_reason, no_match_reasons
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.uncertainty import Calibration, mean_precision, prediction_interval, standard_error
-from qkv.database.io.formatting import format_key
-from qkv.database.io.nanoseconds import records_of
 from qkv.database.io.predicates import matching_rows
 from qkv.database.keys.choose import ComparisonChooser
-from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison, MixedComparison
 from qkv.database.keys.coordinates import find_coordinates
 from qkv.database.keys.part_registry import parse_normalizer
 from qkv.database.keys.queries import Queries
+from qkv.encoders.arrow_columns import records_of
+from qkv.encoders.columns import Column
 from qkv.errors import DataError
 from qkv.normalizers import NORMALIZERS
 from qkv.normalizers.base import Normalizer

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from numbers import Real
 
 from qkv.core.checks import check_choice
-from qkv.database.keys.columns import Column
 from qkv.database.keys.identifiers import identifier_reason
+from qkv.encoders.columns import Column
 from qkv.errors import OptionError
 
 __all__ = [

@@ -6,21 +6,21 @@ import math
 
 import numpy as np
 
+from qkv.core.formatting import number
 from qkv.core.typing import Float, Int
 from qkv.database.execute.aggregates import Aggregate, LineFit, average_aggregate
 from qkv.database.execute.top_rows import largest_weights
 from qkv.database.execute.uncertainty import Precision
-from qkv.database.io.formatting import number
-from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import (
     Comparison,
     DistanceComparison,
     MixedComparison,
 )
 from qkv.database.keys.coordinates import Coordinates, find_coordinates
-from qkv.database.keys.local_linear import LocalFits
-from qkv.database.keys.local_linear_search import compare_fits
+from qkv.encoders.columns import Column
 from qkv.errors import OptionError
+from qkv.estimators.regression.local_linear import LocalFits
+from qkv.estimators.regression.local_linear_search import compare_fits
 from qkv.normalizers.base import Normalizer
 
 __all__ = ["check_line", "comparison_note", "effective_evidence", "largest_effective", "line_aggregates"]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.core.typing import Bool, Int
-from qkv.database.io.nanoseconds import to_records
 from qkv.database.io.predicates import matching_rows, named_columns
+from qkv.encoders.arrow_columns import to_records
 from qkv.store import Block, RemoteStore, Store
 
 if TYPE_CHECKING:

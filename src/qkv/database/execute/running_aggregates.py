@@ -30,8 +30,8 @@ from qkv.database.execute.aggregates import (
     vote_aggregate,
 )
 from qkv.database.execute.partial_sums import NO_ROW, AverageSums, ValueSums, VoteSums
-from qkv.database.io import arrow_columns
-from qkv.database.keys.columns import Column
+from qkv.encoders import arrow_columns
+from qkv.encoders.columns import Column
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -26,9 +26,9 @@ from qkv.core.typing import Bool, Float, Num, Shaped
 from qkv.database.execute.device_products import DeviceProducts
 from qkv.database.execute.notes import read_note, save_note
 from qkv.database.execute.row_reader import RowTile
-from qkv.database.io import arrow_columns
-from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison, DistanceComparison
+from qkv.encoders import arrow_columns
+from qkv.encoders.columns import Column
 from qkv.normalizers import Identity
 from qkv.plan.precise_call import lift_suffices
 from qkv.scores.base import Score

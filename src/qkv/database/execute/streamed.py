@@ -34,13 +34,13 @@ from qkv.database.execute.scan import (
 from qkv.database.execute.statistics import TableStatistics, load_statistics, restricted_statistics
 from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.execute.streamed_call import StreamedCall
-from qkv.database.keys.bandwidth import Bandwidth
 from qkv.database.keys.choose import ComparisonChooser
-from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison, MixedComparison
 from qkv.database.keys.queries import Queries
+from qkv.encoders.columns import Column
 from qkv.engine import explain
 from qkv.errors import DamagedError, KindError, OptionError, RefusedError, ShapeError
+from qkv.estimators.regression.bandwidth import Bandwidth
 from qkv.masks import Keys as KeysMask
 from qkv.normalizers.base import Normalizer
 from qkv.store import Store

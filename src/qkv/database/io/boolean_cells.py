@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from qkv.database.io.arrow_columns import BOOLEAN_SPELLING
 from qkv.database.io.text_readings import TextReading, quoted_name
+from qkv.encoders.arrow_columns import BOOLEAN_SPELLING
 
 if TYPE_CHECKING:
     import duckdb

@@ -25,7 +25,6 @@ import numpy as np
 from qkv.core.extras import missing_package
 from qkv.core.progress import Progress, report
 from qkv.database.io import duckdb_reader
-from qkv.database.io.arrow_columns import with_microseconds, with_uuid_texts
 from qkv.database.io.bad_cells import add_cell_notes
 from qkv.database.io.cell_notes import join_cell_notes, undecided_columns, with_line_note
 from qkv.database.io.file_formats import assumed_formats, type_conflict
@@ -41,6 +40,7 @@ from qkv.database.io.read_options import (
     unpacking_errors,
 )
 from qkv.database.io.table_layout import copy_table, read_layout
+from qkv.encoders.arrow_columns import with_microseconds, with_uuid_texts
 from qkv.errors import DamagedError, DataError, OptionError, QkvError
 from qkv.store.arrow_files import first_line, map_file, parse_table
 

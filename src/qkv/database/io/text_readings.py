@@ -20,13 +20,13 @@ from qkv.core.times import (
     split_zone,
     zone_reading,
 )
-from qkv.database.io.arrow_columns import ASSUMED, DATE_FORMAT, NUMBER_FORMAT, READING
 from qkv.database.io.cell_notes import CellNote
 from qkv.database.io.exact_types import exact_number_type
 from qkv.database.io.identifier_names import has_identifier_name, has_text_identifier_name, is_mostly_whole
-from qkv.database.io.number_formats import NumberFormat, affix_counts
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.text_remarks import MARKS, MISSING, MOST_TEXTS, PLAIN, text_remark
+from qkv.encoders.arrow_columns import ASSUMED, DATE_FORMAT, NUMBER_FORMAT, READING
+from qkv.encoders.number_formats import NumberFormat, affix_counts
 
 if TYPE_CHECKING:
     import duckdb

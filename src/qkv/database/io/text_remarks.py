@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from qkv.core.times import candidate_formats, has_format, is_compact_date
-from qkv.database.io.number_formats import NumberFormat, affix_counts
+from qkv.encoders.number_formats import NumberFormat, affix_counts
 
 __all__ = ["MARKS", "MISSING", "MOST_TEXTS", "PLAIN", "numbers_remark", "text_remark"]
 

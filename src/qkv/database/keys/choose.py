@@ -34,8 +34,6 @@ import numpy as np
 from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Float, Int
 from qkv.database.choice_cache import NO_CACHE, ChoiceCache
-from qkv.database.keys.bandwidth import KERNEL_WIDTHS, Bandwidth, choose_bandwidth, method_text, scott
-from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import (
     Comparison,
     DistanceComparison,
@@ -48,12 +46,14 @@ from qkv.database.keys.comparisons import (
     structured,
 )
 from qkv.database.keys.identifiers import TextForms, identifier_reason, is_whole_number, key_note
-from qkv.database.keys.local_linear_search import choose_linear_bandwidth
 from qkv.database.keys.name_comparison import NameComparison
-from qkv.database.keys.neighbor_blocks import nearest_distance_quantile
 from qkv.database.keys.part_registry import ParsedScore, parse_score
 from qkv.database.keys.row_sample import sample_rows
+from qkv.encoders.columns import Column
 from qkv.errors import OptionError
+from qkv.estimators.regression.bandwidth import KERNEL_WIDTHS, Bandwidth, choose_bandwidth, method_text, scott
+from qkv.estimators.regression.local_linear_search import choose_linear_bandwidth
+from qkv.estimators.regression.neighbor_blocks import nearest_distance_quantile
 from qkv.normalizers import Softmax, TopK
 from qkv.scores import ByColumn, Cosine, Custom, Exact, Gaussian, Names, Spelling, TokenSetRatio
 from qkv.scores.base import Score

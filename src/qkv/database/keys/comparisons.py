@@ -11,10 +11,10 @@ from typing import ClassVar, Protocol, Self
 
 import numpy as np
 
+from qkv.core.formatting import number
 from qkv.core.typing import Bool, Float, Int, Num, Shaped
-from qkv.database.io.formatting import number
-from qkv.database.keys import exact_cells
-from qkv.database.keys.columns import Column
+from qkv.encoders import exact_cells
+from qkv.encoders.columns import Column
 from qkv.errors import QueryError
 from qkv.normalizers import Sum
 from qkv.normalizers.base import Normalizer

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from qkv.core.typing import Float, Shaped
-from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison, DistanceComparison, MixedComparison, ScoreComparison
+from qkv.encoders.columns import Column
 
 __all__ = ["Coordinates", "find_coordinates"]
 

@@ -20,10 +20,9 @@ import numpy as np
 from qkv.core.progress import checkpoint
 from qkv.core.times import numeric_order
 from qkv.core.typing import Bool, Float, Int, Shaped
-from qkv.database.io import arrow_columns
-from qkv.database.io.nanoseconds import plain_scalar, to_python, to_records
-from qkv.database.keys import exact_cells
-from qkv.database.keys.columns import Column, fold
+from qkv.encoders import arrow_columns, exact_cells
+from qkv.encoders.arrow_columns import plain_scalar, to_python, to_records
+from qkv.encoders.columns import Column, fold
 from qkv.errors import QueryError
 
 __all__ = ["Queries", "QueryCells", "display_form", "split_queries", "split_text"]

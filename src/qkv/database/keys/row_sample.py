@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 
 from qkv.core.typing import Bool, Int, Shaped
-from qkv.database.keys.columns import Column
+from qkv.encoders.columns import Column
 
 __all__ = ["MOST_ROWS", "RowSampler", "sample_rows"]
 

@@ -26,7 +26,6 @@ from qkv.database.execute.running_aggregates import streamed_aggregator_for
 from qkv.database.execute.uncertainty import effective_rows, mean_precision, standard_error
 from qkv.database.io.python_cells import exact_array
 from qkv.database.io.sources import read, requested_columns, require_columns
-from qkv.database.keys.columns import Column, key_names
 from qkv.database.keys.comparisons import ScoreComparison
 from qkv.database.keys.part_registry import parse_normalizer, parse_score
 from qkv.database.keys.queries import Queries
@@ -35,6 +34,7 @@ from qkv.database.partials.part_records import describe_score, normalizer_record
 from qkv.database.partials.query_partial import QueryPartial, Subject, merge_partials
 from qkv.database.partials.row_lists import FRAGMENT_ROWS, RowLists, accumulates
 from qkv.database.partials.scan_rows import FragmentScan, check_mergeable, with_records
+from qkv.encoders.columns import Column, key_names
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.normalizers import NORMALIZERS
 from qkv.normalizers.base import Normalizer

@@ -17,9 +17,9 @@ from qkv.database.execute.running_aggregates import streamed_aggregator_for
 from qkv.database.execute.scan import CellLogits
 from qkv.database.execute.tile_pass import TilePass
 from qkv.database.execute.top_rows import TopRows
-from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison
 from qkv.database.partials.row_lists import SLACK, RowLists, accumulates, select_rows
+from qkv.encoders.columns import Column
 from qkv.errors import RefusedError
 from qkv.normalizers import TopK
 from qkv.normalizers.base import Normalizer

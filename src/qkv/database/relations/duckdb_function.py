@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from qkv.database.execute.ask_options import AskOptions
-from qkv.database.keys.columns import Column
 from qkv.database.relations.answer_relation import AnswerRelation, samples
 from qkv.database.relations.query_relation import QueryRelation
+from qkv.encoders.columns import Column
 from qkv.errors import OptionError
 
 if TYPE_CHECKING:

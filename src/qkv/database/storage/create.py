@@ -16,15 +16,15 @@ from qkv.database.execute.aggregates import aggregator_for
 from qkv.database.io.cell_notes import collect_notes, without_notes
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import iterate_tables, requested_columns, require_columns
-from qkv.database.keys.bandwidth import choose_bandwidth
-from qkv.database.keys.columns import Column, key_names
-from qkv.database.keys.neighbor_blocks import nearest_distance_quantile
 from qkv.database.keys.part_registry import parse_normalizer, parse_score
 from qkv.database.keys.row_sample import sample_rows
 from qkv.database.storage.encoding import FILE, Encoding
 from qkv.database.storage.row_preparation import prepare_rows
 from qkv.database.storage.stored import StoredDatabase
+from qkv.encoders.columns import Column, key_names
 from qkv.errors import DataError, OptionError
+from qkv.estimators.regression.bandwidth import choose_bandwidth
+from qkv.estimators.regression.neighbor_blocks import nearest_distance_quantile
 from qkv.plan.cost import memory_bytes
 
 if TYPE_CHECKING:

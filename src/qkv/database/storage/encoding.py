@@ -22,8 +22,8 @@ from qkv.core.typing import Bool, Float, Shaped
 from qkv.core.untrusted_json import Fields
 from qkv.database.answer import Answer, Entry
 from qkv.database.execute.stream_plan import StreamedPlan
-from qkv.database.keys.columns import Column
 from qkv.database.keys.queries import Queries, QueryCells
+from qkv.encoders.columns import Column
 from qkv.errors import DataError, OptionError
 from qkv.store import Store, read_attached
 from qkv.store.attachments import attached_files

@@ -13,18 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.formatting import format_key, format_query, format_value
 from qkv.core.typing import Float, Int
-from qkv.database.io.formatting import (
-    format_estimate,
-    format_failure,
-    format_gradient,
-    format_key,
-    format_query,
-    format_statistics,
-    format_value,
-)
-from qkv.database.keys.columns import Column
+from qkv.database.answer import format_estimate, format_failure, format_gradient, format_statistics
 from qkv.database.keys.queries import split_text
+from qkv.encoders.columns import Column
 from qkv.errors import OptionError, QkvError, QueryError
 from qkv.look.answers.answer_settings import KERNELS, AnswerSettings, AskArguments
 from qkv.look.answers.query_axis import QueryAxis

@@ -26,8 +26,8 @@ import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Int
-from qkv.database.keys.bandwidth_errors import LARGEST_EXPONENT, BandwidthErrors, error_series, series_widths
-from qkv.database.keys.neighbor_blocks import draw_rows, separate_groups
+from qkv.estimators.regression.bandwidth_errors import LARGEST_EXPONENT, BandwidthErrors, error_series, series_widths
+from qkv.estimators.regression.neighbor_blocks import draw_rows, separate_groups
 
 __all__ = ["GroupBandwidths", "choose_within_groups"]
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Float, Int
-from qkv.database.keys.bandwidth import Bandwidth, scott
-from qkv.database.keys.local_linear import spanned_inverse
+from qkv.estimators.regression.bandwidth import Bandwidth, scott
+from qkv.estimators.regression.local_linear import spanned_inverse
 
 __all__ = ["FitComparison", "choose_linear_bandwidth", "compare_fits"]
 

@@ -6,7 +6,7 @@
 For one-hot values this is the Brier score. Of more than 4,000 rows, 1,000 are predicted by all bandwidths. Those that
 are clearly worse than the best are dropped, and as many rows as take half a second are predicted by the others.
 
-For rows in groups, see `qkv.database.keys.group_bandwidths`.
+For rows in groups, see `qkv.estimators.regression.group_bandwidths`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from qkv.core.formatting import number as format_number
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Int
 from qkv.core.untrusted_json import Fields
-from qkv.database.io.formatting import number as format_number
-from qkv.database.keys.bandwidth_errors import BandwidthErrors, TargetErrors, error_series, series_widths
-from qkv.database.keys.group_bandwidths import GroupBandwidths, choose_within_groups
-from qkv.database.keys.neighbor_blocks import draw_rows
+from qkv.estimators.regression.bandwidth_errors import BandwidthErrors, TargetErrors, error_series, series_widths
+from qkv.estimators.regression.group_bandwidths import GroupBandwidths, choose_within_groups
+from qkv.estimators.regression.neighbor_blocks import draw_rows
 from qkv.plan.cost import counted
 
 __all__ = ["KERNEL_WIDTHS", "Bandwidth", "choose_bandwidth", "leave_one_out", "method_text", "scott"]

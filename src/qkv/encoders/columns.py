@@ -22,19 +22,17 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from qkv.core.formatting import format_key
 from qkv.core.typing import Bool, Float, Int, Shaped
-from qkv.database.io import arrow_columns
-from qkv.database.io.cell_notes import metadata_text
-from qkv.database.io.formatting import format_key
-from qkv.database.io.nanoseconds import to_python
-from qkv.database.io.number_formats import NumberFormat
-from qkv.database.keys import exact_cells
+from qkv.encoders import arrow_columns, exact_cells
+from qkv.encoders.arrow_columns import metadata_text, to_python
+from qkv.encoders.number_formats import NumberFormat
 from qkv.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from qkv.database.io.arrow_columns import Temporal
+    from qkv.encoders.arrow_columns import Temporal
 
 __all__ = ["Column", "Kind", "fold", "key_names"]
 
