@@ -14,6 +14,7 @@ import typer
 
 from qkv.cli.shared_options import (
     ON_BAD_CELL,
+    Cyclic,
     DateFormat,
     Decimal,
     Delimiter,
@@ -27,6 +28,7 @@ from qkv.cli.shared_options import (
     SkipFooter,
     Threshold,
     ValueColumn,
+    parse_periods,
 )
 from qkv.core.checks import check_choice
 from qkv.errors import DataError, OptionError, QueryError
@@ -122,6 +124,7 @@ def ask(
     date_format: DateFormat = None,
     header_row: HeaderRow = None,
     skip_footer: SkipFooter = None,
+    cyclic: Cyclic = None,
     on_bad_cell: OnBadCell = "exclude",
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Do not save or reuse the bandwidth and distances chosen for FILE.")
@@ -218,6 +221,11 @@ def ask(
         kind, place = ("a store", "qkv store create and append") if stored else ("--sql", "read_csv in the SQL")
         raise OptionError(f"{refused[0]} must be used with a table, got {kind}. Pass it to {place}.")
 
+    if cyclic and stored:
+        raise OptionError("--cyclic must be used with a table, got a store. Pass it to qkv store create.")
+    periods = parse_periods(cyclic)
+    reading["cyclic"] = periods
+
     from qkv.cli.json_csv import CsvWriter, JsonWriter
     from qkv.cli.query_input import number_lines, read_queries
     from qkv.cli.text_output import TableWriter
@@ -229,7 +237,7 @@ def ask(
     database: Queryable
     files: list[str] = []
     if sql is not None:
-        database = Database.sql(sql, key=key, value=value)
+        database = Database.sql(sql, key=key, value=value, cyclic=periods)
     else:
         files, arguments = (arguments[:1], arguments[1:]) if stored else _split_files(arguments)
         if stored:

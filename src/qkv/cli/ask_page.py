@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qkv.errors import OptionError, QueryError
 
@@ -52,7 +52,7 @@ def describe_table(
     value: str,
     version: int | None,
     memory: str,
-    reading: Mapping[str, str | int | None],
+    reading: Mapping[str, Any],
 ) -> TableSource:
     """Return the command and the Python statements that open the table of the page.
 
@@ -73,7 +73,9 @@ def describe_table(
     options = columns | {name: text for name, text in reading.items() if text is not None}
     if memory != "512 MiB":
         options["memory"] = memory
-    words = [part for name, text in options.items() for part in (f"--{name.replace('_', '-')}", str(text))]
+    pairs = [(name, str(text)) for name, text in options.items() if name != "cyclic"]
+    pairs += [("cyclic", f"{name}={period:g}") for name, period in options.get("cyclic", {}).items()]
+    words = [part for name, text in pairs for part in (f"--{name.replace('_', '-')}", text)]
     words += [] if version is None else ["--version", str(version)]
     named = "".join(f", {name}={text!r}" for name, text in options.items())
     if sql is not None:

@@ -6,10 +6,13 @@ from typing import Annotated
 
 import typer
 
+from qkv.errors import OptionError
+
 __all__ = [
     "ON_BAD_CELL",
     "Candidates",
     "Collection",
+    "Cyclic",
     "DateFormat",
     "Decimal",
     "Delimiter",
@@ -34,6 +37,7 @@ __all__ = [
     "TextEncoder",
     "Threshold",
     "ValueColumn",
+    "parse_periods",
 ]
 
 # -- ask, join, store create ----------------------------------------------------------------------------
@@ -72,6 +76,10 @@ DateFormat = Annotated[
     ),
 ]
 
+Cyclic = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COLUMN=PERIOD", help="Column whose numbers go round, such as hour=24 or direction=360."),
+]
 HeaderRow = Annotated[
     int | None, typer.Option(metavar="N", help="Line of FILE with the names of columns, from 1; default: detected.")
 ]
@@ -128,3 +136,21 @@ Candidates = Annotated[
 ModelFolder = Annotated[
     str | None, typer.Option(metavar="FOLDER", help="Model saved by save_pretrained; default: all-MiniLM-L6-v2.")
 ]
+
+
+def parse_periods(given: list[str] | None) -> dict[str, float] | None:
+    """Return the periods of cyclic columns from texts such as "hour=24", or None without any.
+
+    Raises:
+        OptionError: A text is not a name and a number.
+    """
+    periods = {}
+    for text in given or ():
+        name, _, number = text.rpartition("=")
+        try:
+            periods[name] = float(number)
+        except ValueError:
+            name = ""
+        if not name:
+            raise OptionError(f"--cyclic must be COLUMN=PERIOD, got {text!r}. Write, for example, hour=24.")
+    return periods or None

@@ -11,6 +11,7 @@ import typer
 
 from qkv.cli.shared_options import (
     ON_BAD_CELL,
+    Cyclic,
     DateFormat,
     Decimal,
     Delimiter,
@@ -23,6 +24,7 @@ from qkv.cli.shared_options import (
     SkipFooter,
     Threshold,
     ValueColumn,
+    parse_periods,
 )
 from qkv.cli.verify_store import (
     AsJson,
@@ -264,6 +266,7 @@ def create(
     date_format: DateFormat = None,
     header_row: HeaderRow = None,
     skip_footer: SkipFooter = None,
+    cyclic: Cyclic = None,
 ) -> None:
     """Create a store from the rows of a file.
 
@@ -299,6 +302,7 @@ def create(
             date_format=date_format,
             header_row=header_row,
             skip_footer=skip_footer,
+            cyclic=parse_periods(cyclic),
         )
     print(printable(str(created)))
     _print_notes(created)

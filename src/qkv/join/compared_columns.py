@@ -111,7 +111,7 @@ def _compare_columns(left: Column, right: Column, kind: Kind | None) -> Compared
 def _kind(left: Column, right: Column) -> Kind:
     if left.kind == right.kind == "timestamp":
         return "date"
-    if {left.kind, right.kind} <= {"number", "boolean"}:
+    if {left.kind, right.kind} <= {"number", "boolean", "cyclic"}:
         return "code" if _are_integer_codes(left) and _are_integer_codes(right) else "number"
     texts = [text for column in (left, right) for text in _as_texts(column) if _WORD.search(text)]
     if not texts:
@@ -126,7 +126,7 @@ def _are_integer_codes(column: Column) -> bool:
 
     This number must be at least four. Missing cells are ignored; a column without other cells gives False.
     """
-    cells = column.cells[~column.missing]
+    cells = column.numbers(column.cells[~column.missing])
     if not len(cells) or (cells != np.round(cells)).any() or (cells < 0).any():
         return False
     lengths, counts = np.unique([len(f"{cell:.0f}") for cell in cells], return_counts=True)
@@ -154,7 +154,7 @@ def _as_texts(column: Column) -> Shaped[np.ndarray, " rows"]:
     if column.original is not None:
         return np.array(["" if text is None else str(text) for text in column.original], dtype=object)
     timestamps = column.kind == "timestamp"
-    texts = [str(column.timestamp(cell)) if timestamps else f"{cell:.15g}" for cell in column.cells]
+    texts = [str(column.timestamp(cell)) if timestamps else f"{cell:.15g}" for cell in column.numbers(column.cells)]
     return np.where(column.missing, "", np.array(texts, dtype=object))
 
 
@@ -173,8 +173,8 @@ def _convert(column: Column, kind: Kind) -> tuple[Shaped[np.ndarray, " rows"], B
                 f"{column.kind!r}. Convert the column to dates, or fit the model again."
             )
         return (column.cells + column.origin) / column.units_per_day, column.missing
-    if kind == "number" and column.kind in ("number", "boolean"):
-        return column.cells, column.missing
+    if kind == "number" and column.kind in ("number", "boolean", "cyclic"):
+        return column.numbers(column.cells), column.missing
     raw = _as_texts(column)
     if kind == "number":
         numbers = np.array([_number(text) for text in raw], dtype=np.float64)  # NaN for None

@@ -28,7 +28,7 @@ class PlotAxis:
     midnight, and durations their days.
 
     Attributes:
-        column: a column whose kind is "number" or "timestamp".
+        column: a column of numbers, cyclic numbers or timestamps.
     """
 
     column: Column
@@ -53,7 +53,7 @@ class PlotAxis:
     def coordinates(self, cells: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """Return the coordinates of cells as in `Column.cells`."""
         if self.kind == "number":
-            return np.asarray(cells, float)
+            return np.asarray(self.column.numbers(cells), float)
         # Origins are large, so that they are split into whole days and a rest before floats are added.
         days, rest = divmod(self.column.origin, round(self.column.units_per_day))
         scale = _HOURS if self.kind == "time" else 1.0

@@ -61,8 +61,8 @@ def plot_query(
             "Select one by index, for example answer[0]."
         )
     columns = [database.column(name) for name in database.key]
-    continuous = all(column.kind in ("number", "timestamp") for column in columns)
-    averaged = database.column(database.value).kind in ("number", "timestamp")
+    continuous = all(column.kind in ("number", "timestamp", "cyclic") for column in columns)
+    averaged = database.column(database.value).kind in ("number", "timestamp", "cyclic")
     drawn = answer.found and continuous and averaged and not answer.votes and len(columns) <= 2
     size = size or (_MAP_SIZE if drawn and len(columns) == 2 else _SIZE)
     figure = new_figure(size)

@@ -4,6 +4,7 @@ For weights w with total W:
 
     numbers    value = Σ w v                         spread = sqrt(Σ w (v − mean)² / W),  mean = Σ w v / W
     vectors    the same, with the length of v − mean
+    cyclic     value = the direction of the mean of the points on the circle, spread = their circular deviation
     votes      value = the v of largest weight       spread = sqrt(1 − Σ p²),  p = its share of the weight
 
 The spread of a vote is that of the one-hot vectors: 0 where all agree, 0.71 where two are even, at most 1. Ties
@@ -121,8 +122,7 @@ def aggregator_for(column: Column, votes: bool = False) -> Aggregator:
         column: the value column.
         votes: whether numbers and timestamps vote.
     """
-    averaged = column.kind in ("vector", "number", "timestamp") and not votes
-    return _Averages(column) if averaged else _Votes(column)
+    return _Averages(column) if column.traits.averaged and not votes else _Votes(column)
 
 
 class _Averages(Aggregator):
@@ -187,11 +187,25 @@ def average_aggregate(column: Column, value: Float[np.ndarray, " width"], deviat
     """
     if column.kind == "vector":
         return Aggregate(value, deviation, deviation=deviation)
+    if column.kind == "cyclic":
+        spread = None if deviation is None else _circular_deviation(value, column.period)
+        return Aggregate(float(column.numbers(value)), spread, deviation=spread)
     center = float(value[0])
     if column.kind == "number":
         return Aggregate(center, deviation, center=center, deviation=deviation)
     duration = None if deviation is None else column.duration(deviation)
     return Aggregate(column.timestamp(center), duration, center=center, deviation=deviation)
+
+
+def _circular_deviation(mean: Float[np.ndarray, " 2"], period: float) -> float:
+    """Return the circular standard deviation of points on a circle with some mean, r √(−2 log(|mean| / r)).
+
+    Source: Mardia, Jupp (2000), Directional statistics, section 2.3.
+    """
+    radius = period / (2 * np.pi)
+    length = min(float(np.linalg.norm(mean)) / radius, 1.0)
+    length = 1.0 if length > 1.0 - _ROUNDING * 10 else max(length, _ROUNDING)
+    return float(radius * np.sqrt(-2.0 * np.log(length)))
 
 
 def vote_aggregate(

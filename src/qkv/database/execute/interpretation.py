@@ -49,7 +49,7 @@ def check_threshold(threshold: object) -> None:
 
 def votes_by_kind(value: Column) -> bool:
     """Return whether the values can only vote: texts, categories and booleans."""
-    return value.kind in ("text", "category", "boolean")
+    return not value.traits.averaged
 
 
 def value_reason(value: Column, largest: float) -> str:

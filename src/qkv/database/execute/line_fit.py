@@ -54,7 +54,7 @@ def line_aggregates(fits: LocalFits, coordinates: Coordinates, column: Column) -
         coordinates: the coordinates, which give the unit of the gradient.
         column: the value column.
     """
-    unit = 1.0 / column.units_per_day if column.kind == "timestamp" else 1.0
+    unit = 1.0 / column.unit
     aggregates, names = [], [key.name for key in coordinates.columns]
     for index, note in enumerate(fits.notes):
         spread = float(fits.spread[index])
@@ -119,8 +119,7 @@ def comparison_note(comparison: Comparison, value: Column) -> tuple[str, ...]:
         groups = _group_rows(comparison, coordinates.field)
     elif not isinstance(comparison, DistanceComparison) or comparison.score.distance_factor is None:
         return ()
-    unit = value.units_per_day if value.kind == "timestamp" else 1.0
-    found = compare_fits(coordinates.of(comparison.key), value.cells / unit, groups)
+    found = compare_fits(coordinates.of(comparison.key), value.cells / value.unit, groups)
     if found is None or not found.clear:
         return ()
     days = " days" * (value.kind == "timestamp")

@@ -116,7 +116,7 @@ def streamed_aggregator_for(like: Column, folded: bool, queries: int, votes: boo
         queries: number of queries.
         votes: whether numbers and timestamps vote.
     """
-    kind = _StreamedAverages if like.kind in ("number", "timestamp", "vector") and not votes else VoteCounts
+    kind = _StreamedAverages if like.traits.averaged and not votes else VoteCounts
     return kind(like, folded, queries)
 
 
@@ -128,7 +128,7 @@ class _StreamedAverages(StreamedAggregator):
 
     def __init__(self, like: Column, folded: bool, queries: int) -> None:
         super().__init__(like, folded)
-        self.width = 1 if like.cells.ndim == 1 or like.kind != "vector" else like.cells.shape[1]
+        self.width = like.width
         self.sums = np.zeros((queries, self.width + 2))
         self.means = np.zeros((queries, self.width))
         self.any_negative = np.zeros(queries, bool)

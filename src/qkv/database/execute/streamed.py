@@ -110,10 +110,10 @@ class SampledChooser(ComparisonChooser):
         """
         columns = [self.columns[index] for index in indices]
         found = [self.statistics.columns[column.name] for column in columns]
-        unit = np.array([c.units_per_day if c.kind == "timestamp" else 1.0 for c in columns])
-        mean = np.array([(each.mean or [0.0])[0] for each in found])
-        deviation = np.array([(each.deviation or [1.0])[0] for each in found])
-        return mean / unit, deviation / unit
+        pairs = list(zip(columns, found, strict=True))
+        mean = [np.array(each.mean or [0.0] * column.width) / column.unit for column, each in pairs]
+        deviation = [np.array(each.deviation or [1.0] * column.width) / column.unit for column, each in pairs]
+        return np.concatenate(mean), np.concatenate(deviation)
 
     def most_repeats(self, column: Column) -> int:
         """Return the number of complete rows of the store that hold the most common text of a key column."""
@@ -225,7 +225,7 @@ class StreamedExecutor(Executor):
     def chooser(self) -> SampledChooser:
         """The `ComparisonChooser`, which chooses from a sample of the selected rows and statistics of all of them."""
         if self._chooser is None:
-            numeric = any(column.kind in ("number", "timestamp", "boolean") for column in self.query_columns)
+            numeric = any(column.traits.compared == "distance" for column in self.query_columns)
             columns = self.columns[:-1] if numeric else self.query_columns
             value = self.columns[-1] if numeric else self.examples[-1]
             self._chooser = SampledChooser(columns, value, self.statistics, self._targets, self.votes)

@@ -22,7 +22,7 @@ from qkv.core.times import numeric_order
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.encoders import arrow_columns, exact_cells
 from qkv.encoders.arrow_columns import plain_scalar, to_python, to_records
-from qkv.encoders.columns import Column, fold
+from qkv.encoders.columns import Column, fold, points_on_circle
 from qkv.errors import QueryError
 
 __all__ = ["Queries", "QueryCells", "display_form", "split_queries", "split_text"]
@@ -338,28 +338,22 @@ def _elements(value: Any) -> Sequence[Any]:
 
 
 def _vector(value: str | Sequence[float], column: Column) -> Float[np.ndarray, " width"]:
-    return np.array([float(number) for number in _elements(value)]).reshape(column.cells.shape[1])
+    return np.array([float(number) for number in _elements(value)]).reshape(column.width)
 
 
 def _stack(parsed: list[Cell], column: Column) -> Shaped[np.ndarray, "q ..."]:
     if column.kind in ("text", "category"):
         return np.array([cell or "" for cell in parsed], dtype=object)
     if column.kind == "vector":
-        blank = np.zeros(column.cells.shape[1])
+        blank = np.zeros(column.width)
         stacked = [cell if cell is not None else blank for cell in parsed]
-        return np.array(stacked, dtype=np.float64).reshape(len(parsed), column.cells.shape[1])
-    return np.array([0.0 if cell is None else cell for cell in parsed], dtype=np.float64)
+        return np.array(stacked, dtype=np.float64).reshape(len(parsed), column.width)
+    numbers = np.array([0.0 if cell is None else cell for cell in parsed], dtype=np.float64)
+    return points_on_circle(numbers, column.period) if column.kind == "cyclic" else numbers
 
 
 def _kind_error(value: object, column: Column) -> QueryError:
-    expected = {
-        "text": "a text",
-        "category": "a text",
-        "number": "a finite number",
-        "boolean": "true or false",
-        "timestamp": "a timestamp",
-        "vector": f"a vector of {column.cells.shape[-1]} finite elements",
-    }[column.kind]
+    expected = column.traits.expected + f" of {column.width} finite elements" * (column.kind == "vector")
     form, first = column.date_format, {"d": ", day first", "m": ", month first"}
     hint = f" in the format {form}{first.get(numeric_order(form)[:1], '')}" if form else ""
     text = repr(value[:80] if isinstance(value, str | list | tuple) else value)
@@ -374,13 +368,13 @@ def _example(column: Column) -> str:
     """Return a cell of a column as a user would type it, to show in an error message."""
     present = np.flatnonzero(~column.missing)
     if not len(present):
-        return {"text": "a word", "category": "a word", "boolean": "true"}.get(column.kind, "1.5")
+        return column.traits.example
     row = int(present[len(present) // 2])
     if column.kind == "boolean":
         return "true"
     if column.kind == "vector":
         ends = ", ".join(f"{number:.3g}" for number in column.cells[row][:4])
-        return f"[{ends}" + (", …]" if column.cells.shape[1] > 4 else "]")
+        return f"[{ends}" + (", …]" if column.width > 4 else "]")
     return column.text(row)
 
 

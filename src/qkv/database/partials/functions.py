@@ -378,7 +378,7 @@ def _plain_type(column: Column) -> pa.DataType:
 
 
 def _comparison(score: Score, columns: Sequence[Column]) -> ScoreComparison:
-    numeric = all(column.kind in ("number", "timestamp", "boolean") for column in columns)
+    numeric = all(column.traits.compared == "distance" for column in columns)
     several = len(columns) > 1 and not numeric
     if several and not score.accepts_records:
         raise OptionError(

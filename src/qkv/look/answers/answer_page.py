@@ -69,7 +69,7 @@ class TablePoints:
             axes: the axes of the key.
         """
         value = columns[-1]
-        if value.kind in ("number", "timestamp"):
+        if value.kind in ("number", "timestamp", "cyclic"):
             return cls(database, axes, QueryAxis.over(value), (), {})
         if value.kind == "vector":
             return cls(database, axes, None, ("vectors",), {})
@@ -296,7 +296,7 @@ class AnswerPage:
         self._lock = threading.Lock()
         self._columns = database.complete_columns()
         kinds = [column.kind for column in self._columns[:-1]]
-        numeric = len(kinds) <= 2 and all(kind in ("number", "timestamp") for kind in kinds)
+        numeric = len(kinds) <= 2 and all(kind in ("number", "timestamp", "cyclic") for kind in kinds)
         first = query or self._typical_query()
         self._first = self._ask(first, self.options(self.settings))
         by_equality = any(note.startswith(("compared by equality", "compared by Exact")) for note in self._first.notes)
