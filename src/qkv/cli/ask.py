@@ -175,7 +175,7 @@ def ask(
         raise OptionError(
             f"--{'id' if on is None else 'on'} must be used with --output FILE. Add --output, or omit it."
         )
-    from qkv.database.io.file_suffixes import is_stored
+    from qkv.database.io.paths import is_stored
 
     stored = sql is None and bool(arguments) and is_stored(arguments[0])
     if sql is None and not arguments:

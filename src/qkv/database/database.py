@@ -22,7 +22,7 @@ from qkv.database.choice_cache import ChoiceCache
 from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.database.io import duckdb_reader
 from qkv.database.io.bad_cells import add_cell_notes
-from qkv.database.io.file_suffixes import is_stored
+from qkv.database.io.paths import is_stored
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import describe, read, requested_columns, table_files
 from qkv.database.protocol import Queryable

@@ -29,8 +29,7 @@ from qkv.core.extras import require_packages
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Shaped
 from qkv.encoders.columns import Column, Kind, points_on_circle, with_periods
-from qkv.encoders.encoder import Encoder
-from qkv.encoders.saved_encoder import load_encoder, save_encoder
+from qkv.encoders.encoder import Encoder, load_encoder, save_encoder
 from qkv.encoders.weighting import get_weighting
 from qkv.errors import DataError, KindError, OptionError
 

@@ -35,13 +35,14 @@ from qkv.estimators.features import (
     encoding_sizes,
     fit_encoding,
     has_linear_part,
+    is_frame,
+    read_columns,
 )
 from qkv.estimators.fitted_rows import FittedRows, RowExplanation
 from qkv.estimators.metric import METRICS, Metric, Parameters
 from qkv.estimators.metric_learning import TrainedMetric, as_tensors, embed_rows, train_metric
 from qkv.estimators.row_tree import MIN_TREE_ROWS, RowTree, build_row_trees
 from qkv.estimators.saved_estimator import SavedEstimator
-from qkv.estimators.table_columns import is_frame, read_columns
 
 __all__ = ["AttentionEstimator", "RandomState", "require_values"]
 

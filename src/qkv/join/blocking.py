@@ -14,10 +14,8 @@ import numpy as np
 
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Shaped
-from qkv.join.agreement_levels import agreement, rarity
 from qkv.join.compared_columns import ComparedColumn
-from qkv.join.comparison_vectors import ComparisonVectors, join_cells, tfidf_rows
-from qkv.join.pair_sets import PairGrid, PairList
+from qkv.join.comparison_vectors import ComparisonVectors, PairGrid, PairList, agreement, join_cells, rarity, tfidf_rows
 
 __all__ = ["CandidatePairs"]
 
@@ -102,7 +100,7 @@ class CandidatePairs:
     ) -> tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"], Float[np.ndarray, "pairs similarities"]]:
         """Return `(rows, keys, measures)` of the `count` pairs of each left row whose agreement is rarest.
 
-        Rarity is that among random pairs (`qkv.join.agreement_levels.rarity`).
+        Rarity is that among random pairs (`qkv.join.comparison_vectors.rarity`).
 
         Args:
             count: number of pairs per left row.

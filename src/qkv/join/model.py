@@ -12,9 +12,8 @@ from qkv.core.container import Container, is_container, read_container, write_co
 from qkv.core.typing import Float
 from qkv.core.untrusted_json import parse_json, read_bounded
 from qkv.errors import DamagedError, DataError
-from qkv.join.agreement_levels import LEVELS, append_log_odds, level_log_odds, log_odds_weights
 from qkv.join.compared_columns import KINDS, Kind
-from qkv.join.comparison_vectors import ComparisonVectors
+from qkv.join.comparison_vectors import LEVELS, ComparisonVectors, append_log_odds, level_log_odds, log_odds_weights
 
 __all__ = ["JoinModel"]
 

@@ -18,8 +18,7 @@ import numpy as np
 from qkv.core.container import Container, read_container, write_container
 from qkv.core.files import check_creatable, make_folders
 from qkv.core.typing import Shaped
-from qkv.encoders.encoder import pack_words, unpack_words
-from qkv.encoders.saved_encoder import restore_encoder
+from qkv.encoders.encoder import pack_words, restore_encoder, unpack_words
 from qkv.errors import DataError, StoreBusyError
 from qkv.search.index_folder import INDEX, PREFIX, check_passages, check_scores, read_folder, read_settings
 from qkv.store.arrow_files import parse_table

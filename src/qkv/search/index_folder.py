@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.core.untrusted_json import Fields, is_file_name, parse_json, read_bounded
-from qkv.encoders.encoder import read_arrays
-from qkv.encoders.saved_encoder import restore_encoder
+from qkv.encoders.encoder import read_arrays, restore_encoder
 from qkv.errors import DamagedError, DamagedStoreError, DataError
 from qkv.store.arrow_files import map_file, parse_table
 

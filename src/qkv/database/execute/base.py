@@ -29,8 +29,7 @@ from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.uncertainty import Calibration, mean_precision, prediction_interval, standard_error
 from qkv.database.io.predicates import matching_rows
 from qkv.database.keys.choose import ComparisonChooser
-from qkv.database.keys.comparisons import Comparison, MixedComparison
-from qkv.database.keys.coordinates import find_coordinates
+from qkv.database.keys.comparisons import Comparison, MixedComparison, find_coordinates
 from qkv.database.keys.part_registry import parse_normalizer
 from qkv.database.keys.queries import Queries
 from qkv.encoders.arrow_columns import records_of

@@ -23,12 +23,13 @@ from qkv.database.execute.aggregates import aggregator_for
 from qkv.database.execute.uncertainty import Calibration, effective_rows, prediction_scale
 from qkv.database.keys.comparisons import (
     Comparison,
+    Coordinates,
     DistanceComparison,
     EqualityComparison,
     MixedComparison,
     SimilarityComparison,
+    find_coordinates,
 )
-from qkv.database.keys.coordinates import Coordinates, find_coordinates
 from qkv.encoders.columns import Column
 from qkv.engine import observe
 from qkv.estimators.regression.local_linear import fit_rows

@@ -13,14 +13,14 @@ from qkv.database.execute.top_rows import largest_weights
 from qkv.database.execute.uncertainty import Precision
 from qkv.database.keys.comparisons import (
     Comparison,
+    Coordinates,
     DistanceComparison,
     MixedComparison,
+    find_coordinates,
 )
-from qkv.database.keys.coordinates import Coordinates, find_coordinates
 from qkv.encoders.columns import Column
 from qkv.errors import OptionError
-from qkv.estimators.regression.local_linear import LocalFits
-from qkv.estimators.regression.local_linear_search import compare_fits
+from qkv.estimators.regression.local_linear import LocalFits, compare_fits
 from qkv.normalizers.base import Normalizer
 
 __all__ = ["check_line", "comparison_note", "effective_evidence", "largest_effective", "line_aggregates"]

@@ -35,8 +35,7 @@ from qkv.database.execute.scan import (
 from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.execute.tile_pass import Consumer, TilePass
 from qkv.database.execute.top_rows import TopRows, largest_weights
-from qkv.database.keys.comparisons import Comparison
-from qkv.database.keys.coordinates import Coordinates, find_coordinates
+from qkv.database.keys.comparisons import Comparison, Coordinates, find_coordinates
 from qkv.database.keys.queries import Queries
 from qkv.encoders.columns import Column
 from qkv.errors import RefusedError

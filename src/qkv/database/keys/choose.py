@@ -55,7 +55,7 @@ from qkv.database.keys.row_sample import sample_rows
 from qkv.encoders.columns import Column
 from qkv.errors import OptionError
 from qkv.estimators.regression.bandwidth import KERNEL_WIDTHS, Bandwidth, choose_bandwidth, method_text, scott
-from qkv.estimators.regression.local_linear_search import choose_linear_bandwidth
+from qkv.estimators.regression.local_linear import choose_linear_bandwidth
 from qkv.estimators.regression.neighbor_blocks import nearest_distance_quantile
 from qkv.normalizers import Softmax, TopK
 from qkv.scores import ByColumn, Cosine, Custom, Exact, Gaussian, Names, Spelling, TokenSetRatio
