@@ -16,7 +16,7 @@ import html
 import re
 import unicodedata
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -27,10 +27,11 @@ from qkv.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ComparedColumn", "Kind", "clean", "read_columns"]
+__all__ = ["COMPARED_AS", "ComparedAs", "ComparedColumn", "clean", "read_columns"]
 
-Kind = Literal["text", "code", "number", "date"]
-KINDS: tuple[Kind, ...] = ("text", "code", "number", "date")
+ComparedAs = Literal["text", "code", "number", "date"]
+COMPARED_AS: tuple[ComparedAs, ...] = get_args(ComparedAs)
+"""How a column can be compared, which follows from the kinds of both columns and from their cells."""
 
 _CLITIC = re.compile(r"\s*['’`_]\s*(?=[^\W\d_]{1,2}\b)")
 _ACCENT = re.compile("[\u0300-\u036f]")
@@ -51,7 +52,7 @@ class ComparedColumn:
     """
 
     name: str
-    kind: Kind
+    kind: ComparedAs
     left: Shaped[np.ndarray, " left"]
     right: Shaped[np.ndarray, " right"]
     left_missing: Bool[np.ndarray, " left"]
@@ -78,7 +79,7 @@ def clean(text: str) -> str:
 
 
 def read_columns(
-    left: pa.Table, right: pa.Table, names: tuple[str, ...], kinds: dict[str, Kind] | None = None
+    left: pa.Table, right: pa.Table, names: tuple[str, ...], kinds: dict[str, ComparedAs] | None = None
 ) -> list[ComparedColumn]:
     """Return the normalized cells of the columns `names` of two pyarrow tables, ready for comparison.
 
@@ -97,7 +98,7 @@ def read_columns(
     ]
 
 
-def _compare_columns(left: Column, right: Column, kind: Kind | None) -> ComparedColumn:
+def _compare_columns(left: Column, right: Column, kind: ComparedAs | None) -> ComparedColumn:
     for column in (left, right):
         if column.kind == "vector":
             raise DataError(
@@ -108,7 +109,7 @@ def _compare_columns(left: Column, right: Column, kind: Kind | None) -> Compared
     return ComparedColumn(left.name, kind, left_cells, right_cells, left_missing, right_missing)
 
 
-def _kind(left: Column, right: Column) -> Kind:
+def _kind(left: Column, right: Column) -> ComparedAs:
     if left.kind == right.kind == "timestamp":
         return "date"
     if {left.kind, right.kind} <= {"number", "boolean", "cyclic"}:
@@ -158,7 +159,7 @@ def _as_texts(column: Column) -> Shaped[np.ndarray, " rows"]:
     return np.where(column.missing, "", np.array(texts, dtype=object))
 
 
-def _convert(column: Column, kind: Kind) -> tuple[Shaped[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
+def _convert(column: Column, kind: ComparedAs) -> tuple[Shaped[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
     """Return the cells of a column, converted to `kind`, and a boolean array that is True for missing cells.
 
     Dates become days since 1970, numbers float64, and texts and codes normalized strings.

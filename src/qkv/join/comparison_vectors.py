@@ -31,16 +31,16 @@ missing.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.sparse as sparse
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from qkv.core.typing import Float, Int, Shaped
-from qkv.join.compared_columns import ComparedColumn, Kind
+from qkv.join.compared_columns import ComparedAs, ComparedColumn
 from qkv.scores.string_functions import compare_all
 
 if TYPE_CHECKING:
@@ -135,18 +135,10 @@ def agreement(
     """Return the agreement of each pair of rows in each column, `(*pairs, columns)`, which is NaN for missing cells."""
     columns, start = [], 0
     for field in measures.fields:
-        names = [measure for column, measure in measures.names if column == field.name]
-        own: dict[str, Float[np.ndarray, "*pairs"]] = {
-            name: found[..., start + place] for place, name in enumerate(names)
-        }
-        start += len(names)
-        agreed = {
-            "text": lambda own: np.maximum(own["spelling"], _NOT_EQUAL * own["contained"]),
-            "code": lambda own: own["spelling"],
-            "number": lambda own: np.maximum(own["equal"], _NOT_EQUAL * own["ratio"]),
-            "date": lambda own: np.maximum(own["equal"], _NOT_EQUAL * own["spelling"]),
-        }[field.kind](own)
-        columns.append(np.where(own["missing"] > 0, np.nan, agreed))
+        kind = _MEASURES[field.kind]
+        own = {name: found[..., start + place] for place, name in enumerate(kind.names)}
+        start += len(kind.names)
+        columns.append(np.where(own["missing"] > 0, np.nan, kind.agreement(own)))
     return np.stack(columns, axis=-1)
 
 
@@ -216,13 +208,7 @@ def log_odds_weights(similarities: int, columns: int) -> Float[np.ndarray, " wei
     return np.concatenate([np.zeros(similarities), np.full(columns, _LOG_ODDS_SCALE)])
 
 
-_MEASURES = {
-    "text": ("spelling", "words", "letters", "contained", "shared", "part", "digits", "missing"),
-    "code": ("equal", "spelling", "ending", "missing"),
-    "number": ("equal", "near", "ratio", "missing"),
-    "date": ("equal", "near", "spelling", "missing"),
-    "record": ("letters", "words", "contained"),
-}
+_RECORD = ("letters", "words", "contained")
 _ENDING = 4
 
 
@@ -273,7 +259,7 @@ class ComparisonVectors:
     def __init__(self, fields: list[ComparedColumn]) -> None:
         self.fields = fields
         texts = [field for field in fields if field.kind == "text"]
-        self.names = tuple((f.name, measure) for f in fields for measure in _MEASURES[f.kind])
+        self.names = tuple((f.name, measure) for f in fields for measure in _MEASURES[f.kind].names)
         self._words = {f.name: tfidf_rows(f.left, f.right, letters=False) for f in texts}
         self._trigram_vectors = {f.name: tfidf_rows(f.left, f.right, letters=True) for f in texts}
         self._digits = {f.name: tfidf_rows(_digit_words(f.left), _digit_words(f.right), letters=False) for f in texts}
@@ -281,18 +267,18 @@ class ComparisonVectors:
         if len(texts) > 1:
             left, right = (join_cells([getattr(f, side) for f in texts]) for side in ("left", "right"))
             self.record = (tfidf_rows(left, right, letters=True), tfidf_rows(left, right, letters=False))
-            self.names += tuple(("", measure) for measure in _MEASURES["record"])
+            self.names += tuple(("", measure) for measure in _RECORD)
 
     @property
-    def kinds(self) -> dict[str, Kind]:
+    def kinds(self) -> dict[str, ComparedAs]:
         """Kind of each compared column, by its name in the left table."""
         return {field.name: field.kind for field in self.fields}
 
     @staticmethod
-    def count(kinds: list[Kind]) -> int:
+    def count(kinds: list[ComparedAs]) -> int:
         """Return the number of elements of a comparison vector for columns of the kinds `kinds`."""
-        record = len(_MEASURES["record"]) if kinds.count("text") > 1 else 0
-        return sum(len(_MEASURES[kind]) for kind in kinds) + record
+        record = len(_RECORD) if kinds.count("text") > 1 else 0
+        return sum(len(_MEASURES[kind].names) for kind in kinds) + record
 
     def compute(self, pairs: PairSet) -> Float[np.ndarray, "*pairs similarities"]:
         """Return the comparison vector of each pair, `(*pairs, similarities)`, in float32."""
@@ -308,7 +294,7 @@ class ComparisonVectors:
 
     def _field(self, field: ComparedColumn, pairs: PairSet) -> list[Shaped[np.ndarray, "*pairs"]]:
         missing = pairs.apply(np.logical_or, field.left_missing, field.right_missing)
-        parts = _KINDS[field.kind](self, field, pairs)
+        parts = _MEASURES[field.kind].compute(self, field, pairs)
         return [np.where(missing, 0.0, part) for part in parts] + [missing]
 
     def _text(self, field: ComparedColumn, pairs: PairSet) -> list[Shaped[np.ndarray, "*pairs"]]:
@@ -344,11 +330,31 @@ class ComparisonVectors:
         return [distance == 0, np.exp(-distance / (scale or 1.0))]
 
 
-_KINDS = {
-    "text": ComparisonVectors._text,
-    "code": ComparisonVectors._code,
-    "number": ComparisonVectors._number,
-    "date": ComparisonVectors._date,
+class _Measures(NamedTuple):
+    """How a column is compared: the names of its similarities, their computation, and the agreement that they show."""
+
+    names: tuple[str, ...]
+    compute: Callable[[ComparisonVectors, ComparedColumn, PairSet], list[Shaped[np.ndarray, "*pairs"]]]
+    agreement: Callable[[Mapping[str, Float[np.ndarray, "*pairs"]]], Float[np.ndarray, "*pairs"]]
+
+
+_MEASURES: dict[ComparedAs, _Measures] = {
+    "text": _Measures(
+        ("spelling", "words", "letters", "contained", "shared", "part", "digits", "missing"),
+        ComparisonVectors._text,
+        lambda own: np.maximum(own["spelling"], _NOT_EQUAL * own["contained"]),
+    ),
+    "code": _Measures(("equal", "spelling", "ending", "missing"), ComparisonVectors._code, lambda own: own["spelling"]),
+    "number": _Measures(
+        ("equal", "near", "ratio", "missing"),
+        ComparisonVectors._number,
+        lambda own: np.maximum(own["equal"], _NOT_EQUAL * own["ratio"]),
+    ),
+    "date": _Measures(
+        ("equal", "near", "spelling", "missing"),
+        ComparisonVectors._date,
+        lambda own: np.maximum(own["equal"], _NOT_EQUAL * own["spelling"]),
+    ),
 }
 
 
