@@ -81,11 +81,6 @@ def _as_table(source: Table, names: tuple[str, ...] | None) -> pa.Table:
 def _read(table: pa.Table, name: str, like: _FittedColumn | None = None) -> Column:
     """Return a column of a table; booleans are categories.
 
-    Args:
-        table: the table.
-        name: the name of the column.
-        like: the column of the fitted table, whose period and width are used.
-
     Raises:
         DataError: the column has a type that cannot be encoded.
     """

@@ -195,15 +195,7 @@ def weighted_means(
     inverse: Float[np.ndarray, " bandwidths"],
     sample_weight: Float[np.ndarray, "k 1"] | None,
 ) -> Float[np.ndarray, "q outputs"]:
-    """Return the weighted means of the values for each query.
-
-    Args:
-        queries: keys of the queries.
-        keys: keys of the rows.
-        values: values of the rows.
-        inverse: g = 1 / 2h² of each output, or one for all.
-        sample_weight: weights s of the rows.
-    """
+    """Return the weighted means of the values for each query."""
     center = keys.mean(axis=0)  # smaller squares, smaller rounding errors
     queries, keys = queries - center, keys - center
     squares = np.einsum("nd,nd->n", keys, keys)
@@ -451,13 +443,7 @@ def _network_gradient(
 def _input_weights(
     metric: Metric, parameters: MemberParameters, scaled: bool
 ) -> tuple[Float[np.ndarray, "inputs outputs"], tuple[int, int]]:
-    """Return the weights of the inputs, and the columns at which the keys and the trends begin after the first layer.
-
-    Args:
-        metric: the metric.
-        parameters: parameters of one member.
-        scaled: whether the weights are multiplied by the scales of the inputs.
-    """
+    """Return the weights of the inputs, and the columns where keys and trends begin after the first layer."""
     parts = [parameters["W0"]]
     if metric.kind == "network":
         parts.append(parameters["A"])

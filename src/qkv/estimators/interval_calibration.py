@@ -95,12 +95,7 @@ class ErrorScale:
     def at(
         self, keys: Float[Tensor, "members q width"], distance: Float[Tensor, "members q"]
     ) -> Float[np.ndarray, " q"]:
-        """Return g for queries.
-
-        Args:
-            keys: keys of the queries, in units of the bandwidth.
-            distance: their soft distances d, see `soft_distance`.
-        """
+        """Return g for queries."""
         mean = _smooth(keys, self.keys, self.logs, self.factor, self.prior)
         log_distance = np.log(distance.numpy())
         features = np.stack([mean.numpy(), np.clip(log_distance, self.nearest, self.farthest)], axis=-1)

@@ -116,11 +116,7 @@ def interruptible(running: Interruptible) -> Iterator[None]:
 
 
 def interrupt_thread(thread: int) -> None:
-    """Interrupt the query or predicate that runs in a thread, if any, as Ctrl-C does: it raises a `KeyboardInterrupt`.
-
-    Args:
-        thread: the identifier of the thread, see `threading.get_ident`.
-    """
+    """Interrupt the query or predicate that runs in a thread, if any: as by Ctrl-C, it raises `KeyboardInterrupt`."""
     running = _RUNNING.get(thread)
     if running is not None:
         running.interrupt()

@@ -82,12 +82,6 @@ def lacks_duckdb() -> bool:
 def read_delimited(path: Path, kind: str, required: tuple[str, ...], options: ReadOptions) -> pa.Table:
     """Read a delimited file, which may be compressed, as a pyarrow table.
 
-    Args:
-        path: an existing file.
-        kind: its suffix without that of the compression.
-        required: the columns that will be used.
-        options: the delimiter, and what to do with bad cells of the required columns.
-
     Raises:
         MissingPackageError: The file has another format or another option is set, which needs DuckDB.
         DataError: The file cannot be read, or has a bad cell that is refused.

@@ -101,12 +101,6 @@ class Queries:
     def parse(queries: object, columns: Sequence[Column], folded: bool = True, on_bad_query: str = "refuse") -> Queries:
         """Parse one query or several queries into one array of cells per key column.
 
-        Args:
-            queries: as in `Database.ask`.
-            columns: the key columns.
-            folded: whether texts are folded.
-            on_bad_query: as in `Database.ask`.
-
         Raises:
             QueryError: A query does not fit the kind of its key column, or has a wrong number of parts.
         """
@@ -149,10 +143,6 @@ class Queries:
 
 def split_queries(queries: object, columns: Sequence[Column]) -> tuple[list[object], bool]:
     """Return the queries as a list, and whether `queries` is a single query rather than a list of queries.
-
-    Args:
-        queries: as in `Database.ask`.
-        columns: the key columns, of which the names and kinds are used.
 
     Example:
         >>> split_queries("Li", ["name"]), split_queries(["Li", "Hu"], ["name"])
@@ -379,12 +369,7 @@ def _example(column: Column) -> str:
 
 
 def display_form(query: object, names: Sequence[str]) -> object:
-    """Return a query as answers show it: the parts of a record or a list as a tuple.
-
-    Args:
-        query: one query, as in `Database.ask`.
-        names: the names of the key columns.
-    """
+    """Return a query as answers show it: the parts of a record or a list as a tuple."""
     if isinstance(query, Mapping):
         return tuple(query.get(name) for name in names) if len(names) > 1 else query.get(names[0])
     return tuple(query) if isinstance(query, (list, np.ndarray)) else query

@@ -312,15 +312,7 @@ def choose_bandwidth(
     total: int | None = None,
     groups: Int[np.ndarray, " rows"] | None = None,
 ) -> Bandwidth:
-    """Return the bandwidth of smallest leave-one-out error, or that of Scott's rule if there are no values to predict.
-
-    Args:
-        points: standardized points.
-        targets: the values to predict, or the reason why there are none.
-        progress: as in `leave_one_out`.
-        total: as in `leave_one_out`.
-        groups: as in `leave_one_out`.
-    """
+    """Return the bandwidth of smallest leave-one-out error, or that of Scott's rule if `targets` is a reason."""
     if isinstance(targets, str):
         return scott(len(points) if total is None else total, points.shape[1], targets)
     return leave_one_out(points, targets, progress, total, groups)

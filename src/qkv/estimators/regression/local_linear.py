@@ -347,12 +347,6 @@ def fit_rows(
 ) -> LocalFits:
     """Return the line of each query through all rows.
 
-    Args:
-        weights: the weights, which are not negative and sum to 1 for each query, or are all 0.
-        key: the keys.
-        query: the queries.
-        cells: the values.
-
     Example:
         >>> x = np.arange(5.0)
         >>> fits = fit_rows(np.full((1, 5), 0.2), x[:, None], np.array([[0.0]]), 3 + 2 * x)
@@ -403,10 +397,6 @@ def spanned_inverse(
 ) -> tuple[Float[np.ndarray, "q width width"], Float[np.ndarray, "q width width"], Bool[np.ndarray, "3 q"]]:
     """Return C⁻¹ in the directions in which keys vary, the projection to them, and why there can be no line.
 
-    Args:
-        mean: the mean offset of the keys from each query.
-        covariance: the covariance of the keys.
-
     Returns:
         The inverse, the projection, and three booleans for each query: there is one distinct key, the query is outside
         the span of the keys, and it is so far away from them that they lie on one side.
@@ -414,15 +404,15 @@ def spanned_inverse(
     width = mean.shape[1]
     values, vectors = np.linalg.eigh(covariance)
     largest, length = values[:, -1:], np.square(mean).sum(axis=1, keepdims=True)
-    kept = (values > _SINGULAR * largest) & (values > _ROUNDING * length) & (values > 0)
-    inverse = np.where(kept, 1.0 / np.where(kept, values, 1.0), 0.0)
+    spanned = (values > _SINGULAR * largest) & (values > _ROUNDING * length) & (values > 0)
+    inverse = np.where(spanned, 1.0 / np.where(spanned, values, 1.0), 0.0)
     along = np.einsum("qij,qi->qj", vectors, mean)
-    one_key = ~kept.any(axis=1)
-    outside = (~kept & (np.abs(along) > _OUTSIDE * np.sqrt(np.maximum(largest, 0)))).any(axis=1) & ~one_key
+    one_key = ~spanned.any(axis=1)
+    outside = (~spanned & (np.abs(along) > _OUTSIDE * np.sqrt(np.maximum(largest, 0)))).any(axis=1) & ~one_key
     # Gaussian weights at the edge of uniformly distributed keys have a distance of 1.3 √width.
     far = (np.square(along) * inverse).sum(axis=1) > (2.0 * np.sqrt(width) + 1.0) ** 2
     spanned = np.einsum("qij,qj,qkj->qik", vectors, inverse, vectors)
-    projection = np.einsum("qij,qj,qkj->qik", vectors, kept.astype(np.float64), vectors)
+    projection = np.einsum("qij,qj,qkj->qik", vectors, spanned.astype(np.float64), vectors)
     return spanned, projection, np.stack([one_key, outside, far & ~outside])
 
 
