@@ -19,9 +19,9 @@ from examples.matching.without_labels import COLUMNS
 
 from benchmarks.labelled_joins import Tables
 from qkv.core.typing import Float
-from qkv.join.expected_f1 import DEFAULT_THRESHOLD
 from qkv.join.labels import Labels
 from qkv.join.supervised import best_threshold
+from qkv.join.unsupervised import DEFAULT_THRESHOLD
 
 __all__ = ["ROWS", "f1", "main"]
 

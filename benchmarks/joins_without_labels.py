@@ -30,8 +30,8 @@ from qkv.core.typing import Float, Int
 from qkv.database.io.sources import read
 from qkv.join import SoftJoin
 from qkv.join.compared_columns import clean
+from qkv.join.comparison_vectors import PairList
 from qkv.join.labels import Labels
-from qkv.join.pair_sets import PairList
 
 __all__ = ["main", "zeroer_probabilities"]
 

@@ -45,7 +45,7 @@ import numpy as np
 from rapidfuzz import distance, fuzz, process
 
 from qkv.database import Database
-from qkv.database.keys.columns import fold
+from qkv.encoders.columns import fold
 
 __all__ = ["KINDS", "derive", "lists", "split"]
 

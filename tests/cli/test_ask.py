@@ -132,6 +132,13 @@ def test_score_normalizer_where_and_threshold_reach_the_database(qkv):
     assert "under 0.99" in values[3]["reason"]
 
 
+def test_hours_go_round_at_midnight(qkv, tmp_path):
+    (tmp_path / "clock.csv").write_text("hour,load\n1,4\n23,6\n12,50\n")
+    arguments = ["ask", str(tmp_path / "clock.csv"), "--key", "hour", "--value", "load", "0", "--score", "gaussian:1"]
+    assert "0 → 5.0" in qkv(*arguments, "--cyclic", "hour=24")[1]
+    assert "--cyclic must be COLUMN=PERIOD, got 'hour'" in qkv(*arguments, "--cyclic", "hour")[2]
+
+
 def test_sql_takes_the_place_of_the_file(qkv):
     query = "select name, income / 12 as monthly from 'people.csv'"
     code, out, _ = qkv("ask", "--sql", query, "--key", "name", "--value", "monthly", "john doe", "--format", "json")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qkv.database import Database
-from qkv.database.keys.columns import fold
+from qkv.encoders.columns import fold
 
 pytestmark = pytest.mark.skipif("QKV_DATA" not in os.environ, reason="QKV_DATA does not name the folder of public data")
 

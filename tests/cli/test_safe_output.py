@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qkv.core.formatting import format_value
 from qkv.core.printable import escaped_json, printable, quoted_formula
-from qkv.database.io.formatting import format_value
 from qkv.look.terminal import text_map
 from qkv.testing.libraries import turn
 from tests.cli.conftest import EXAMPLES

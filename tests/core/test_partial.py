@@ -266,7 +266,7 @@ def test_fused_outputs_of_two_ranges_of_keys_merge_as_in_the_shared_definition(s
 def test_streamed_sums_of_a_table_are_those_of_the_shared_definition(spread, offset):
     pa = pytest.importorskip("pyarrow")
     from qkv.database.execute.partial_sums import Accumulator, value_sums
-    from qkv.database.keys.columns import Column
+    from qkv.encoders.columns import Column
 
     logits, value, allowed = problem(spread, offset)
     column = Column.from_table(pa.table({"v": pa.array(list(value), pa.list_(pa.float64(), 3))}), "v")

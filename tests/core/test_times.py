@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qkv.core.times import ABBREVIATIONS, candidate_formats, format_sql, iso_sql, parse_date, read_time
-from qkv.estimators.table_columns import parse_dates
+from qkv.estimators.features import parse_dates
 
 duckdb = pytest.importorskip("duckdb")
 

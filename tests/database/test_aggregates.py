@@ -11,7 +11,7 @@ from qkv import scores
 from qkv.database import Database
 from qkv.database.execute.aggregates import aggregator_for
 from qkv.database.execute.uncertainty import student_quantile
-from qkv.database.keys.columns import Column
+from qkv.encoders.columns import Column
 from tests.effort import sample
 
 X = np.linspace(0.0, 1.0, 50)

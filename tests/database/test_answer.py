@@ -7,10 +7,11 @@ import sys
 import numpy as np
 import pytest
 
+from qkv.core.formatting import format_length, format_query, format_value, number
 from qkv.database import Database, Evidence
-from qkv.database.io.formatting import format_estimate, format_length, format_query, format_value, number
-from qkv.database.io.nanoseconds import records_of
-from qkv.database.keys.columns import fold
+from qkv.database.answer import format_estimate
+from qkv.encoders.arrow_columns import records_of
+from qkv.encoders.columns import fold
 from qkv.errors import MissingPackageError, OptionError
 from qkv.serve.evidence_rows import EvidenceRows
 

@@ -5,7 +5,7 @@ import datetime as dt
 import pyarrow as pa
 import pytest
 
-from qkv.database.io.arrow_columns import from_units, to_units, units_per_day, with_microseconds
+from qkv.encoders.arrow_columns import from_units, to_units, units_per_day, with_microseconds
 
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 MOMENT = dt.datetime(2021, 3, 4, 5, 6, 7)

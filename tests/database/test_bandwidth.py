@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from qkv.database import Database
-from qkv.database.keys import bandwidth, bandwidth_errors
-from qkv.database.keys.bandwidth import leave_one_out, scott
-from qkv.database.keys.neighbor_blocks import nearest_distances, split_into_blocks
+from qkv.estimators.regression import bandwidth, bandwidth_errors
+from qkv.estimators.regression.bandwidth import leave_one_out, scott
+from qkv.estimators.regression.neighbor_blocks import nearest_distances, split_into_blocks
 from tests.effort import sample
 
 

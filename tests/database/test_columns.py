@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from qkv.core.formatting import number
 from qkv.database import Database
-from qkv.database.io.arrow_columns import with_microseconds
-from qkv.database.io.formatting import number
-from qkv.database.keys import columns
-from qkv.database.keys.columns import Column, fold
+from qkv.encoders import columns
+from qkv.encoders.arrow_columns import with_microseconds
+from qkv.encoders.columns import Column, fold
 
 UTC = dt.UTC
 KINDS = [

@@ -13,8 +13,8 @@ from qkv.cli.main import run
 from qkv.core.times import candidate_formats, parse_date
 from qkv.database import Database
 from qkv.database.io.sources import read
-from qkv.database.keys.columns import Column
 from qkv.database.keys.queries import Queries
+from qkv.encoders.columns import Column
 from qkv.errors import DataError, OptionError, QueryError
 from tests.effort import LONG, sample, seeds
 

@@ -17,9 +17,9 @@ pytest.importorskip("sklearn")
 
 from qkv import store as stores
 from qkv.database import Database
-from qkv.database.keys.columns import Column
 from qkv.database.storage import encoding
 from qkv.encoders import LatentEncoder, LatentSemantics, TableVectors, WordVectors
+from qkv.encoders.columns import Column
 from qkv.errors import DamagedStoreError, DataError, KindError, OptionError, QueryError
 from tests.database import encoded_writer
 from tests.effort import seeds

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from qkv.database import Database
-from qkv.database.keys import group_bandwidths
-from qkv.database.keys.bandwidth import leave_one_out
+from qkv.estimators.regression import bandwidth
+from qkv.estimators.regression.bandwidth import leave_one_out
 from tests.effort import sample
 
 
@@ -51,9 +51,9 @@ def test_of_a_large_group_some_rows_are_predicted_and_count_as_all(monkeypatch: 
     x = rng.normal(size=(3000, 1))
     y = np.sin(np.where(groups == 1, 9, 2)[:, None] * x) + 0.3 * rng.normal(size=(3000, 1))
     every = leave_one_out(x, y, groups=groups)
-    monkeypatch.setattr(group_bandwidths, "_ALL_OF_GROUP", 400)
-    monkeypatch.setattr(group_bandwidths, "_FIRST_OF_GROUP", 300)
-    monkeypatch.setattr(group_bandwidths, "_MOST_PAIRS", 400_000)
+    monkeypatch.setattr(bandwidth, "_ALL_TARGETS", 400)
+    monkeypatch.setattr(bandwidth, "_FIRST_TARGETS", 300)
+    monkeypatch.setattr(bandwidth, "_MOST_PAIRS", 800_000)
     some = leave_one_out(x, y, groups=groups)
     assert some.error == pytest.approx(every.error, rel=0.1)
     assert some.error != every.error

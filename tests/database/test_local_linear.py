@@ -8,9 +8,8 @@ import pytest
 
 from qkv import scores
 from qkv.database import Database
-from qkv.database.keys.local_linear import COLLINEAR, ONE_KEY, ONE_SIDE, WEAK
-from qkv.database.keys.local_linear_search import compare_fits
 from qkv.errors import OptionError
+from qkv.estimators.regression.local_linear import COLLINEAR, ONE_KEY, ONE_SIDE, WEAK, compare_fits
 
 
 def least_squares(weights, offsets, values):

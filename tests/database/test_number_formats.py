@@ -6,10 +6,10 @@ import pytest
 
 from qkv.cli.main import run
 from qkv.database import Database
-from qkv.database.io.number_formats import NumberFormat, affix_counts
 from qkv.database.io.sources import read
-from qkv.database.keys.columns import Column
 from qkv.database.keys.queries import Queries
+from qkv.encoders.columns import Column
+from qkv.encoders.number_formats import NumberFormat, affix_counts
 from qkv.errors import DataError
 
 from .test_bad_cells import write

@@ -14,9 +14,10 @@ from qkv.database import Database
 from qkv.database.execute import block_scan, row_reader, statistics
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.partial_sums import Accumulator, value_sums
-from qkv.database.keys import bandwidth, row_sample
-from qkv.database.keys.columns import Column
+from qkv.database.keys import row_sample
+from qkv.encoders.columns import Column
 from qkv.errors import DataError, OptionError, QueryError, RefusedError
+from qkv.estimators.regression import bandwidth
 from qkv.normalizers import Softmax
 from qkv.store import row_files
 from tests.effort import sample

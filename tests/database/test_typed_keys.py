@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qkv.cli.main import run
+from qkv.core.formatting import format_key
 from qkv.database import Database
-from qkv.database.io.formatting import format_key
 from qkv.database.io.identifier_names import has_identifier_name
-from qkv.database.io.nanoseconds import to_python
-from qkv.database.keys.columns import fold
+from qkv.encoders.arrow_columns import to_python
+from qkv.encoders.columns import fold
 from qkv.errors import QueryError
 from tests.effort import cases
 

@@ -167,7 +167,7 @@ def test_memory_and_store_draw_the_same_sample_of_the_selected_rows(monkeypatch,
 
 
 def test_a_sample_of_many_equal_rows_holds_each_content_in_proportion():
-    from qkv.database.keys.columns import Column
+    from qkv.encoders.columns import Column
 
     table = pa.table({"x": np.repeat([0.0, 1.0, 2.0], [50_000, 40_000, 10_000])})
     column = Column.from_table(table, "x")

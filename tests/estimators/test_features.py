@@ -12,9 +12,10 @@ from qkv.estimators.features import (
     encode_columns,
     encoding_sizes,
     fit_encoding,
+    is_frame,
     join_encodings,
+    read_columns,
 )
-from qkv.estimators.table_columns import is_frame, read_columns
 
 NAN = float("nan")
 

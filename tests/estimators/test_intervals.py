@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from qkv.errors import OptionError
 from qkv.estimators import AttentionRegressor
-from qkv.estimators.error_scale import ErrorScale, fit_error_scale, soft_distance
+from qkv.estimators.interval_calibration import ErrorScale, fit_error_scale, soft_distance
 from tests.effort import cases
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)

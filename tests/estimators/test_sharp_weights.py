@@ -6,8 +6,8 @@ import pytest
 pytest.importorskip("torch")
 
 from qkv.estimators import AttentionClassifier
+from qkv.estimators.analytic_gradient import leave_one_out_loss, weighted_means
 from qkv.estimators.bandwidth_search import search_bandwidth
-from qkv.estimators.leave_one_out import leave_one_out_loss, weighted_means
 
 
 def dense_means(queries, keys, values, inverse, weight, own=None):

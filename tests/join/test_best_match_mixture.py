@@ -11,7 +11,7 @@ from scipy.special import expit
 from scipy.stats import norm
 
 from qkv.join import SoftJoin
-from qkv.join.best_match_mixture import BestMatchMixture, fit_best_matches
+from qkv.join.expectation_maximization import BestMatchMixture, fit_best_matches
 
 ROOT = Path(__file__).parents[2]
 PEOPLE, GUESTS = (ROOT / "examples" / f"{name}.csv" for name in ("people", "guests"))

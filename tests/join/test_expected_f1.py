@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.join import SoftJoin
-from qkv.join.expected_f1 import expected_f1_threshold
+from qkv.join.unsupervised import expected_f1_threshold
 from tests.effort import cases
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from qkv.join import SoftJoin
 from qkv.join.expectation_maximization import EstimationSample
-from qkv.join.self_training import limit_sharpness, self_train
+from qkv.join.unsupervised import limit_sharpness, self_train
 
 LETTERS = np.array(list("abcdefghijklmnoprstuvz"))
 

@@ -17,10 +17,9 @@ from qkv.join import SoftJoin
 from qkv.join.attention_weights import attention_weights, collect_matches, solve_assignment
 from qkv.join.blocking import CandidatePairs
 from qkv.join.compared_columns import clean, read_columns
-from qkv.join.comparison_vectors import ComparisonVectors
+from qkv.join.comparison_vectors import ComparisonVectors, PairGrid, PairList
 from qkv.join.labels import read_labels
 from qkv.join.model import JoinModel
-from qkv.join.pair_sets import PairGrid, PairList
 from qkv.join.supervised import best_threshold
 from qkv.normalizers import Softmax
 

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING
 from qkv.core.files import write_atomic
 from qkv.core.printable import quoted_formula
 from qkv.core.untrusted_json import to_json
-from qkv.database.io.nanoseconds import to_python
+from qkv.encoders.arrow_columns import to_python
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:

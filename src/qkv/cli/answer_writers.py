@@ -244,13 +244,8 @@ class TableWriter(AnswerWriter):
     def _print_headline(self, one: Answer) -> None:
         from rich.text import Text
 
-        from qkv.database.io.formatting import (
-            format_estimate,
-            format_failure,
-            format_gradient,
-            format_query,
-            format_statistics,
-        )
+        from qkv.core.formatting import format_query
+        from qkv.database.answer import format_estimate, format_failure, format_gradient, format_statistics
 
         line = Text(format_query(one.query, len(one.keys)), style="bold")
         line.append(" → ", style="dim")
@@ -280,7 +275,7 @@ class TableWriter(AnswerWriter):
     def _print_evidence(self, one: Answer) -> None:
         from rich.table import Table
 
-        from qkv.database.io.formatting import format_value
+        from qkv.core.formatting import format_value
 
         measure = [one.measure] if one.measure else []
         names = self._select_columns(one, 24 + sum(len(title) + 2 for title in measure))
@@ -347,7 +342,7 @@ def _column_width(one: Answer, name: str) -> ColumnWidth:
 
 def _cell_text(one: Answer, name: str, cell: object) -> str:
     """Return the cell of an evidence row as text; keys and votes are printed in full, so that they can be asked."""
-    from qkv.database.io.formatting import format_key, format_value
+    from qkv.core.formatting import format_key, format_value
 
     return format_key(cell) if one.in_full(name) else format_value(cell)
 

@@ -21,9 +21,9 @@ from qkv.cli.shared_options import (
     KeyColumns,
     NormalizerName,
     QuoteFormulas,
-    ReadingOptions,
     Rule,
     ScoreName,
+    TableOptions,
     Threshold,
     ValueColumn,
     check_rules,
@@ -118,7 +118,7 @@ class AskCommand:
         str, typer.Option(metavar="SIZE", help="Memory limit; a larger store is read block by block.")
     ] = "512 MiB"
     seed: Annotated[int | None, typer.Option(metavar="NUMBER", help="Seed of random normalizers.")] = None
-    reading: ReadingOptions
+    reading: TableOptions
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Do not save or reuse the bandwidth and distances chosen for FILE.")
     ] = False
@@ -131,9 +131,15 @@ class AskCommand:
     @cached_property
     def stored(self) -> bool:
         """Whether FILE is a store."""
-        from qkv.database.io.file_suffixes import is_stored
+        from qkv.database.io.paths import is_stored
 
         return self.sql is None and bool(self.arguments) and is_stored(self.arguments[0])
+
+    @property
+    def unread(self) -> str:
+        """The first option for the cells of a file that FILE, a store or a SQL query, does not have; "" for none."""
+        allowed = () if self.stored else ("cyclic",) if self.sql is not None else tuple(self.reading.given())
+        return next((name.replace("_", "-") for name in self.reading.given() if name not in allowed), "")
 
     @property
     def paged(self) -> str:
@@ -226,9 +232,9 @@ _RULES = (
         ),
     ),
     Rule(
-        lambda ask: ask.reading.given() and (ask.stored or ask.sql is not None),
+        lambda ask: ask.unread,
         lambda ask: (
-            f"--{next(iter(ask.reading.given())).replace('_', '-')} must be used with a table, got "
+            f"--{ask.unread} must be used with a table, got "
             + ("a store. Pass it to qkv store create and append." if ask.stored else "")
             + ("" if ask.stored else "--sql. Pass it to read_csv in the SQL.")
         ),
@@ -327,7 +333,7 @@ def _open(options: AskCommand, files: list[str], queries: list[str], reading: di
     from qkv.database.database import Database
 
     if options.sql is not None:
-        return Database.sql(options.sql, key=options.key, value=options.value)
+        return Database.sql(options.sql, key=options.key, value=options.value, cyclic=reading["cyclic"])
     if options.stored:
         from qkv.database.storage.create import open_database
 

@@ -39,6 +39,7 @@ __all__ = [
     "TextEncoder",
     "Threshold",
     "ValueColumn",
+    "TableOptions",
     "check_rules",
     "exclusion_rules",
     "expand_options",
@@ -84,6 +85,24 @@ PORT_RULE = Rule(
     lambda options: not 0 <= options.port < 65536,
     lambda options: f"--port must be between 0 and 65535, got {options.port}. Pass 0 to use any free port.",
 )
+
+
+def _parse_periods(given: list[str] | None) -> dict[str, float] | None:
+    """Return the periods of cyclic columns from texts such as "hour=24", or None without any.
+
+    Raises:
+        OptionError: A text is not a name and a number.
+    """
+    periods = {}
+    for text in given or ():
+        name, _, number = text.rpartition("=")
+        try:
+            periods[name] = float(number)
+        except ValueError:
+            name = ""
+        if not name:
+            raise OptionError(f"--cyclic must be COLUMN=PERIOD, got {text!r}. Write, for example, hour=24.")
+    return periods or None
 
 
 def expand_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -168,9 +187,9 @@ class ReadingOptions:
         check_choice("--on-bad-cell", self.on_bad_cell, ("exclude", "refuse", "text"))
         return asdict(self)
 
-    def given(self) -> dict[str, str | int]:
-        """Return the options that differ from the defaults."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, "exclude")}
+    def given(self) -> dict[str, Any]:
+        """Return the arguments that differ from the defaults."""
+        return {name: value for name, value in self.arguments().items() if value not in (None, "exclude")}
 
 
 QuoteFormulas = Annotated[
@@ -222,3 +241,34 @@ Candidates = Annotated[
 ModelFolder = Annotated[
     str | None, typer.Option(metavar="FOLDER", help="Model saved by save_pretrained; default: all-MiniLM-L6-v2.")
 ]
+
+
+def parse_periods(given: list[str] | None) -> dict[str, float] | None:
+    """Return the periods of cyclic columns from texts such as "hour=24", or None without any.
+
+    Raises:
+        OptionError: A text is not a name and a number.
+    """
+    periods = {}
+    for text in given or ():
+        name, _, number = text.rpartition("=")
+        try:
+            periods[name] = float(number)
+        except ValueError:
+            name = ""
+        if not name:
+            raise OptionError(f"--cyclic must be COLUMN=PERIOD, got {text!r}. Write, for example, hour=24.")
+    return periods or None
+
+
+@dataclass(frozen=True)
+class TableOptions(ReadingOptions):
+    """How the cells of a table are read, and which of its columns are cyclic."""
+
+    cyclic: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN=PERIOD", help="Column whose numbers go round, such as hour=24 or direction=360."),
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        return super().arguments() | {"cyclic": _parse_periods(self.cyclic)}

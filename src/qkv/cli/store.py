@@ -14,6 +14,7 @@ from qkv.cli.shared_options import (
     NormalizerName,
     ReadingOptions,
     ScoreName,
+    TableOptions,
     Threshold,
     ValueColumn,
     expand_options,
@@ -252,7 +253,7 @@ def create(
         str, typer.Option(metavar="arrow|lance", help="Storage format; lance needs the extra stores.")
     ] = "arrow",
     *,
-    reading: ReadingOptions,
+    reading: TableOptions,
 ) -> None:
     """Create a store from the rows of a file.
 

@@ -33,10 +33,10 @@ from qkv.core.checksums import digest
 from qkv.core.files import atomic_path, user_cache
 from qkv.core.typing import Bool
 from qkv.core.untrusted_json import Fields, parse_json, read_bounded
-from qkv.database.execute.local_scale import LocalScale
 from qkv.database.execute.uncertainty import Calibration
-from qkv.database.keys.bandwidth import Bandwidth
 from qkv.errors import QkvError
+from qkv.estimators.regression.bandwidth import Bandwidth
+from qkv.estimators.regression.local_scale import LocalScale
 
 if TYPE_CHECKING:
     from qkv.store import Store

@@ -21,12 +21,13 @@ from qkv.core.progress import Progress
 from qkv.database.choice_cache import ChoiceCache
 from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.database.io import duckdb_reader
-from qkv.database.io.arrow_columns import with_microseconds
 from qkv.database.io.bad_cells import add_cell_notes
-from qkv.database.io.file_suffixes import is_stored
+from qkv.database.io.paths import is_stored
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import describe, read, requested_columns, table_files
 from qkv.database.protocol import Queryable
+from qkv.encoders.arrow_columns import with_microseconds
+from qkv.encoders.columns import with_periods
 from qkv.errors import DataError, OptionError
 from qkv.plan.cost import counted
 from qkv.store import ObjectPath, StorageOptions
@@ -82,6 +83,7 @@ class Database(Queryable):
         date_format: str | None = None,
         header_row: int | None = None,
         skip_footer: int | None = None,
+        cyclic: Mapping[str, float] | None = None,
         storage_options: StorageOptions = None,
     ) -> StoredDatabase:
         """Create a database on disk with its first rows as version 1, and save its settings.
@@ -111,6 +113,7 @@ class Database(Queryable):
             date_format: as in `open`.
             header_row: as in `open`.
             skip_footer: as in `open`.
+            cyclic: as in `open`.
             storage_options: as in `open`.
 
         Raises:
@@ -141,6 +144,7 @@ class Database(Queryable):
             memory=memory,
             progress=progress,
             options=ReadOptions(encoding, delimiter, decimal, on_bad_cell, date_format, header_row, skip_footer),
+            cyclic=cyclic,
             storage_options=storage_options,
         )
 
@@ -175,6 +179,7 @@ class Database(Queryable):
         date_format: str | None = ...,
         header_row: int | None = ...,
         skip_footer: int | None = ...,
+        cyclic: Mapping[str, float] | None = ...,
         cache: bool = ...,
         cluster: str | None = ...,
         storage_options: StorageOptions = ...,
@@ -197,6 +202,7 @@ class Database(Queryable):
         date_format: str | None = None,
         header_row: int | None = None,
         skip_footer: int | None = None,
+        cyclic: Mapping[str, float] | None = None,
         cache: bool = True,
         cluster: str | None = None,
         storage_options: StorageOptions = None,
@@ -230,6 +236,8 @@ class Database(Queryable):
             header_row: for delimited files: the line that holds the names of the columns, from 1; None: detected.
             skip_footer: for delimited files: the number of lines at the end that are left out, such as a total;
                 None: detected. A note of answers says which lines were left out.
+            cyclic: the periods of columns whose numbers go round, such as `{"hour": 24}` or `{"direction": 360}`: 23
+                and 1 o'clock are two hours apart, and the mean of 350° and 10° is 0°. None: no column is cyclic.
             cache: whether the bandwidth, the no-match distance and the interval factors of 20,000 rows or more are
                 saved: those of files in the user's cache folder (the environment variable `QKV_CACHE` names another
                 one), those of a store in its folder `notes`.
@@ -256,6 +264,8 @@ class Database(Queryable):
                     "encoding, delimiter, decimal, date_format, header_row and skip_footer must be None for a store. "
                     "Pass them to create and append."
                 )
+            if cyclic:
+                raise OptionError(f"cyclic must be None for a store, got {dict(cyclic)}. Pass it to create.")
             if on_bad_cell != "exclude":
                 raise OptionError(
                     f"on_bad_cell must be 'exclude' for a store, got {on_bad_cell!r}. Pass it to create and append."
@@ -284,9 +294,9 @@ class Database(Queryable):
                 "Name the key and value columns; only stores save these names."
             )
         required = requested_columns(key, value)
-        identity = {"reading": asdict(options), "columns": list(required)}
+        identity = {"reading": asdict(options), "columns": list(required), "cyclic": dict(cyclic or {})}
         choices = ChoiceCache.of_files(table_files(source) if cache else [], identity)
-        table = with_microseconds(read(source, required, options))
+        table = with_periods(with_microseconds(read(source, required, options)), cyclic)
         out = cls(table, key, value, describe(source), fold is not False)
         columns = {"key": list(out.key), "value": value, "fold": fold is not False}
         out._in_memory.choices = choices.with_options(**columns).for_rows(table.num_rows)
@@ -301,6 +311,7 @@ class Database(Queryable):
         *,
         tables: Mapping[str, object] | None = None,
         fold: bool = True,
+        cyclic: Mapping[str, float] | None = None,
     ) -> Database:
         """Run a SQL query with DuckDB, and open its result as a database in memory. No DuckDB extension is downloaded.
 
@@ -310,6 +321,7 @@ class Database(Queryable):
             value: as in `open`.
             fold: as in `open`.
             tables: anything that `open` takes, by its name in the query.
+            cyclic: as in `open`.
 
         Raises:
             QueryError: The query fails.
@@ -323,7 +335,7 @@ class Database(Queryable):
         given = {name: read(source) for name, source in (tables or {}).items()}
         result = duckdb_reader.run_sql(query, given)
         result = add_cell_notes(result, requested_columns(key, value), "exclude", "the SQL result")
-        return cls(with_microseconds(result), key, value, "the SQL result", fold)
+        return cls(with_periods(with_microseconds(result), cyclic), key, value, "the SQL result", fold)
 
     # -- Queryable --------------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from qkv.core.progress import Progress
 from qkv.database.answer import Answer, Entry
 from qkv.database.execute.ask_options import AskOptions, check_fit, check_threshold
 from qkv.database.execute.base import Executor
-from qkv.database.keys.columns import Column
 from qkv.database.keys.queries import split_text
+from qkv.encoders.columns import Column
 from qkv.errors import DataError, QueryError
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
@@ -140,7 +140,7 @@ class Queryable(ABC):
                 the reason, sets `Answer.invalid`, and takes each element of a list as one query.
             fit: "mean", the weighted mean; "vote", the value with the largest total weight; or "local-linear", the
                 value at the query of the line through the rows near it, for keys and values of numbers or dates:
-                without bias at the edges of the keys and on slopes, see `qkv.database.keys.local_linear`,
+                without bias at the edges of the keys and on slopes, see `qkv.estimators.regression.local_linear`,
                 `Answer.gradient` and `Answer.fit_note`. None: a vote for texts, categories, booleans and identifiers,
                 otherwise the mean. Texts, categories and booleans vote also if `fit` is "mean".
             printed: whether texts are keys as answers print them, with escapes such as ``\x09`` for a tab and

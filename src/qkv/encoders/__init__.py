@@ -20,9 +20,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from qkv.encoders.contextual_vectors import ContextualVectors
-    from qkv.encoders.encoder import Encoder
+    from qkv.encoders.encoder import Encoder, load_encoder, save_encoder
     from qkv.encoders.latent_semantics import LatentSemantics
-    from qkv.encoders.saved_encoder import load_encoder, save_encoder
     from qkv.encoders.sentence_model import SentenceModel
     from qkv.encoders.table_vectors import TableVectors
     from qkv.encoders.text_encoders import LatentEncoder
@@ -36,8 +35,8 @@ _MODULES = {
     "SentenceModel": "sentence_model",
     "TableVectors": "table_vectors",
     "WordVectors": "word_vectors",
-    "load_encoder": "saved_encoder",
-    "save_encoder": "saved_encoder",
+    "load_encoder": "encoder",
+    "save_encoder": "encoder",
 }
 
 _load = lazy_attributes(__name__, _MODULES)

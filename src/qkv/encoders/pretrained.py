@@ -49,10 +49,6 @@ def default_model_folder() -> Path:
 def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     """Load a tokenizer and a model, in evaluation mode, from a folder that `save_pretrained` wrote.
 
-    Args:
-        folder: the folder.
-        lm_head: load the language modelling head, if the model was saved with one.
-
     Raises:
         DataError: the folder contains no model with a tokenizer.
         MissingPackageError: transformers or torch is not installed.

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.encoders.encoder import Encoder, read_arrays
-from qkv.encoders.saved_encoder import restore_encoder
+from qkv.encoders.encoder import Encoder, read_arrays, restore_encoder
 from qkv.encoders.sentence_model import SentenceModel
 from qkv.encoders.table_vectors import TableVectors
 from qkv.encoders.text_encoders import LatentEncoder

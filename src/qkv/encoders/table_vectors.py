@@ -4,6 +4,7 @@ Each kind of column is scaled such that distances in different columns are compa
 
     number      (x − mean) / deviation
     timestamp   days, encoded as a number, and the day of the year as a point on a circle
+    cyclic      a point on a circle, divided by the deviation of the points
     category    one-hot vector with value 1/√2, so that two categories have distance 1; also used for
                 booleans, and for texts with few distinct values
     text        tf-idf of words, projected by latent semantics and normalized to unit length
@@ -19,16 +20,16 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
 from qkv.core.checks import check_integers
 from qkv.core.extras import require_packages
 from qkv.core.progress import Progress
-from qkv.core.typing import Bool, Float, Shaped
-from qkv.encoders.encoder import Encoder
-from qkv.encoders.saved_encoder import load_encoder, save_encoder
+from qkv.core.typing import Float, Shaped
+from qkv.encoders.columns import Column, Kind, points_on_circle, with_periods
+from qkv.encoders.encoder import Encoder, load_encoder, save_encoder
 from qkv.encoders.weighting import get_weighting
 from qkv.errors import DataError, KindError, OptionError
 
@@ -39,14 +40,12 @@ if TYPE_CHECKING:
 __all__ = ["TableVectors"]
 
 
-Kind = Literal["number", "timestamp", "category", "text", "vector"]
-
 Table: TypeAlias = Any
 """A pyarrow table, a pandas or polars data frame, or a dict of columns."""
 
 
-def read_columns(source: Table, names: tuple[str, ...] | None) -> dict[str, pa.ChunkedArray]:
-    """Return the columns of a table by name: those in `names`, in the same order, or all if `names` is None.
+def _as_table(source: Table, names: tuple[str, ...] | None) -> pa.Table:
+    """Return a pyarrow table, data frame or dict as a table with the columns `names`, or all if `names` is None.
 
     Raises:
         KindError: the source is not a table, data frame or dict.
@@ -76,50 +75,31 @@ def read_columns(source: Table, names: tuple[str, ...] | None) -> dict[str, pa.C
             f"table must have a column {absent[0]!r}, got the columns {', '.join(table.column_names)}. Add or rename a "
             "column."
         )
-    return {name: table.column(name) for name in (table.column_names if names is None else names)}
+    return table if names is None else table.select(list(names))
 
 
-def read_cells(name: str, column: pa.ChunkedArray) -> tuple[Kind, Shaped[np.ndarray, " rows"]]:
-    """Return the kind of a column, such as `"number"`, and its cells as a NumPy array.
-
-    Numbers and timestamps have dtype float64, with NaN for missing cells. Texts, categories and vectors have dtype
-    object, with None for missing cells.
+def _read(table: pa.Table, name: str, like: _FittedColumn | None = None) -> Column:
+    """Return a column of a table; booleans are categories.
 
     Raises:
         DataError: the column has a type that cannot be encoded.
     """
-    import pyarrow as pa
     from pyarrow import types
 
-    type_ = column.type.value_type if types.is_dictionary(column.type) else column.type
-    if types.is_integer(type_) or types.is_floating(type_) or types.is_decimal(type_):
-        cells = np.array([np.nan if cell is None else float(cell) for cell in column.to_pylist()], float)
-        return "number", np.where(np.isfinite(cells), cells, np.nan)
-    if types.is_date(type_) or types.is_timestamp(type_):
-        stamps = column.cast(pa.timestamp("us", getattr(type_, "tz", None)), safe=False).cast(pa.int64()).to_pylist()
-        return "timestamp", np.array([np.nan if cell is None else cell / 86_400e6 for cell in stamps], float)
-    values = column.to_pylist()
-    cells = np.empty(len(values), object)
-    if types.is_boolean(type_):
-        cells[:] = [None if cell is None else str(cell) for cell in values]
-        return "category", cells
-    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
-        cells[:] = [None if cell is None or None in cell else np.array(cell, float) for cell in values]
-        return "vector", cells
-    if types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_) or types.is_null(type_):
-        cells[:] = [cell or None for cell in values]
-        return "category" if types.is_dictionary(column.type) else "text", cells
-    raise DataError(
-        f"column {name!r} must hold numbers, timestamps, booleans, texts, categories or vectors, got {type_}. "
-        "Leave this column out of the argument columns."
-    )
-
-
-def is_missing(cells: Shaped[np.ndarray, " rows"]) -> Bool[np.ndarray, " rows"]:
-    """Return a boolean array that is True for missing cells, which are None or NaN in an array of `read_cells`."""
-    if cells.dtype == object:
-        return np.array([cell is None for cell in cells], bool)
-    return np.asarray(np.isnan(cells))
+    if like is not None and like.kind == "cyclic" and Column.from_table(table, name).kind == "number":
+        table = with_periods(table, {name: like.period})
+    type_ = table.schema.field(name).type
+    type_ = type_.value_type if types.is_dictionary(type_) else type_
+    if types.is_time(type_) or types.is_duration(type_):
+        raise DataError(
+            f"column {name!r} must hold numbers, timestamps, booleans, texts, categories or vectors, got {type_}. "
+            "Leave this column out of the argument columns."
+        )
+    column = Column.from_table(table, name, folded=False)
+    if column.kind == "boolean":
+        cells = np.where(column.missing, "", np.where(column.cells > 0, "True", "False")).astype(object)
+        return replace(column, kind="category", cells=cells)
+    return column
 
 
 _FORMAT, _FORMAT_1 = "qkv table vectors 2", "qkv table vectors 1"
@@ -143,11 +123,12 @@ class _FittedColumn:
         kind: kind of its cells.
         missing: whether the column has an indicator of missing cells.
         mean: mean of numbers and timestamps.
-        scale: standard deviation of numbers and timestamps, root mean square length of vectors.
+        scale: standard deviation of numbers, timestamps and points on a circle; root mean square length of vectors.
         terms: categories, or words.
         weights: global weight of each word.
         components: components of the latent semantics of words.
         length: number of elements of a vector.
+        period: period of cyclic numbers.
     """
 
     name: str
@@ -159,6 +140,7 @@ class _FittedColumn:
     weights: Float[np.ndarray, " terms"] | None = None
     components: Float[np.ndarray, "k terms"] | None = None
     length: int = 0
+    period: float = 0.0
 
     @property
     def width(self) -> int:
@@ -166,65 +148,71 @@ class _FittedColumn:
         own = {
             "number": 1,
             "timestamp": 3,
+            "cyclic": 2,
             "category": len(self.terms),
             "text": 0 if self.components is None else len(self.components),
             "vector": self.length,
         }[self.kind]
         return own + self.missing
 
-    def encode(self, cells: Shaped[np.ndarray, " rows"]) -> Float[np.ndarray, "rows width"]:
-        """Encode cells that `read_cells` returned as vectors `(rows, width)`, in float32."""
-        absent = is_missing(cells)
-        parts = _ENCODE[self.kind](self, cells)
-        parts = np.where(absent[:, None], 0.0, parts)
+    def encode(self, column: Column) -> Float[np.ndarray, "rows width"]:
+        """Encode the cells of a column as vectors `(rows, width)`, in float32."""
+        parts = np.where(column.missing[:, None], 0.0, _ENCODE[self.kind](self, column))
         if self.missing:
-            parts = np.concatenate([parts, absent[:, None]], axis=1)
+            parts = np.concatenate([parts, column.missing[:, None]], axis=1)
         return parts.astype(np.float32)
 
-    def _number(self, cells: Float[np.ndarray, " rows"]) -> Float[np.ndarray, "rows 1"]:
-        return np.asarray((np.nan_to_num(cells)[:, None] - self.mean) / self.scale)
+    def _number(self, column: Column) -> Float[np.ndarray, "rows 1"]:
+        return np.asarray((_numbers(column)[:, None] - self.mean) / self.scale)
 
-    def _timestamp(self, cells: Float[np.ndarray, " rows"]) -> Float[np.ndarray, "rows 3"]:
-        turn = 2 * np.pi * np.nan_to_num(cells)[:, None] / _DAYS_PER_YEAR
-        return np.concatenate([self._number(cells), np.cos(turn) / 2, np.sin(turn) / 2], axis=1)
+    def _timestamp(self, column: Column) -> Float[np.ndarray, "rows 3"]:
+        # A circle whose circumference is π has the radius ½.
+        year = points_on_circle(np.pi / _DAYS_PER_YEAR * _numbers(column), np.pi)
+        return np.concatenate([self._number(column), year], axis=1)
 
-    def _category(self, cells: Shaped[np.ndarray, " rows"]) -> Float[np.ndarray, "rows categories"]:
+    def _cyclic(self, column: Column) -> Float[np.ndarray, "rows 2"]:
+        return np.asarray(column.cells / self.scale)
+
+    def _category(self, column: Column) -> Float[np.ndarray, "rows categories"]:
         indices = {term: index for index, term in enumerate(self.terms)}
-        found = np.array([indices.get(cell, -1) for cell in cells], int)
+        found = np.array([indices.get(cell, -1) for cell in column.cells], int)
         return np.asarray(np.sqrt(0.5) * (found[:, None] == np.arange(len(self.terms))))
 
-    def _text(self, cells: Shaped[np.ndarray, " rows"]) -> Float[np.ndarray, "rows k"]:
+    def _text(self, column: Column) -> Float[np.ndarray, "rows k"]:
         from sklearn.feature_extraction.text import CountVectorizer
 
         assert self.components is not None
         if not len(self.components):
-            return np.zeros((len(cells), 0))
+            return np.zeros((len(column.cells), 0))
         count = CountVectorizer(token_pattern=_TOKEN, vocabulary=list(self.terms), dtype=np.float64)
-        counts = count.transform(["" if cell is None else cell for cell in cells])
+        counts = count.transform(column.cells)
         weighting = replace(get_weighting("tfidf"), words=self.weights)
         points = np.asarray(weighting.apply(counts.tocsr()) @ self.components.T)
         lengths = np.linalg.norm(points, axis=1, keepdims=True)
         return np.asarray(points / np.where(lengths > 0, lengths, 1.0))
 
-    def _vector(self, cells: Shaped[np.ndarray, " rows"]) -> Float[np.ndarray, "rows length"]:
-        parts = np.zeros((len(cells), self.length))
-        for row, cell in enumerate(cells):
-            if cell is not None and len(cell) != self.length:
-                raise DataError(
-                    f"column {self.name!r} must hold vectors of {self.length} elements, to which the encoder was "
-                    f"fitted, got {len(cell)} elements in row {row}. Fit the encoder again."
-                )
-            parts[row] = 0.0 if cell is None else cell
-        return parts / self.scale
+    def _vector(self, column: Column) -> Float[np.ndarray, "rows length"]:
+        if column.width != self.length:
+            raise DataError(
+                f"column {self.name!r} must hold vectors of {self.length} elements, to which the encoder was fitted, "
+                f"got {column.width} elements. Fit the encoder again."
+            )
+        return np.asarray(column.cells / self.scale)
 
 
 _ENCODE = {
     "number": _FittedColumn._number,
     "timestamp": _FittedColumn._timestamp,
+    "cyclic": _FittedColumn._cyclic,
     "category": _FittedColumn._category,
     "text": _FittedColumn._text,
     "vector": _FittedColumn._vector,
 }
+
+
+def _numbers(column: Column) -> Float[np.ndarray, " rows"]:
+    """Return the cells of a column of numbers, or those of timestamps as days since 1970."""
+    return (column.cells + column.origin) / column.unit
 
 
 class TableVectors(Encoder):
@@ -270,10 +258,10 @@ class TableVectors(Encoder):
             KindError: `table` is not a table.
             DataError: the table has no rows, or a column is missing or cannot be encoded.
         """
-        columns = read_columns(table, self.columns)
-        if not columns or not len(next(iter(columns.values()))):
+        rows = _as_table(table, self.columns)
+        if not rows.num_rows or not rows.num_columns:
             raise DataError("table must have at least one row and one column, got an empty table.")
-        self.fitted_columns = tuple(self._fit(name, *read_cells(name, column)) for name, column in columns.items())
+        self.fitted_columns = tuple(self._fit(_read(rows, name)) for name in rows.column_names)
         return self
 
     def fit_encode(self, inputs: Table, progress: Progress | None = None) -> Float[np.ndarray, "rows width"]:
@@ -289,22 +277,24 @@ class TableVectors(Encoder):
         """
         if not self.fitted:
             raise OptionError("TableVectors must be fitted first, got an unfitted encoder. Call fit.")
-        columns = read_columns(inputs, tuple(column.name for column in self.fitted_columns))
+        table = _as_table(inputs, tuple(column.name for column in self.fitted_columns))
         parts = []
-        for column in self.fitted_columns:
-            kind, cells = read_cells(column.name, columns[column.name])
+        for fitted in self.fitted_columns:
+            column = _read(table, fitted.name, fitted)
             # Texts with few values are fitted as categories.
-            found, wanted = ("text" if each == "category" else each for each in (kind, column.kind))
-            if found != wanted:
+            found, expected = ("text" if each == "category" else each for each in (column.kind, fitted.kind))
+            if column.missing.all():
                 # The kind of a column without any present cell is arbitrary.
-                if not is_missing(cells).all():
-                    raise DataError(
-                        f"column {column.name!r} must hold {wanted}s, to which the encoder was fitted, got {found}s. "
-                        "Convert the column, or fit the encoder again."
-                    )
-                number = wanted in ("number", "timestamp")
-                cells = np.full(len(cells), np.nan) if number else np.full(len(cells), None, object)
-            parts.append(column.encode(cells))
+                cell = np.zeros(fitted.width, np.float32)
+                cell[fitted.width - fitted.missing :] = 1.0
+                parts.append(np.tile(cell, (table.num_rows, 1)))
+            elif found == expected:
+                parts.append(fitted.encode(column))
+            else:
+                raise DataError(
+                    f"column {fitted.name!r} must hold {expected}s, to which the encoder was fitted, got {found}s. "
+                    "Convert the column, or fit the encoder again."
+                )
         return np.concatenate(parts, axis=1)
 
     @property
@@ -399,7 +389,10 @@ class TableVectors(Encoder):
         """Raise a `ValueError` if the arrays of a column are not those of its words."""
         for column in self.fitted_columns:
             words, weights, components = len(column.terms), column.weights, column.components
-            numbers = all(isinstance(number, float) and np.isfinite(number) for number in (column.mean, column.scale))
+            given = column.mean, column.scale, column.period
+            numbers = all(isinstance(number, float) and np.isfinite(number) for number in given)
+            if column.kind == "cyclic" and not column.period > 0:
+                raise ValueError(f"column {column.name!r} must have a positive period, got {column.period}")
             if weights is not None and weights.shape != (words,):
                 raise ValueError(f"column {column.name!r} must have {words} weights, got shape {weights.shape}")
             if components is not None and (components.ndim != 2 or components.shape[1] != words):
@@ -411,28 +404,25 @@ class TableVectors(Encoder):
             if column.kind not in _ENCODE or not isinstance(column.name, str) or not isinstance(column.missing, bool):
                 raise ValueError(f"column {column.name!r} must have a kind of {', '.join(_ENCODE)}, and a name")
 
-    def _fit(self, name: str, kind: Kind, cells: Shaped[np.ndarray, " rows"]) -> _FittedColumn:
+    def _fit(self, column: Column) -> _FittedColumn:
         from sklearn.preprocessing import StandardScaler
 
-        absent = is_missing(cells)
-        missing, present = bool(absent.any()), cells[~absent]
+        name, kind, missing = column.name, column.kind, bool(column.missing.any())
+        present = column.take(np.flatnonzero(~column.missing))
+        rows = len(present.cells)
         if kind in ("number", "timestamp"):
-            scaler = StandardScaler().fit(present[:, None] if len(present) else np.zeros((1, 1)))
+            scaler = StandardScaler().fit(_numbers(present)[:, None] if rows else np.zeros((1, 1)))
             return _FittedColumn(name, kind, missing, float(scaler.mean_[0]), float(scaler.scale_[0]))
+        if kind == "cyclic":
+            scale = float(np.sqrt(present.cells.var(axis=0).sum())) if rows else 1.0
+            return _FittedColumn(name, kind, missing, scale=scale or 1.0, period=column.period)
         if kind == "vector":
-            widths = {len(cell) for cell in present}
-            if len(widths) > 1:
-                raise DataError(
-                    f"column {name!r} must hold vectors of equal length, got lengths {min(widths)} to {max(widths)}. "
-                    "Truncate or pad the vectors, or leave the column out."
-                )
-            stacked = np.array([*present], np.float64)
-            scale = float(np.sqrt(np.square(stacked).sum(axis=-1).mean())) if len(present) else 1.0
-            return _FittedColumn(name, kind, missing, scale=scale or 1.0, length=max(widths, default=0))
-        values = set(present.tolist())
-        if kind == "category" or len(values) <= min(self.max_categories, len(present) / 2):
+            scale = float(np.sqrt(np.square(present.cells).sum(axis=-1).mean())) if rows else 1.0
+            return _FittedColumn(name, kind, missing, scale=scale or 1.0, length=column.width if rows else 0)
+        values = set(present.cells.tolist())
+        if kind == "category" or len(values) <= min(self.max_categories, rows / 2):
             return _FittedColumn(name, "category", missing, terms=tuple(sorted(values)))
-        return self._fit_text(name, missing, present)
+        return self._fit_text(name, missing, present.cells)
 
     def _fit_text(self, name: str, missing: bool, present: Shaped[np.ndarray, " rows"]) -> _FittedColumn:
         from sklearn.feature_extraction.text import CountVectorizer

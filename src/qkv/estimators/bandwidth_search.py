@@ -19,7 +19,7 @@ import numpy as np
 
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.typing import Float, Int
-from qkv.estimators.leave_one_out import class_losses
+from qkv.estimators.analytic_gradient import class_losses
 from qkv.kernels.numpy_blocks.exponential import NATURAL
 
 __all__ = [

@@ -35,25 +35,20 @@ from qkv.estimators.features import (
     encoding_sizes,
     fit_encoding,
     has_linear_part,
+    is_frame,
+    read_columns,
 )
 from qkv.estimators.fitted_rows import FittedRows, RowExplanation
 from qkv.estimators.metric import METRICS, Metric, Parameters
 from qkv.estimators.metric_learning import TrainedMetric, as_tensors, embed_rows, train_metric
 from qkv.estimators.row_tree import MIN_TREE_ROWS, RowTree, build_row_trees
 from qkv.estimators.saved_estimator import SavedEstimator
-from qkv.estimators.table_columns import is_frame, read_columns
 
 __all__ = ["AttentionEstimator", "RandomState", "require_values"]
 
 
 def check_fitted_arrays(estimator: AttentionEstimator, rows: Features, outputs: int) -> None:
-    """Raise ValueError if shapes, codes or indices do not fit each other.
-
-    Args:
-        estimator: the estimator.
-        rows: features of its fitted rows.
-        outputs: values per row.
-    """
+    """Raise ValueError if shapes, codes or indices do not fit each other."""
     count = len(estimator.rows_["values"])
     shapes = {
         "keys_": (estimator.keys_, (len(estimator.keys_), count, estimator.keys_.shape[2])),
@@ -164,8 +159,8 @@ class AttentionEstimator(SavedEstimator, ABC):
             def progress(step: int, steps: int, loss: float) -> None:
                 bar(task, step, steps, f"loss {loss:.4g}")
 
-            wanted = self.verbose is not False
-            trained = train_metric(metric, features, values, weights, options, seed, progress if wanted else None)
+            shown = self.verbose is not False
+            trained = train_metric(metric, features, values, weights, options, seed, progress if shown else None)
         self._search_bandwidth(metric, trained, features, values, weights, seed)
         self.rows_ = {"numbers": features.numbers, "codes": features.codes, "values": values}
         self.sample_weight_: Float[np.ndarray, " rows"] | None = weights

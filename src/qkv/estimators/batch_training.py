@@ -18,11 +18,12 @@ from qkv.core.typing import Float, Int
 from qkv.estimators.analytic_gradient import (
     EncodedRows,
     MemberParameters,
+    class_losses,
     embed,
     inverse_bandwidths,
     loss_and_gradient,
+    weighted_means,
 )
-from qkv.estimators.leave_one_out import class_losses, weighted_means
 from qkv.estimators.metric import Metric
 
 __all__ = ["Trace", "TrainingOptions", "TrainingRows", "learning_rate_factor", "train_member"]

@@ -25,10 +25,9 @@ from qkv.engine import observe
 from qkv.errors import DataError, KindError
 from qkv.estimators.bandwidth_search import BATCH_GRID, LOCAL_GRID, MIN_ROWS, SEARCH_ROWS, WIDE_GRID
 from qkv.estimators.effort import EFFORTS
-from qkv.estimators.features import Features, encode_columns, fit_encoding, join_encodings
+from qkv.estimators.features import Features, encode_columns, fit_encoding, join_encodings, read_columns
 from qkv.estimators.fitted_rows import query_blocks
 from qkv.estimators.metric_learning import as_tensors, embed_rows, train_metric
-from qkv.estimators.table_columns import read_columns
 from qkv.masks import Documents
 from qkv.readouts import LogSumExp
 from qkv.scores import Gaussian

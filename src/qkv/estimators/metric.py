@@ -144,14 +144,7 @@ class Metric:
         codes: Int[Tensor, "#members rows categories"],
         dropout_mask: Float[Tensor, " layers #members rows hidden"] | None = None,
     ) -> tuple[Float[Tensor, "members rows key_width"], Float[Tensor, "members rows outputs"] | None]:
-        """Return the keys and the trends of rows. The trends are None if the metric has no trend.
-
-        Args:
-            parameters: parameters as `initial_parameters` returns them.
-            numbers: numeric features.
-            codes: categorical features.
-            dropout_mask: factors of the hidden units.
-        """
+        """Return the keys and the trends of rows. The trends are None if the metric has no trend."""
         numbers, unlimited = numbers[..., : self.numbers], numbers[..., self.numbers :]
         u = hidden = plain = torch.cat([numbers, *_one_hot(codes, self.sizes)], dim=-1)
         if self.has_network:

@@ -6,6 +6,11 @@ The other rows are the rows of the same batch (see `batch_training`), or all fit
 every batch if there are many. In the last two cases, all members of an ensemble are trained at once along the first
 axis. Each member holds out some rows, evaluates a running mean of its parameters on the held-out rows, and keeps the
 best mean.
+
+The first parameters have closed forms: a ridge regression as the trend, and a bandwidth for its residuals. The features
+of the regression are the numbers and the one-hot encoded codes of a row. Its intercept is not needed,
+because an estimate adds the weighted mean of the residuals. The bandwidth is the value of a grid with the smallest
+leave-one-out loss of some rows. Each member uses its training rows only.
 """
 
 from __future__ import annotations
@@ -21,15 +26,20 @@ from torch import Tensor
 
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.typing import Float, Int
-from qkv.estimators.analytic_gradient import EncodedRows, MemberParameters, encode_rows
+from qkv.estimators.analytic_gradient import (
+    MIN_PROBABILITY,
+    EncodedRows,
+    MemberParameters,
+    embed,
+    encode_rows,
+    leave_one_out_loss,
+)
 from qkv.estimators.batch_training import Trace, TrainingOptions, TrainingRows, learning_rate_factor, train_member
 from qkv.estimators.effort import SMALL_TABLE
 from qkv.estimators.features import Features
-from qkv.estimators.leave_one_out import MIN_PROBABILITY, leave_one_out_loss
 from qkv.estimators.metric import Metric, Parameters
 from qkv.estimators.nadaraya_watson import Embedded, weighted_mean_with_trend
 from qkv.estimators.ridge import fit_ridge, row_shares
-from qkv.estimators.warm_start import warm_start
 from qkv.masks import Documents, Mask
 
 __all__ = [
@@ -41,6 +51,60 @@ __all__ = [
     "TrainedMetric",
     "TrainingProgress",
 ]
+
+
+_MOST_OPERATIONS = 5e7
+"""Multiplications of the decomposition, which limit the rows that it uses."""
+_START_BANDWIDTHS = 2.0 ** np.arange(-2.0, 6.0)
+_BANDWIDTH_ROWS = 128
+
+
+def warm_start(
+    metric: Metric, parameters: Parameters, rows: Sequence[TrainingRows], training: Int[np.ndarray, "members training"]
+) -> Parameters:
+    """Return initial parameters with the trend and the bandwidth of closed forms.
+
+    Args:
+        metric: the metric.
+        parameters: its random initial parameters.
+        rows: all rows, for each member with the values that its trend is fitted to.
+        training: indices of the training rows of each member, in any order.
+    """
+    with ignore_numpy_warnings():
+        started = [
+            _start_member(
+                metric, {name: each[member].numpy().copy() for name, each in parameters.items()}, rows[member], own
+            )
+            for member, own in enumerate(training)
+        ]
+    return {name: torch.from_numpy(np.stack([each[name] for each in started])) for name in parameters}
+
+
+def _start_member(
+    metric: Metric, parameters: MemberParameters, rows: TrainingRows, training: Int[np.ndarray, " training"]
+) -> MemberParameters:
+    width = metric.encoded_width
+    if metric.trend != "none" and width:
+        count = len(training)
+        while count * width * min(count, width) > _MOST_OPERATIONS and count > 1:
+            count //= 2
+        own = training[:count]
+        encoded = rows.encoded[own]
+        design = np.concatenate([encoded.numbers, encoded.dense_flags], axis=1)
+        found = fit_ridge(design, rows.values[own], rows.weights_of(own)).slopes
+        scale = parameters["scale"][0][-width:, None] if metric.has_network else 1.0
+        parameters["C"][-width:] = found / scale
+    some = training[:_BANDWIDTH_ROWS]
+    keys, trends, _ = embed(metric, parameters, rows.encoded[some])
+    losses = []
+    for bandwidth in _START_BANDWIDTHS:
+        inverse = np.full(len(parameters["log_bandwidth"]), 0.5 / bandwidth**2, np.float32)
+        found_loss = leave_one_out_loss(
+            keys, rows.values[some], trends, inverse, rows.weights_of(some), metric.classification
+        ).loss
+        losses.append(found_loss)
+    parameters["log_bandwidth"][...] = np.log(_START_BANDWIDTHS[int(np.argmin(losses))])
+    return parameters
 
 
 _MOST_ROWS, _MOST_COLUMNS, _MOST_FLAGS = 2048, 256, 128

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.typing import Float, Int
+from qkv.estimators.regression.neighbor_blocks import PointBlocks, split_into_blocks
 from qkv.kernels.numpy_blocks.exponential import NATURAL
 from qkv.kernels.runtime.workers import run_on_workers, split_evenly
 
@@ -46,7 +47,7 @@ class RowTree:
         keys: for each row its key less the center, minus its square, and 1.
         known: values times the sample weights, and these weights as the last column.
         starts: first row of each box, and the number of rows.
-        low, high: the corners of each box.
+        boxes: the rows of each box and its corners.
         log_weight: logarithm of the sum of all sample weights.
     """
 
@@ -54,29 +55,34 @@ class RowTree:
     keys: Float[Tensor, "rows lifted"]
     known: Float[Tensor, "rows columns"]
     starts: Int[np.ndarray, " starts"]
-    low: Float[np.ndarray, "boxes width"]
-    high: Float[np.ndarray, "boxes width"]
+    boxes: PointBlocks
     log_weight: float
 
     def means(self, queries: Float[np.ndarray, "q width"], inverse: float) -> Float[np.ndarray, "q outputs"]:
         """Return the weighted mean of the values for each query, with g = `inverse`."""
         queries = queries - self.center
         found = np.empty((len(queries), self.known.shape[1] - 1))
-        blocks = split_evenly(_split(queries, _QUERIES), torch.get_num_threads())
+        near = split_into_blocks(queries, _QUERIES)
+        blocks = split_evenly(range(len(near.rows)), torch.get_num_threads())
 
         def run(number: int, workspace: object) -> None:
-            for rows in blocks[number]:
+            for block in blocks[number]:
+                rows, gaps = near.rows[block], near.squared_gaps(block, self.boxes)
                 with ignore_numpy_warnings():
-                    sums = self._sums(queries[rows], inverse)
+                    sums = self._sums(queries[rows], gaps, inverse)
                 found[rows] = sums[:, :-1] / sums[:, -1:]
 
         run_on_workers(run, len(blocks))
         return found
 
-    def _sums(self, queries: Float[np.ndarray, "b width"], inverse: float) -> Float[np.ndarray, "b columns"]:
-        """Return the weighted sums of `known` for near queries, up to a factor for each query."""
+    def _sums(
+        self, queries: Float[np.ndarray, "b width"], gaps: Float[np.ndarray, " boxes"], inverse: float
+    ) -> Float[np.ndarray, "b columns"]:
+        """Return the weighted sums of `known` for near queries, up to a factor for each query.
+
+        `gaps` are the squared distances between the box of the queries and each box.
+        """
         lifted = np.column_stack([queries * (2.0 * inverse), np.full(len(queries), inverse), np.zeros(len(queries))])
-        gaps = self._gaps(queries)
         first = np.argpartition(gaps, min(_FIRST_BOXES, len(gaps)) - 1)[:_FIRST_BOXES]
         lifted[:, -1] = -self._largest(lifted, first)
         total = self._add(lifted, first)
@@ -91,11 +97,6 @@ class RowTree:
             lifted[:, -1] = -self._largest(lifted, both)
             found = self._add(lifted, both)
         return found
-
-    def _gaps(self, queries: Float[np.ndarray, "b width"]) -> Float[np.ndarray, " boxes"]:
-        """Return the squared distance between the box of the queries and each box."""
-        gap = np.maximum(self.low - queries.max(axis=0), queries.min(axis=0) - self.high)
-        return np.asarray(np.square(np.maximum(gap, 0.0)).sum(axis=1))
 
     def _largest(self, lifted: Float[np.ndarray, "b lifted"], boxes: Int[np.ndarray, " n"]) -> Float[np.ndarray, " b"]:
         """Return the largest logit of each query in some boxes."""
@@ -144,27 +145,10 @@ def _build(
 ) -> RowTree:
     center = keys.mean(axis=0)
     keys = keys - center
-    boxes = _split(keys, _BOX)
-    order = np.concatenate(boxes)
-    starts = np.cumsum([0, *(len(box) for box in boxes)])
-    low = np.stack([keys[box].min(axis=0) for box in boxes])
-    high = np.stack([keys[box].max(axis=0) for box in boxes])
+    boxes = split_into_blocks(keys, _BOX)
+    order = np.concatenate(boxes.rows)
+    starts = np.cumsum([0, *map(len, boxes.rows)])
     lifted = np.column_stack([keys, -np.square(keys).sum(axis=1), np.ones(len(keys))])[order]
     known = np.concatenate([values * weight, weight], axis=1)[order]
     log_weight = math.log(float(weight.sum()))
-    return RowTree(center, torch.from_numpy(lifted), torch.from_numpy(known), starts, low, high, log_weight)
-
-
-def _split(points: Float[np.ndarray, "n width"], size: int) -> list[Int[np.ndarray, " m"]]:
-    """Return the indices of points in groups of at most `size`, halved where their variance is largest."""
-    groups, rest = [], [np.arange(len(points))]
-    while rest:
-        rows = rest.pop()
-        if len(rows) <= size:
-            groups.append(rows)
-            continue
-        own = points[rows]
-        column, half = int(own.var(axis=0).argmax()), len(rows) // 2
-        order = np.argpartition(own[:, column], half)
-        rest += [rows[order[half:]], rows[order[:half]]]
-    return groups
+    return RowTree(center, torch.from_numpy(lifted), torch.from_numpy(known), starts, boxes, log_weight)

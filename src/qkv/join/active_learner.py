@@ -22,15 +22,11 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from qkv.core.typing import Bool, Float, Int
-from qkv.join.agreement_levels import append_log_odds, level_log_odds
 from qkv.join.attention_weights import attention_weights
-from qkv.join.comparison_vectors import ComparisonVectors
-from qkv.join.expected_f1 import expected_f1_threshold
+from qkv.join.comparison_vectors import ComparisonVectors, PairList, append_log_odds, level_log_odds
 from qkv.join.labels import Labels
 from qkv.join.model import JoinModel
-from qkv.join.pair_sets import PairList
-from qkv.join.self_training import limit_sharpness
-from qkv.join.unsupervised import Estimate
+from qkv.join.unsupervised import Estimate, expected_f1_threshold, limit_sharpness
 
 __all__ = ["ActiveLearner", "fit_from_prior", "LabelledRows"]
 

@@ -52,13 +52,13 @@ def collect_matches(
     """
     min_logit = np.log(_MIN_PROBABILITY / (1 - _MIN_PROBABILITY))
     no_match = np.ones(rows)
-    kept = [(np.zeros(0, int), np.zeros(0, int), np.zeros(0), np.zeros(0))]
+    near_pairs = [(np.zeros(0, int), np.zeros(0, int), np.zeros(0), np.zeros(0))]
     for own, keys, logits in batches:
         weights, no_match[own] = attention_weights(own, logits)
         near = np.flatnonzero(logits >= min_logit)
         near = near[top_per_row(own[near], logits[near], _MAX_PER_ROW)]
-        kept.append((own[near], keys[near], logits[near], weights[near]))
-    near_rows, near_keys, near_logits, near_weights = (np.concatenate(parts) for parts in zip(*kept, strict=True))
+        near_pairs.append((own[near], keys[near], logits[near], weights[near]))
+    near_rows, near_keys, near_logits, near_weights = (np.concatenate(parts) for parts in zip(*near_pairs, strict=True))
     return CandidateMatches(near_rows, near_keys, near_logits, near_weights, no_match)
 
 

@@ -14,10 +14,8 @@ import numpy as np
 
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Shaped
-from qkv.join.agreement_levels import agreement, rarity
 from qkv.join.compared_columns import ComparedColumn
-from qkv.join.comparison_vectors import ComparisonVectors, join_cells, tfidf_rows
-from qkv.join.pair_sets import PairGrid, PairList
+from qkv.join.comparison_vectors import ComparisonVectors, PairGrid, PairList, agreement, join_cells, rarity, tfidf_rows
 
 __all__ = ["CandidatePairs"]
 
@@ -67,20 +65,20 @@ class CandidatePairs:
             progress: called with the step, the count done and the total.
             of: left rows to include; None for all.
         """
-        wanted = np.ones(self.rows, bool) if of is None else np.isin(np.arange(self.rows), of)
+        selected = np.ones(self.rows, bool) if of is None else np.isin(np.arange(self.rows), of)
         width = len(self.measures.names)
         if self.count is None:
             most = max(1, _BYTES // (4 * width * max(self.keys, 1)))
             for start in range(0, self.rows, most):
                 stop = min(start + most, self.rows)
-                if not wanted[start:stop].any():
+                if not selected[start:stop].any():
                     continue
                 found = self.measures.compute(PairGrid(start, stop)).reshape(-1, width)
                 rows = np.repeat(np.arange(start, stop), self.keys)
                 keys = np.tile(np.arange(self.keys), stop - start)
-                kept = wanted[rows] & self._allowed(rows, keys)
-                if not kept.all():
-                    rows, keys, found = rows[kept], keys[kept], found[kept]
+                allowed = selected[rows] & self._allowed(rows, keys)
+                if not allowed.all():
+                    rows, keys, found = rows[allowed], keys[allowed], found[allowed]
                 yield rows, keys, found
                 report(progress, "comparing", stop, self.rows)
             return
@@ -88,7 +86,7 @@ class CandidatePairs:
             self._candidates = self._most_similar(self.count, progress)
         rows, keys = self._candidates
         if of is not None:
-            rows, keys = rows[wanted[rows]], keys[wanted[rows]]
+            rows, keys = rows[selected[rows]], keys[selected[rows]]
         most = max(1, _BYTES // (8 * width * self.count)) * self.count
         # A batch ends with the last pair of a left row.
         ends = np.searchsorted(rows, rows[most - 1 :: most], side="right")
@@ -102,7 +100,7 @@ class CandidatePairs:
     ) -> tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"], Float[np.ndarray, "pairs similarities"]]:
         """Return `(rows, keys, measures)` of the `count` pairs of each left row whose agreement is rarest.
 
-        Rarity is that among random pairs (`qkv.join.agreement_levels.rarity`).
+        Rarity is that among random pairs (`qkv.join.comparison_vectors.rarity`).
 
         Args:
             count: number of pairs per left row.

@@ -16,21 +16,22 @@ import html
 import re
 import unicodedata
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
 from qkv.core.typing import Bool, Shaped
-from qkv.database.keys.columns import Column, fold
+from qkv.encoders.columns import Column, fold
 from qkv.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ComparedColumn", "Kind", "clean", "read_columns"]
+__all__ = ["COMPARED_AS", "ComparedAs", "ComparedColumn", "clean", "read_columns"]
 
-Kind = Literal["text", "code", "number", "date"]
-KINDS: tuple[Kind, ...] = ("text", "code", "number", "date")
+ComparedAs = Literal["text", "code", "number", "date"]
+COMPARED_AS: tuple[ComparedAs, ...] = get_args(ComparedAs)
+"""How a column can be compared, which follows from the kinds of both columns and from their cells."""
 
 _CLITIC = re.compile(r"\s*['’`_]\s*(?=[^\W\d_]{1,2}\b)")
 _ACCENT = re.compile("[\u0300-\u036f]")
@@ -51,7 +52,7 @@ class ComparedColumn:
     """
 
     name: str
-    kind: Kind
+    kind: ComparedAs
     left: Shaped[np.ndarray, " left"]
     right: Shaped[np.ndarray, " right"]
     left_missing: Bool[np.ndarray, " left"]
@@ -78,7 +79,7 @@ def clean(text: str) -> str:
 
 
 def read_columns(
-    left: pa.Table, right: pa.Table, names: tuple[str, ...], kinds: dict[str, Kind] | None = None
+    left: pa.Table, right: pa.Table, names: tuple[str, ...], kinds: dict[str, ComparedAs] | None = None
 ) -> list[ComparedColumn]:
     """Return the normalized cells of the columns `names` of two pyarrow tables, ready for comparison.
 
@@ -97,7 +98,7 @@ def read_columns(
     ]
 
 
-def _compare_columns(left: Column, right: Column, kind: Kind | None) -> ComparedColumn:
+def _compare_columns(left: Column, right: Column, kind: ComparedAs | None) -> ComparedColumn:
     for column in (left, right):
         if column.kind == "vector":
             raise DataError(
@@ -108,10 +109,10 @@ def _compare_columns(left: Column, right: Column, kind: Kind | None) -> Compared
     return ComparedColumn(left.name, kind, left_cells, right_cells, left_missing, right_missing)
 
 
-def _kind(left: Column, right: Column) -> Kind:
+def _kind(left: Column, right: Column) -> ComparedAs:
     if left.kind == right.kind == "timestamp":
         return "date"
-    if {left.kind, right.kind} <= {"number", "boolean"}:
+    if {left.kind, right.kind} <= {"number", "boolean", "cyclic"}:
         return "code" if _are_integer_codes(left) and _are_integer_codes(right) else "number"
     texts = [text for column in (left, right) for text in _as_texts(column) if _WORD.search(text)]
     if not texts:
@@ -126,7 +127,7 @@ def _are_integer_codes(column: Column) -> bool:
 
     This number must be at least four. Missing cells are ignored; a column without other cells gives False.
     """
-    cells = column.cells[~column.missing]
+    cells = column.numbers(column.cells[~column.missing])
     if not len(cells) or (cells != np.round(cells)).any() or (cells < 0).any():
         return False
     lengths, counts = np.unique([len(f"{cell:.0f}") for cell in cells], return_counts=True)
@@ -154,11 +155,11 @@ def _as_texts(column: Column) -> Shaped[np.ndarray, " rows"]:
     if column.original is not None:
         return np.array(["" if text is None else str(text) for text in column.original], dtype=object)
     timestamps = column.kind == "timestamp"
-    texts = [str(column.timestamp(cell)) if timestamps else f"{cell:.15g}" for cell in column.cells]
+    texts = [str(column.timestamp(cell)) if timestamps else f"{cell:.15g}" for cell in column.numbers(column.cells)]
     return np.where(column.missing, "", np.array(texts, dtype=object))
 
 
-def _convert(column: Column, kind: Kind) -> tuple[Shaped[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
+def _convert(column: Column, kind: ComparedAs) -> tuple[Shaped[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
     """Return the cells of a column, converted to `kind`, and a boolean array that is True for missing cells.
 
     Dates become days since 1970, numbers float64, and texts and codes normalized strings.
@@ -173,8 +174,8 @@ def _convert(column: Column, kind: Kind) -> tuple[Shaped[np.ndarray, " rows"], B
                 f"{column.kind!r}. Convert the column to dates, or fit the model again."
             )
         return (column.cells + column.origin) / column.units_per_day, column.missing
-    if kind == "number" and column.kind in ("number", "boolean"):
-        return column.cells, column.missing
+    if kind == "number" and column.kind in ("number", "boolean", "cyclic"):
+        return column.numbers(column.cells), column.missing
     raw = _as_texts(column)
     if kind == "number":
         numbers = np.array([_number(text) for text in raw], dtype=np.float64)  # NaN for None

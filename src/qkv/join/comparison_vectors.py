@@ -18,31 +18,197 @@
     any      missing       1 if either cell is missing; the column's other similarities are then 0
 
 Equal cells have the value 1 in all similarities. Inverse document frequencies are computed over both tables.
+
+The agreement of two cells in a column is a number in [0, 1] and a level:
+
+    text     max(spelling, 0.95 · contained)       number   max(equal, 0.95 · ratio)
+    code     spelling                              date     max(equal, 0.95 · spelling)
+
+The factor 0.95 reserves 1 for equal cells. Levels are intervals of the agreement; level 0 means that a cell is
+missing.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.sparse as sparse
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from qkv.core.typing import Float, Shaped
-from qkv.join.compared_columns import ComparedColumn, Kind
-from qkv.join.pair_sets import PairSet
+from qkv.core.typing import Float, Int, Shaped
+from qkv.join.compared_columns import ComparedAs, ComparedColumn
+from qkv.scores.string_functions import compare_all
 
-__all__ = ["ComparisonVectors", "join_cells", "tfidf_rows"]
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
-_MEASURES = {
-    "text": ("spelling", "words", "letters", "contained", "shared", "part", "digits", "missing"),
-    "code": ("equal", "spelling", "ending", "missing"),
-    "number": ("equal", "near", "ratio", "missing"),
-    "date": ("equal", "near", "spelling", "missing"),
-    "record": ("letters", "words", "contained"),
-}
+
+__all__ = [
+    "agreement",
+    "agreement_levels",
+    "append_log_odds",
+    "ComparisonVectors",
+    "join_cells",
+    "level_log_odds",
+    "LEVELS",
+    "log_odds_weights",
+    "PairGrid",
+    "PairList",
+    "rarity",
+    "tfidf_rows",
+]
+
+
+_ElementwiseFunction: TypeAlias = Callable[
+    [Shaped[np.ndarray, "*left"], Shaped[np.ndarray, "*right"]], Shaped[np.ndarray, "*pairs"]
+]
+
+
+@dataclass(frozen=True)
+class PairGrid:
+    """Pairs of the left rows `start:stop` with all right rows; results have shape `(stop − start, right rows)`."""
+
+    start: int
+    stop: int
+
+    def inner_products(self, left: csr_matrix, right: csr_matrix) -> Float[np.ndarray, "rows right"]:
+        """Return the inner products of the left rows `start:stop` with all right rows."""
+        return np.asarray((left[self.start : self.stop] @ right.T).toarray())
+
+    def string_similarity(
+        self, scorer: Callable[..., float], left: Shaped[np.ndarray, " left"], right: Shaped[np.ndarray, " right"]
+    ) -> Float[np.ndarray, "rows right"]:
+        """Return the similarity of left strings `start:stop` to each right string, computed by a RapidFuzz scorer."""
+        return compare_all(left[self.start : self.stop], right, scorer=scorer, dtype="float32")
+
+    def apply(
+        self, function: _ElementwiseFunction, left: Shaped[np.ndarray, " left"], right: Shaped[np.ndarray, " right"]
+    ) -> Shaped[np.ndarray, "rows right"]:
+        """Return the value of an elementwise function for each of the left cells `start:stop` and each right cell."""
+        return np.asarray(function(left[self.start : self.stop, None], right[None, :]))
+
+
+@dataclass(frozen=True, eq=False)
+class PairList:
+    """Pairs of left row `rows[i]` with right row `keys[i]`; results have shape `(pairs,)`."""
+
+    rows: Int[np.ndarray, " pairs"]
+    keys: Int[np.ndarray, " pairs"]
+
+    def inner_products(self, left: csr_matrix, right: csr_matrix) -> Float[np.ndarray, " pairs"]:
+        """Return the inner product of left row `rows[i]` and right row `keys[i]` for each i."""
+        return np.asarray(left[self.rows].multiply(right[self.keys]).sum(axis=1)).reshape(-1)
+
+    def string_similarity(
+        self, scorer: Callable[..., float], left: Shaped[np.ndarray, " left"], right: Shaped[np.ndarray, " right"]
+    ) -> Float[np.ndarray, " pairs"]:
+        """Return the similarity of the two strings of each pair, computed by a RapidFuzz scorer."""
+        from rapidfuzz import process
+
+        return np.asarray(process.cpdist(left[self.rows], right[self.keys], scorer=scorer, dtype="float32"))
+
+    def apply(
+        self, function: _ElementwiseFunction, left: Shaped[np.ndarray, " left"], right: Shaped[np.ndarray, " right"]
+    ) -> Shaped[np.ndarray, " pairs"]:
+        """Return the value of an elementwise function for the two cells of each pair."""
+        return np.asarray(function(left[self.rows], right[self.keys]))
+
+
+PairSet: TypeAlias = PairGrid | PairList
+
+
+LEVELS = (0.6, 0.8, 0.92, 0.999)
+"""Boundaries of the levels; the last level is for equal cells."""
+_NOT_EQUAL = 0.95
+_BEYOND = 1e-3
+_LOG_ODDS_SCALE = 5.0
+"""Divisor that brings log odds to the scale of the comparison vectors, so that both are regularized equally."""
+
+
+def agreement(
+    measures: ComparisonVectors, found: Float[np.ndarray, "*pairs similarities"]
+) -> Float[np.ndarray, "*pairs columns"]:
+    """Return the agreement of each pair of rows in each column, `(*pairs, columns)`, which is NaN for missing cells."""
+    columns, start = [], 0
+    for field in measures.fields:
+        kind = _MEASURES[field.kind]
+        own = {name: found[..., start + place] for place, name in enumerate(kind.names)}
+        start += len(kind.names)
+        columns.append(np.where(own["missing"] > 0, np.nan, kind.agreement(own)))
+    return np.stack(columns, axis=-1)
+
+
+def agreement_levels(agreed: Float[np.ndarray, "*pairs columns"]) -> Int[np.ndarray, "*pairs columns"]:
+    """Return the level of each agreement as int8, from 1 to 5. Missing cells (NaN) have level 0.
+
+    Example:
+        >>> agreement_levels(np.array([[np.nan, 0.1, 0.85, 1.0]])).tolist()
+        [[0, 1, 3, 5]]
+    """
+    found = np.searchsorted(np.array(LEVELS), agreed, side="right") + 1
+    return np.where(np.isnan(agreed), 0, found).astype(np.int8)
+
+
+def rarity(
+    agreed: Float[np.ndarray, "pairs columns"], random: Float[np.ndarray, "random columns"]
+) -> Float[np.ndarray, " pairs"]:
+    """Return Σ −log(share of random pairs that agree at least as well) over the columns (Fisher's method).
+
+    A column in which unrelated rows often agree, such as a price or a town, thus counts less than a title. A missing
+    cell counts 1, the mean over random pairs. Beyond the rarest agreement of random pairs, the agreement decides.
+
+    Example:
+        >>> random = np.linspace(0, 1, 101)[:, None]
+        >>> rarity(np.array([[0.5], [0.9], [np.nan]]), random).round(2).tolist()
+        [0.67, 2.14, 1.0]
+    """
+    total = np.zeros(len(agreed))
+    for column, known in zip(agreed.T, random.T, strict=True):
+        ordered = np.sort(known[~np.isnan(known)])
+        above = len(ordered) - np.searchsorted(ordered, column, side="left")
+        own = np.log((len(ordered) + 1) / (above + 1)) + column * _BEYOND
+        total += np.where(np.isnan(column), 1.0, own)
+    return total
+
+
+def level_log_odds(
+    measures: ComparisonVectors,
+    found: Float[np.ndarray, "pairs similarities"],
+    log_odds: Float[np.ndarray, "columns levels"],
+) -> Float[np.ndarray, "pairs columns"]:
+    """Return the log odds of the agreement of each pair in each column, `(pairs, columns)`.
+
+    Args:
+        measures: comparison of the two tables.
+        found: comparison vectors of the pairs.
+        log_odds: log odds of each agreement level, `(columns, levels)`.
+    """
+    level = agreement_levels(agreement(measures, found))
+    return np.stack([log_odds[column][level[:, column]] for column in range(level.shape[1])], axis=1)
+
+
+def append_log_odds(
+    found: Float[np.ndarray, "pairs similarities"], log_odds: Float[np.ndarray, "pairs columns"]
+) -> Float[np.ndarray, "pairs similarities+columns"]:
+    """Return the comparison vectors `found` followed by `log_odds / 5`, `(pairs, similarities + columns)`."""
+    return np.concatenate([found, log_odds / _LOG_ODDS_SCALE], axis=1, dtype=np.float64)
+
+
+def log_odds_weights(similarities: int, columns: int) -> Float[np.ndarray, " weights"]:
+    """Return the weights of such vectors for which the score is the sum of the log odds of all columns.
+
+    Example:
+        >>> log_odds_weights(2, 1).tolist()
+        [0.0, 0.0, 5.0]
+    """
+    return np.concatenate([np.zeros(similarities), np.full(columns, _LOG_ODDS_SCALE)])
+
+
+_RECORD = ("letters", "words", "contained")
 _ENDING = 4
 
 
@@ -93,7 +259,7 @@ class ComparisonVectors:
     def __init__(self, fields: list[ComparedColumn]) -> None:
         self.fields = fields
         texts = [field for field in fields if field.kind == "text"]
-        self.names = tuple((f.name, measure) for f in fields for measure in _MEASURES[f.kind])
+        self.names = tuple((f.name, measure) for f in fields for measure in _MEASURES[f.kind].names)
         self._words = {f.name: tfidf_rows(f.left, f.right, letters=False) for f in texts}
         self._trigram_vectors = {f.name: tfidf_rows(f.left, f.right, letters=True) for f in texts}
         self._digits = {f.name: tfidf_rows(_digit_words(f.left), _digit_words(f.right), letters=False) for f in texts}
@@ -101,18 +267,18 @@ class ComparisonVectors:
         if len(texts) > 1:
             left, right = (join_cells([getattr(f, side) for f in texts]) for side in ("left", "right"))
             self.record = (tfidf_rows(left, right, letters=True), tfidf_rows(left, right, letters=False))
-            self.names += tuple(("", measure) for measure in _MEASURES["record"])
+            self.names += tuple(("", measure) for measure in _RECORD)
 
     @property
-    def kinds(self) -> dict[str, Kind]:
+    def kinds(self) -> dict[str, ComparedAs]:
         """Kind of each compared column, by its name in the left table."""
         return {field.name: field.kind for field in self.fields}
 
     @staticmethod
-    def count(kinds: list[Kind]) -> int:
+    def count(kinds: list[ComparedAs]) -> int:
         """Return the number of elements of a comparison vector for columns of the kinds `kinds`."""
-        record = len(_MEASURES["record"]) if kinds.count("text") > 1 else 0
-        return sum(len(_MEASURES[kind]) for kind in kinds) + record
+        record = len(_RECORD) if kinds.count("text") > 1 else 0
+        return sum(len(_MEASURES[kind].names) for kind in kinds) + record
 
     def compute(self, pairs: PairSet) -> Float[np.ndarray, "*pairs similarities"]:
         """Return the comparison vector of each pair, `(*pairs, similarities)`, in float32."""
@@ -128,7 +294,7 @@ class ComparisonVectors:
 
     def _field(self, field: ComparedColumn, pairs: PairSet) -> list[Shaped[np.ndarray, "*pairs"]]:
         missing = pairs.apply(np.logical_or, field.left_missing, field.right_missing)
-        parts = _KINDS[field.kind](self, field, pairs)
+        parts = _MEASURES[field.kind].compute(self, field, pairs)
         return [np.where(missing, 0.0, part) for part in parts] + [missing]
 
     def _text(self, field: ComparedColumn, pairs: PairSet) -> list[Shaped[np.ndarray, "*pairs"]]:
@@ -164,11 +330,31 @@ class ComparisonVectors:
         return [distance == 0, np.exp(-distance / (scale or 1.0))]
 
 
-_KINDS = {
-    "text": ComparisonVectors._text,
-    "code": ComparisonVectors._code,
-    "number": ComparisonVectors._number,
-    "date": ComparisonVectors._date,
+class _Measures(NamedTuple):
+    """How a column is compared: the names of its similarities, their computation, and the agreement that they show."""
+
+    names: tuple[str, ...]
+    compute: Callable[[ComparisonVectors, ComparedColumn, PairSet], list[Shaped[np.ndarray, "*pairs"]]]
+    agreement: Callable[[Mapping[str, Float[np.ndarray, "*pairs"]]], Float[np.ndarray, "*pairs"]]
+
+
+_MEASURES: dict[ComparedAs, _Measures] = {
+    "text": _Measures(
+        ("spelling", "words", "letters", "contained", "shared", "part", "digits", "missing"),
+        ComparisonVectors._text,
+        lambda own: np.maximum(own["spelling"], _NOT_EQUAL * own["contained"]),
+    ),
+    "code": _Measures(("equal", "spelling", "ending", "missing"), ComparisonVectors._code, lambda own: own["spelling"]),
+    "number": _Measures(
+        ("equal", "near", "ratio", "missing"),
+        ComparisonVectors._number,
+        lambda own: np.maximum(own["equal"], _NOT_EQUAL * own["ratio"]),
+    ),
+    "date": _Measures(
+        ("equal", "near", "spelling", "missing"),
+        ComparisonVectors._date,
+        lambda own: np.maximum(own["equal"], _NOT_EQUAL * own["spelling"]),
+    ),
 }
 
 

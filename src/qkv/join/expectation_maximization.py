@@ -9,6 +9,23 @@ column that agrees in many pairs, such as the city, does not turn all of them in
 
 Source: Fellegi and Sunter 1969, A theory for record linkage; Winkler 1988, Using the EM algorithm for weight
 computation in the Fellegi–Sunter model of record linkage.
+
+For one text column, the scores of best matches are a mixture (`fit_best_matches`):
+
+    s = (cosine of words + cosine of letter trigrams) / 2        logit(pair) = a · s + b
+
+A single column leaves no agreement between columns to learn from, but the candidates of a row still compete: where a
+row has a match, its second candidate shows how similar the most similar other row is. Each pair of rows that are each
+other's best candidate is a match, with s ~ Normal(μ₁, σ), or not, with s ~ Normal(μ₀, σ); the second candidates of
+matches have the distribution of non-matches. Of the second candidates of both rows, the less similar one counts: the
+other one may be a duplicate within its table. Expectation–maximization estimates μ₁, μ₀, σ and the share π of matches:
+
+    a = (μ₁ − μ₀) / σ²        b = log(π / (1 − π)) − a · (μ₁ + μ₀) / 2
+
+A mixture of two normal distributions whose means differ by less than 2 σ has a single mode, whatever the share. The
+tables then do not tell matches from other pairs, and no pair is a match.
+
+Source of the bound: Behboodian 1970, On the modes of a mixture of two normal distributions, Technometrics 12.
 """
 
 from __future__ import annotations
@@ -20,12 +37,163 @@ from scipy.special import expit, logit
 
 from qkv.core.progress import Progress, track
 from qkv.core.typing import Float, Int, Num
-from qkv.join.agreement_levels import LEVELS, agreement, agreement_levels
 from qkv.join.attention_weights import two_way_weights
-from qkv.join.blocking import CandidatePairs
-from qkv.join.comparison_vectors import ComparisonVectors
+from qkv.join.blocking import CandidatePairs, top_per_row
+from qkv.join.comparison_vectors import LEVELS, ComparisonVectors, agreement, agreement_levels
 
-__all__ = ["EstimationSample", "estimate_log_odds", "estimation_sample", "sample_rows"]
+__all__ = [
+    "BestMatchMixture",
+    "estimate_log_odds",
+    "estimate_text_weights",
+    "estimation_sample",
+    "EstimationSample",
+    "fit_best_matches",
+    "mutual_best",
+    "sample_rows",
+]
+
+
+_MIXTURE_PSEUDOCOUNT = 3.0
+"""Number of prior pairs of similarity 1 among matches, and of similarity 0 among others; as with several columns."""
+_MIN_VARIANCE = 1e-3
+"""Added to the sum of squares, so that equal scores have a finite slope."""
+_MIN_SEPARATION = 2.0
+_NEGLIGIBLE = -50.0
+"""Log odds of all pairs where no pair is a match: millions of them leave "no match" a weight of 1."""
+_MIXTURE_STEPS = 500
+_SIMILARITIES = ("words", "letters")
+
+
+class BestMatchMixture(NamedTuple):
+    """Two normal distributions of equal deviation, of the similarities of matches and of other best candidates.
+
+    Attributes:
+        match, other: mean similarity of matches and of other pairs.
+        deviation: standard deviation of both.
+        share: share of the rows of the smaller table that have a match.
+    """
+
+    match: float
+    other: float
+    deviation: float
+    share: float
+
+    @property
+    def separated(self) -> bool:
+        """Whether the means differ by at least two standard deviations."""
+        return self.match - self.other >= _MIN_SEPARATION * self.deviation
+
+    @property
+    def slope(self) -> float:
+        """Log odds of a match per unit of similarity."""
+        return (self.match - self.other) / self.deviation**2
+
+    @property
+    def intercept(self) -> float:
+        """Log odds of a match at similarity 0."""
+        return float(logit(self.share)) - self.slope * (self.match + self.other) / 2
+
+
+class TextWeights(NamedTuple):
+    """Weights of the comparison vector of one text column, and whether they tell matches from other pairs.
+
+    Attributes:
+        weights, bias: the log odds of a match are `measures @ weights + bias`.
+        separated: whether the mean similarities of matches and of other pairs differ by two standard deviations.
+    """
+
+    weights: Float[np.ndarray, " weights"]
+    bias: float
+    separated: bool
+
+    def declined(self) -> TextWeights:
+        """Return weights for which no pair is a match."""
+        return TextWeights(np.zeros_like(self.weights), _NEGLIGIBLE, False)
+
+
+def estimate_text_weights(measures: ComparisonVectors, sample: EstimationSample) -> TextWeights:
+    """Return the weights of the comparison vector of one text column, followed by the weight of its log odds.
+
+    Args:
+        measures: comparison vectors of two tables that are compared by a single text column.
+        sample: candidate pairs to estimate from.
+    """
+    places = _places(measures)
+    similarity = sample.found[:, places].mean(axis=1, dtype=np.float64)
+    best, second = mutual_best(sample.rows, sample.keys, similarity)
+    mixture = fit_best_matches(similarity[best], second, min(sample.sizes))
+    names = [measure for _, measure in measures.names]
+    weights = np.zeros(len(names) + 1)
+    weights[places] = mixture.slope / len(places)
+    weights[names.index("missing")] = _NEGLIGIBLE - max(mixture.intercept, 0.0)
+    return TextWeights(weights, mixture.intercept, mixture.separated)
+
+
+def fit_best_matches(
+    best: Float[np.ndarray, " pairs"],
+    second: Float[np.ndarray, " pairs"],
+    rows: int | None = None,
+    start: Float[np.ndarray, " pairs"] | None = None,
+) -> BestMatchMixture:
+    """Fit the mixture to the similarities of pairs that are each other's best candidate.
+
+    Args:
+        best: similarity of each pair.
+        second: largest similarity of either row to another row, the smaller of both; NaN where there is none.
+        rows: number of rows of the smaller table, to which the share of matches refers; None for `len(best)`.
+        start: probability of a match of each pair to start from; None to start from its similarity.
+
+    Example:
+        >>> fitted = fit_best_matches(np.array([0.9, 0.95, 0.3, 0.25]), np.array([0.2, 0.3, 0.25, 0.2]))
+        >>> expit(fitted.slope * np.array([0.9, 0.95, 0.3, 0.25]) + fitted.intercept).round(2).tolist()
+        [1.0, 1.0, 0.0, 0.0]
+    """
+    count = max(len(best) if rows is None else rows, 1)
+    present = ~np.isnan(second)
+    below = np.where(present, second, 0.0)
+    other = below.sum() / (present.sum() + _MIXTURE_PSEUDOCOUNT)
+    share_of = np.where(best > (other + 1.0) / 2.0, 0.95, 0.05) if start is None else start
+    scores = np.concatenate([best, below])
+    mixture = BestMatchMixture(1.0, other, 1.0, 0.5)
+    for _ in range(_MIXTURE_STEPS):
+        matches = share_of.sum()
+        others = np.concatenate([1.0 - share_of, share_of * present])
+        match = (share_of @ best + _MIXTURE_PSEUDOCOUNT) / (matches + _MIXTURE_PSEUDOCOUNT)
+        other = others @ scores / (others.sum() + _MIXTURE_PSEUDOCOUNT)
+        squares = share_of @ (best - match) ** 2 + others @ (scores - other) ** 2 + _MIN_VARIANCE
+        # At least half a pair is counted on either side, so that the prior is finite.
+        share = min(max(matches, 0.5), max(count - 0.5, 0.5)) / count
+        deviation = float(np.sqrt(squares / (matches + others.sum() + _MIN_VARIANCE)))
+        mixture = BestMatchMixture(float(match), float(other), deviation, float(share))
+        previous, share_of = share_of, expit(mixture.slope * best + mixture.intercept)
+        if np.abs(share_of - previous).max(initial=0.0) < 1e-6:
+            break
+    return mixture
+
+
+def _places(measures: ComparisonVectors) -> list[int]:
+    return [place for place, (_, measure) in enumerate(measures.names) if measure in _SIMILARITIES]
+
+
+def mutual_best(
+    rows: Int[np.ndarray, " pairs"], keys: Int[np.ndarray, " pairs"], score: Float[np.ndarray, " pairs"]
+) -> tuple[Int[np.ndarray, " best"], Float[np.ndarray, " best"]]:
+    """Return the indices of pairs that are the best of both their rows, and the smaller score of the runners-up.
+
+    The score is NaN where neither row has another candidate.
+    """
+    best, runner_up = np.ones(len(score), bool), np.full(len(score), np.nan)
+    for side in (rows, keys):
+        order = top_per_row(side, score, 2)
+        first = np.append(True, np.diff(side[order]) != 0)[: len(order)]
+        own = np.zeros(len(score), bool)
+        own[order[first]] = True
+        best &= own
+        second = dict(zip(side[order[~first]].tolist(), score[order[~first]].tolist(), strict=True))
+        runner_up = np.fmin(runner_up, [second.get(row, np.nan) for row in side.tolist()])
+    found = np.flatnonzero(best)
+    return found, runner_up[found]
+
 
 _START = (0.03, 0.03, 0.04, 0.1, 0.8)
 """Prior of m, the probabilities of the levels among matches: four of five cells are equal."""

@@ -12,9 +12,8 @@ from qkv.core.container import Container, is_container, read_container, write_co
 from qkv.core.typing import Float
 from qkv.core.untrusted_json import parse_json, read_bounded
 from qkv.errors import DamagedError, DataError
-from qkv.join.agreement_levels import LEVELS, append_log_odds, level_log_odds, log_odds_weights
-from qkv.join.compared_columns import KINDS, Kind
-from qkv.join.comparison_vectors import ComparisonVectors
+from qkv.join.compared_columns import COMPARED_AS, ComparedAs
+from qkv.join.comparison_vectors import LEVELS, ComparisonVectors, append_log_odds, level_log_odds, log_odds_weights
 
 __all__ = ["JoinModel"]
 
@@ -42,7 +41,7 @@ class JoinModel:
     """
 
     on: tuple[tuple[str, str], ...]
-    kinds: dict[str, Kind]
+    kinds: dict[str, ComparedAs]
     log_odds: Float[np.ndarray, "columns levels"]
     learned: Float[np.ndarray, " weights"] | None
     bias: float
@@ -137,10 +136,10 @@ def _from_json(content: dict[str, Any]) -> JoinModel:
         threshold=float(content["threshold"]),
         notes=tuple(map(str, content["notes"])),
     )
-    if set(model.kinds) != {left for left, _ in model.on} or not set(model.kinds.values()) <= set(KINDS):
+    if set(model.kinds) != {left for left, _ in model.on} or not set(model.kinds.values()) <= set(COMPARED_AS):
         raise ValueError(
-            f"kinds must map each compared column to one of {', '.join(KINDS)}, got {model.kinds} for the columns "
-            f"{', '.join(left for left, _ in model.on)}"
+            f"kinds must map each compared column to one of {', '.join(COMPARED_AS)}, got {model.kinds} for "
+            f"the columns {', '.join(left for left, _ in model.on)}"
         )
     shape = (len(model.on), len(LEVELS) + 2)
     if model.log_odds.shape != shape:

@@ -14,15 +14,13 @@ from qkv.core.typing import Float, Int
 from qkv.database.io.sources import describe, read, require_columns
 from qkv.errors import DataError, OptionError
 from qkv.join.active_learner import ActiveLearner
-from qkv.join.agreement_levels import append_log_odds, level_log_odds
 from qkv.join.attention_weights import collect_matches
 from qkv.join.blocking import CandidatePairs
 from qkv.join.compared_columns import read_columns
-from qkv.join.comparison_vectors import ComparisonVectors
+from qkv.join.comparison_vectors import ComparisonVectors, PairList, append_log_odds, level_log_odds
 from qkv.join.expectation_maximization import estimate_log_odds, estimation_sample
 from qkv.join.labels import Labels, read_labels, row_numbers
 from qkv.join.model import JoinModel
-from qkv.join.pair_sets import PairList
 from qkv.join.result import JoinResult, Match, matched
 from qkv.join.supervised import LabelledSample, fit_labelled
 from qkv.join.unsupervised import estimate_without_labels

@@ -110,7 +110,7 @@ def _draw_values(axes: Axes, answer: Answer, ink: str) -> None:
 
 
 def _draw_probabilities(axes: Axes, answer: Answer, ink: str) -> None:
-    from qkv.database.io.formatting import format_value
+    from qkv.core.formatting import format_value
 
     likeliest = list(answer.probabilities.items())[:_MAX_PROBABILITIES]
     places = np.arange(len(likeliest))

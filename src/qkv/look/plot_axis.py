@@ -13,7 +13,7 @@ from qkv.core.typing import Float
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
-    from qkv.database.keys.columns import Column
+    from qkv.encoders.columns import Column
 
 __all__ = ["PlotAxis"]
 
@@ -26,6 +26,9 @@ class PlotAxis:
 
     Numbers have themselves as coordinates, dates the days since 1970 (as in matplotlib), times of day the hours since
     midnight, and durations their days.
+
+    Attributes:
+        column: a column of numbers, cyclic numbers or timestamps.
     """
 
     column: Column
@@ -50,7 +53,7 @@ class PlotAxis:
     def coordinates(self, cells: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """Return the coordinates of cells as in `Column.cells`."""
         if self.kind == "number":
-            return np.asarray(cells, float)
+            return np.asarray(self.column.numbers(cells), float)
         # Origins are large, so that they are split into whole days and a rest before floats are added.
         days, rest = divmod(self.column.origin, round(self.column.units_per_day))
         scale = _HOURS if self.kind == "time" else 1.0
@@ -62,7 +65,7 @@ class PlotAxis:
             return float("nan")
         if self.kind == "number":
             return float(value)  # type: ignore[arg-type]
-        from qkv.database.io import arrow_columns
+        from qkv.encoders import arrow_columns
 
         units = arrow_columns.to_units(value, self.column.type)
         return float(self.coordinates(np.array([float(units - self.column.origin)]))[0])
@@ -86,7 +89,7 @@ class PlotAxis:
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
         from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
-        from qkv.database.io import arrow_columns
+        from qkv.encoders import arrow_columns
 
         if self.kind == "date":
             zone = arrow_columns.time_zone(self.column.type)

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from qkv.database.answer import Answer, Evidence
-    from qkv.database.keys.columns import Column
     from qkv.database.protocol import Queryable
+    from qkv.encoders.columns import Column
 
 
 __all__ = ["answer_title", "check_single", "draw_weight_bars", "plot_query", "save_query_plot", "set_footer"]
@@ -269,8 +269,8 @@ def plot_query(
     """
     check_single(answer)
     columns = [database.column(name) for name in database.key]
-    continuous = all(column.kind in ("number", "timestamp") for column in columns)
-    averaged = database.column(database.value).kind in ("number", "timestamp")
+    continuous = all(column.kind in ("number", "timestamp", "cyclic") for column in columns)
+    averaged = database.column(database.value).kind in ("number", "timestamp", "cyclic")
     drawn = answer.found and continuous and averaged and not answer.votes and len(columns) <= 2
     size = size or (_MAP_SIZE if drawn and len(columns) == 2 else _SIZE)
     figure = new_figure(size)
@@ -317,7 +317,8 @@ def check_single(answer: Answer) -> None:
 
 def answer_title(answer: Answer) -> str:
     """Return a figure title with a query, its answer, and the standard error or the share of the vote, if any."""
-    from qkv.database.io.formatting import format_estimate, format_failure, format_query
+    from qkv.core.formatting import format_query
+    from qkv.database.answer import format_estimate, format_failure
 
     query = _truncated(format_query(answer.query, len(answer.keys)), 40)
     if not answer.found:
@@ -353,7 +354,7 @@ def draw_weight_bars(axes: Axes, answer: Answer, ink: str = INK) -> None:
     """
     from matplotlib.colors import to_rgb
 
-    from qkv.database.io.formatting import format_value
+    from qkv.core.formatting import format_value
 
     rows = _bar_rows(answer)
     if not rows:

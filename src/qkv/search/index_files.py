@@ -25,8 +25,7 @@ from qkv.core.container import Container, read_container, write_container
 from qkv.core.files import check_creatable, make_folders
 from qkv.core.typing import Shaped
 from qkv.core.untrusted_json import Fields, is_file_name, parse_json, read_bounded
-from qkv.encoders.encoder import pack_words, read_arrays, unpack_words
-from qkv.encoders.saved_encoder import restore_encoder
+from qkv.encoders.encoder import pack_words, read_arrays, restore_encoder, unpack_words
 from qkv.errors import DamagedError, DamagedStoreError, DataError, StoreBusyError
 from qkv.store.arrow_files import map_file, parse_table
 from qkv.store.row_files import serialize

@@ -16,8 +16,8 @@ import numpy as np
 from qkv.core.progress import checkpoint
 from qkv.core.untrusted_json import to_json
 from qkv.database.answer import Answer, Call, Entry
-from qkv.database.keys.columns import Column
 from qkv.database.storage.stored import StoredDatabase
+from qkv.encoders.columns import Column
 from qkv.errors import DamagedError, DataError
 from qkv.serve.evidence_rows import EvidenceRows
 from qkv.serve.typed_json import decode, encode

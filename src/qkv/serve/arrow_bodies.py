@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.database.io.nanoseconds import to_python
+from qkv.encoders.arrow_columns import to_python
 from qkv.errors import QueryError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 
 from qkv.core.typing import Int
 from qkv.database.execute.row_reader import StoredRows
-from qkv.database.io.nanoseconds import to_records
+from qkv.encoders.arrow_columns import to_records
 from qkv.errors import DataError
 
 if TYPE_CHECKING:

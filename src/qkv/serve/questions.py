@@ -13,7 +13,7 @@ from unicodedata import combining
 from qkv.core.checks import check_choice
 from qkv.core.progress import checkpoint
 from qkv.core.untrusted_json import NUMBERS
-from qkv.database.execute.interpretation import FITS
+from qkv.database.execute.ask_options import FITS
 from qkv.errors import OptionError, QueryError
 from qkv.serve.limits import Limits
 from qkv.serve.typed_json import decode

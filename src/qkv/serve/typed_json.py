@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from qkv.core.untrusted_json import NUMBERS
-from qkv.database.io.nanoseconds import NanosecondDatetime, plain_scalar
+from qkv.encoders.arrow_columns import NanosecondDatetime, plain_scalar
 from qkv.errors import QueryError
 
 __all__ = ["decode", "encode"]

@@ -384,8 +384,8 @@ class Candidates:
             if best is not None and len(pairs.rows):
                 pairs = pairs.best(comparison.with_rows(columns[:-1]), comparison.query_array(group.columns), best)
             allowed = pairs.allowed()
-            kept = np.flatnonzero(allowed.any(axis=0))
-            rows, columns, allowed = pairs.rows[kept], tuple(column.take(kept) for column in columns), allowed[:, kept]
+            some = np.flatnonzero(allowed.any(axis=0))
+            rows, columns, allowed = pairs.rows[some], tuple(column.take(some) for column in columns), allowed[:, some]
             if not len(rows):
                 # Attention needs a row, from which the mask takes the weight.
                 rows, allowed = np.zeros(1, np.int64), np.zeros((len(group), 1), bool)

@@ -13,9 +13,9 @@ from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.checksums import checksums_wanted
 from qkv.core.typing import Bool, Shaped
 from qkv.database.execute.partial_sums import merge_in_tree
-from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison
 from qkv.database.partials.query_partial import Subject
+from qkv.encoders.columns import Column
 from qkv.errors import RefusedError
 from qkv.normalizers.base import Normalizer
 from qkv.store import StorageOptions, Store

@@ -4,6 +4,7 @@ For weights w with total W:
 
     numbers    value = Σ w v                         spread = sqrt(Σ w (v − mean)² / W),  mean = Σ w v / W
     vectors    the same, with the length of v − mean
+    cyclic     value = the direction of the mean of the points on the circle, spread = their circular deviation
     votes      value = the v of largest weight       spread = sqrt(1 − Σ p²),  p = its share of the weight
 
 The spread of a vote is that of the one-hot vectors: 0 where all agree, 0.71 where two are even, at most 1. Ties
@@ -27,9 +28,9 @@ import numpy as np
 
 from qkv.core.typing import Float, Int
 from qkv.database.execute.uncertainty import Precision
-from qkv.database.io.nanoseconds import to_python
-from qkv.database.keys.columns import Column
 from qkv.database.keys.identifiers import identifier_reason
+from qkv.encoders.arrow_columns import to_python
+from qkv.encoders.columns import Column
 from qkv.errors import OptionError
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def aggregator_for(column: Column, votes: bool = False) -> Aggregator:
         column: the value column.
         votes: whether numbers and timestamps vote.
     """
-    return _Votes(column) if votes or votes_by_kind(column) else _Averages(column)
+    return _Averages(column) if column.traits.averaged and not votes else _Votes(column)
 
 
 class _Averages(Aggregator):
@@ -198,11 +199,25 @@ def average_aggregate(column: Column, value: Float[np.ndarray, " width"], deviat
     """
     if column.kind == "vector":
         return Aggregate(value, deviation, deviation=deviation)
+    if column.kind == "cyclic":
+        spread = None if deviation is None else _circular_deviation(value, column.period)
+        return Aggregate(float(column.numbers(value)), spread, deviation=spread)
     center = float(value[0])
     if column.kind == "number":
         return Aggregate(center, deviation, center=center, deviation=deviation)
     duration = None if deviation is None else column.duration(deviation)
     return Aggregate(column.timestamp(center), duration, center=center, deviation=deviation)
+
+
+def _circular_deviation(mean: Float[np.ndarray, " 2"], period: float) -> float:
+    """Return the circular standard deviation of points on a circle with some mean, r √(−2 log(|mean| / r)).
+
+    Source: Mardia, Jupp (2000), Directional statistics, section 2.3.
+    """
+    radius = period / (2 * np.pi)
+    length = min(float(np.linalg.norm(mean)) / radius, 1.0)
+    length = 1.0 if length > 1.0 - _ROUNDING * 10 else max(length, _ROUNDING)
+    return float(radius * np.sqrt(-2.0 * np.log(length)))
 
 
 def vote_aggregate(
@@ -298,7 +313,7 @@ def _as_matrix(cells: Float[np.ndarray, "rows ..."]) -> Float[np.ndarray, "rows 
 
 def votes_by_kind(value: Column) -> bool:
     """Return whether the values can only vote: texts, categories and booleans."""
-    return value.kind in ("text", "category", "boolean")
+    return not value.traits.averaged
 
 
 def value_reason(value: Column, largest: float) -> str:

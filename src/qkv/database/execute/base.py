@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from qkv.core.formatting import format_key
 from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Int
 from qkv.database.answer import Answer, Call, Entry, RanCalls
@@ -25,15 +26,14 @@ from qkv.database.execute.line_fit import check_line, comparison_note
 from qkv.database.execute.missing_values import with_missing_values
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.uncertainty import Calibration
-from qkv.database.io.formatting import format_key
-from qkv.database.io.nanoseconds import records_of
 from qkv.database.io.predicates import matching_rows
 from qkv.database.keys.choose import ComparisonChooser
-from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison, MixedComparison
 from qkv.database.keys.find_group import GroupFinder, compare_texts_by_equality, with_texts
 from qkv.database.keys.part_registry import parse_normalizer
 from qkv.database.keys.queries import Queries
+from qkv.encoders.arrow_columns import records_of
+from qkv.encoders.columns import Column
 from qkv.errors import DataError
 from qkv.masks import Keys
 from qkv.normalizers import NORMALIZERS

@@ -21,8 +21,8 @@ from qkv.database.execute.row_lists import RowLists
 from qkv.database.execute.row_reader import RowTile
 from qkv.database.execute.scan import CellLogits, DeviceProducts, Logits, VectorNorms, fast_logits
 from qkv.database.execute.top_rows import TopRows
-from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison
+from qkv.encoders.columns import Column
 from qkv.normalizers.base import Normalizer
 
 if TYPE_CHECKING:

@@ -20,19 +20,20 @@ import numpy as np
 from qkv.core.conformal import conformal_quantile
 from qkv.core.typing import Bool, Float, Int
 from qkv.database.execute.aggregates import aggregator_for
-from qkv.database.execute.local_scale import LocalScale, fit_scale
 from qkv.database.execute.uncertainty import Calibration, effective_rows, prediction_scale
-from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import (
     Comparison,
+    Coordinates,
     DistanceComparison,
     EqualityComparison,
     MixedComparison,
     SimilarityComparison,
+    find_coordinates,
 )
-from qkv.database.keys.coordinates import Coordinates, find_coordinates
-from qkv.database.keys.local_linear import fit_rows
+from qkv.encoders.columns import Column
 from qkv.engine import observe
+from qkv.estimators.regression.local_linear import fit_rows
+from qkv.estimators.regression.local_scale import LocalScale, fit_scale
 from qkv.masks import Pairs
 from qkv.normalizers.base import Normalizer
 from qkv.readouts import Dense
@@ -61,7 +62,7 @@ def calibrate(comparison: Comparison, value: Column, normalizer: Normalizer, lin
         comparison: the comparison over some rows.
         value: the value column of the same rows.
         normalizer: the normalizer.
-        linear: whether answers are on lines through the rows, see `qkv.database.keys.local_linear`.
+        linear: whether answers are on lines through the rows, see `qkv.estimators.regression.local_linear`.
     """
     if value.kind not in ("number", "timestamp") or len(value.cells) < _FEWEST_ROWS:
         return Calibration()

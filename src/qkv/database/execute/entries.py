@@ -14,10 +14,9 @@ from qkv.core.typing import Float, Int, Shaped
 from qkv.database.answer import Call, Entry
 from qkv.database.execute.aggregates import Aggregate
 from qkv.database.execute.uncertainty import Calibration, mean_precision, prediction_interval, standard_error
-from qkv.database.keys.columns import Column
-from qkv.database.keys.comparisons import Comparison, MixedComparison
-from qkv.database.keys.coordinates import find_coordinates
+from qkv.database.keys.comparisons import Comparison, MixedComparison, find_coordinates
 from qkv.database.keys.queries import Queries
+from qkv.encoders.columns import Column
 from qkv.normalizers.base import Normalizer
 
 __all__ = ["NO_MATCHING_ROW", "QueryResults", "ambiguous_reason", "build_entries", "missing_entry"]

@@ -24,17 +24,15 @@ from qkv.database.execute.uncertainty import Calibration, effective_rows
 from qkv.database.io.cell_notes import cell_note_of, line_note
 from qkv.database.io.sources import require_columns
 from qkv.database.keys.choose import ComparisonChooser
-from qkv.database.keys.columns import Column, key_names
-from qkv.database.keys.comparisons import Comparison, MixedComparison
-from qkv.database.keys.coordinates import Coordinates, find_coordinates
-from qkv.database.keys.differences import from_differences
+from qkv.database.keys.comparisons import Comparison, Coordinates, MixedComparison, find_coordinates, from_differences
 from qkv.database.keys.identifiers import is_whole_number
-from qkv.database.keys.local_linear import fit_rows
 from qkv.database.keys.name_comparison import NameComparison
 from qkv.database.keys.name_index import NameIndex, PresentNames
 from qkv.database.keys.queries import Queries
+from qkv.encoders.columns import Column, key_names
 from qkv.engine import observe
 from qkv.errors import DataError, KindError, ShapeError
+from qkv.estimators.regression.local_linear import fit_rows
 from qkv.masks import Keys as KeysMask
 from qkv.masks.base import Mask, and_masks
 from qkv.normalizers import Hard

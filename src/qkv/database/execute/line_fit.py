@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.formatting import number
 from qkv.core.partial import merge_means
 from qkv.core.typing import Bool, Float, Int, Num, Shaped
 from qkv.database.execute.aggregates import Aggregate, LineFit, average_aggregate
 from qkv.database.execute.partial_sums import ValueSums
 from qkv.database.execute.top_rows import largest_weights
 from qkv.database.execute.uncertainty import Precision
-from qkv.database.io.formatting import number
-from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import (
     Comparison,
+    Coordinates,
     DistanceComparison,
     MixedComparison,
+    find_coordinates,
 )
-from qkv.database.keys.coordinates import Coordinates, find_coordinates
-from qkv.database.keys.local_linear import LocalFits, LocalMoments, solve
-from qkv.database.keys.local_linear_search import compare_fits
+from qkv.encoders.columns import Column
 from qkv.errors import OptionError
+from qkv.estimators.regression.local_linear import LocalFits, LocalMoments, compare_fits, solve
 from qkv.normalizers.base import Normalizer
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def line_aggregates(fits: LocalFits, coordinates: Coordinates, column: Column) -
         coordinates: the coordinates, which give the unit of the gradient.
         column: the value column.
     """
-    unit = 1.0 / column.units_per_day if column.kind == "timestamp" else 1.0
+    unit = 1.0 / column.unit
     aggregates, names = [], [key.name for key in coordinates.columns]
     for index, note in enumerate(fits.notes):
         spread = float(fits.spread[index])
@@ -248,8 +248,7 @@ def comparison_note(comparison: Comparison, value: Column) -> tuple[str, ...]:
         groups = _group_rows(comparison, coordinates.field)
     elif not isinstance(comparison, DistanceComparison) or comparison.score.distance_factor is None:
         return ()
-    unit = value.units_per_day if value.kind == "timestamp" else 1.0
-    found = compare_fits(coordinates.of(comparison.key), value.cells / unit, groups)
+    found = compare_fits(coordinates.of(comparison.key), value.cells / value.unit, groups)
     if found is None or not found.clear:
         return ()
     days = " days" * (value.kind == "timestamp")

@@ -35,8 +35,8 @@ from qkv.database.execute.aggregates import (
     votes_by_kind,
 )
 from qkv.database.execute.top_rows import TopRows
-from qkv.database.io import arrow_columns
-from qkv.database.keys.columns import Column
+from qkv.encoders import arrow_columns
+from qkv.encoders.columns import Column
 from qkv.normalizers.base import Normalizer, Summary
 from qkv.normalizers.linear import LinearNormalizer
 
@@ -293,8 +293,7 @@ def value_sums(like: Column, queries: int, votes: bool = False) -> ValueSums:
     zeros, none = np.zeros(queries), np.zeros(queries, bool)
     if votes or votes_by_kind(like):
         return VoteSums({}, np.zeros((queries, 0)), np.zeros((queries, 0), np.int64), none)
-    width = 1 if like.cells.ndim == 1 or like.kind != "vector" else like.cells.shape[1]
-    return AverageSums(np.zeros((queries, width)), np.zeros((queries, width)), zeros, zeros, none)
+    return AverageSums(np.zeros((queries, like.width)), np.zeros((queries, like.width)), zeros, zeros, none)
 
 
 @dataclass(eq=False)

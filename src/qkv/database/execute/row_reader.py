@@ -12,8 +12,8 @@ import numpy as np
 
 from qkv.core.container import Container, read_container, write_container
 from qkv.core.typing import Bool, Int, Shaped
-from qkv.database.io.nanoseconds import to_records
 from qkv.database.io.predicates import matching_rows, named_columns
+from qkv.encoders.arrow_columns import to_records
 from qkv.errors import DataError
 from qkv.store import Block, RemoteStore, Store
 

@@ -24,9 +24,9 @@ from qkv.core.equation import BoundCall, bind_call
 from qkv.core.tile import Tile
 from qkv.core.typing import Bool, Float, Num, Shaped
 from qkv.database.execute.row_reader import RowTile, read_note, save_note
-from qkv.database.io import arrow_columns
-from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison, DistanceComparison
+from qkv.encoders import arrow_columns
+from qkv.encoders.columns import Column
 from qkv.normalizers import Identity
 from qkv.plan.precise_call import lift_suffices
 from qkv.scores.base import Score

@@ -20,12 +20,12 @@ from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.core.untrusted_json import Fields
 from qkv.database.execute.row_reader import RowTile, StoredRows, read_note, save_note
-from qkv.database.io import arrow_columns
-from qkv.database.keys.bandwidth import Bandwidth
-from qkv.database.keys.columns import Column
 from qkv.database.keys.identifiers import TextForms
 from qkv.database.keys.row_sample import MOST_ROWS, RowSampler
+from qkv.encoders import arrow_columns
+from qkv.encoders.columns import Column
 from qkv.errors import DamagedError
+from qkv.estimators.regression.bandwidth import Bandwidth
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -36,13 +36,12 @@ from qkv.database.execute.scan import CellLogits, VectorLogits, VectorNorms
 from qkv.database.execute.statistics import TableStatistics, load_statistics, restricted_statistics
 from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.execute.top_rows import TopRows, largest_weights
-from qkv.database.keys.bandwidth import Bandwidth
 from qkv.database.keys.choose import ComparisonChooser
-from qkv.database.keys.columns import Column
-from qkv.database.keys.comparisons import Comparison, MixedComparison
-from qkv.database.keys.coordinates import find_coordinates
+from qkv.database.keys.comparisons import Comparison, MixedComparison, find_coordinates
 from qkv.database.keys.queries import Queries
+from qkv.encoders.columns import Column
 from qkv.errors import DamagedError, KindError, OptionError, RefusedError, ShapeError
+from qkv.estimators.regression.bandwidth import Bandwidth
 from qkv.masks import Keys as KeysMask
 from qkv.normalizers.base import Normalizer
 from qkv.plan.checks import check_problem, read_problem
@@ -296,10 +295,10 @@ class SampledChooser(ComparisonChooser):
     ) -> tuple[Float[np.ndarray, " width"], Float[np.ndarray, " width"]]:
         columns = [self.columns[index] for index in indices]
         found = [self.statistics.columns[column.name] for column in columns]
-        unit = np.array([c.units_per_day if c.kind == "timestamp" else 1.0 for c in columns])
-        mean = np.array([(each.mean or [0.0])[0] for each in found])
-        deviation = np.array([(each.deviation or [1.0])[0] for each in found])
-        return mean / unit, deviation / unit
+        pairs = list(zip(columns, found, strict=True))
+        mean = [np.array(each.mean or [0.0] * column.width) / column.unit for column, each in pairs]
+        deviation = [np.array(each.deviation or [1.0] * column.width) / column.unit for column, each in pairs]
+        return np.concatenate(mean), np.concatenate(deviation)
 
     def most_repeats(self, column: Column) -> int:
         return self.statistics.columns[column.name].repeats
@@ -407,7 +406,7 @@ class StreamedExecutor(Executor):
     def chooser(self) -> SampledChooser:
         """The `ComparisonChooser`, which chooses from a sample of the selected rows and statistics of all of them."""
         if self._chooser is None:
-            numeric = any(column.kind in ("number", "timestamp", "boolean") for column in self.query_columns)
+            numeric = any(column.traits.compared == "distance" for column in self.query_columns)
             columns = self.columns[:-1] if numeric else self.query_columns
             value = self.columns[-1] if numeric else self.examples[-1]
             self._chooser = SampledChooser(columns, value, self.statistics, self._targets, self.votes)

@@ -12,8 +12,8 @@ where t and z are the 95 % quantiles of Student's and the normal distribution. F
 sample standard deviation over √n. The factors a and b are −z and z for normal values; a `Calibration` estimates them
 from the rows of the table, as functions of the key where values scatter more at some keys than σ shows. With fewer than
 two effective rows there is neither a standard error nor an interval. For votes, the standard error is that of the share
-of the winning label, and there is no interval. For a line through the rows, `qkv.database.keys.local_linear` defines n,
-ν and σ.
+of the winning label, and there is no interval. For a line through the rows, n, ν and σ are those of
+`qkv.estimators.regression.local_linear`.
 
 Source: Kish (1965), Survey sampling; Geisser (1993), Predictive inference, section 2.2.
 """
@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from qkv.core.typing import Float
-from qkv.database.keys.columns import Column
+from qkv.encoders.columns import Column
 
 if TYPE_CHECKING:
     import datetime as dt
 
-    from qkv.database.execute.local_scale import LocalScale
-    from qkv.database.io.arrow_columns import Temporal
+    from qkv.encoders.arrow_columns import Temporal
+    from qkv.estimators.regression.local_scale import LocalScale
 
 __all__ = [
     "Calibration",

@@ -18,19 +18,20 @@ import numpy as np
 
 from qkv.core.times import is_compact_date
 from qkv.core.typing import Num
-from qkv.database.io.arrow_columns import null_mask, stored_numbers, with_metadata
-from qkv.database.io.boolean_cells import boolean_reading
 from qkv.database.io.cell_notes import CellNote, with_cell_note
 from qkv.database.io.identifier_names import as_integers, has_identifier_name, is_mostly_whole, whole_sql
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.text_readings import (
     TextReading,
+    boolean_reading,
     detect_reading,
     first_texts,
     number_reading,
+    numbers_remark,
     quoted_name,
+    text_remark,
 )
-from qkv.database.io.text_remarks import numbers_remark, text_remark
+from qkv.encoders.arrow_columns import null_mask, stored_numbers, with_metadata
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:

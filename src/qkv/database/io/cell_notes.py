@@ -12,8 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from qkv.database.io.arrow_columns import ASSUMED, BOOLEAN_SPELLING, DATE_FORMAT, NUMBER_FORMAT, READING, with_metadata
-from qkv.database.io.number_formats import NumberFormat
+from qkv.encoders.arrow_columns import (
+    ASSUMED,
+    BOOLEAN_SPELLING,
+    DATE_FORMAT,
+    NUMBER_FORMAT,
+    READING,
+    metadata_text,
+    with_metadata,
+)
+from qkv.encoders.number_formats import NumberFormat
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,7 +33,6 @@ __all__ = [
     "decided_formats",
     "join_cell_notes",
     "line_note",
-    "metadata_text",
     "undecided_columns",
     "with_cell_note",
     "with_line_note",
@@ -94,12 +101,6 @@ def line_note(table: pa.Table) -> str:
     """Return the note about the lines of its file that are left out, or ""."""
     metadata: Mapping[bytes, bytes] = table.schema.metadata or {}
     return metadata.get(_LINES, b"").decode()
-
-
-def metadata_text(schema: pa.Schema, name: str, key: bytes) -> str:
-    """Return a text in the metadata of the field `name`, or "" if there is no such field or text."""
-    metadata: Mapping[bytes, bytes] = (schema.field(name).metadata or {}) if name in schema.names else {}
-    return metadata.get(key, b"").decode()
 
 
 def join_cell_notes(table: pa.Table, parts: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from qkv.core.extras import require_packages
 from qkv.core.times import ISO, has_format, is_compact_date, iso_sql
-from qkv.database.io.boolean_cells import has_one_spelling
 from qkv.database.io.exact_types import inexact_columns
 from qkv.database.io.identifier_names import has_identifier_name
 from qkv.database.io.read_options import (
@@ -31,7 +30,7 @@ from qkv.database.io.read_options import (
     read_ends,
 )
 from qkv.database.io.table_layout import Layout, copy_table, find_fault, read_layout
-from qkv.database.io.text_readings import first_texts, quoted_name
+from qkv.database.io.text_readings import first_texts, has_one_spelling, quoted_name
 from qkv.errors import DataError, QkvError
 
 if TYPE_CHECKING:
@@ -117,11 +116,7 @@ def interruptible(running: Interruptible) -> Iterator[None]:
 
 
 def interrupt_thread(thread: int) -> None:
-    """Interrupt the query or predicate that runs in a thread, if any, as Ctrl-C does: it raises a `KeyboardInterrupt`.
-
-    Args:
-        thread: the identifier of the thread, see `threading.get_ident`.
-    """
+    """Interrupt the query or predicate that runs in a thread, if any: as by Ctrl-C, it raises `KeyboardInterrupt`."""
     running = _RUNNING.get(thread)
     if running is not None:
         running.interrupt()

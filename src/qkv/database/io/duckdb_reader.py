@@ -125,12 +125,6 @@ def read_parts(
 ) -> Iterator[pa.Table]:
     """Yield the rows of a delimited, JSON or Parquet file as pyarrow tables of at most 131,072 rows.
 
-    Args:
-        path: an existing file.
-        kind: its suffix without that of the compression.
-        required: as in `read_file`.
-        options: as in `read_file`.
-
     Raises:
         DataError: As in `read_file`, before the first table.
     """

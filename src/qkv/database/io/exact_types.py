@@ -12,20 +12,19 @@ microseconds. The key and value columns that it detects as such are therefore re
 from __future__ import annotations
 
 import decimal
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
+
+from qkv.encoders.exact_cells import MOST_DIGITS, is_written_float
 
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["MOST_DIGITS", "exact_number_type", "inexact_columns", "is_written_float", "with_microsecond_columns"]
+__all__ = ["exact_number_type", "inexact_columns", "with_microsecond_columns"]
 
 _NANOSECONDS = {"TIMESTAMP_NS": "TIMESTAMP", "TIMESTAMPTZ_NS": "TIMESTAMPTZ"}
 # A decimal of so few digits is the shortest text of a float64.
 _FLOAT_DIGITS = 15
-MOST_DIGITS = 38
-"""Digits of the decimals as which numbers of text files are read."""
 # Shorter texts of whole numbers are 64-bit integers.
 _LONG = 19
 _AT_ONCE = 10_000
@@ -114,15 +113,6 @@ def _find_inexact(numbers: duckdb.DuckDBPyRelation) -> Literal["", "merged", "ro
     if any(len({decimal.Decimal(text) for text in texts}) > 1 for texts in merged):
         return "merged"
     return "rounded" if rounded else ""
-
-
-def is_written_float(number: decimal.Decimal) -> bool:
-    """Return whether programs write a float64 as this number: its shortest text, 17 digits, or all of its digits."""
-    nearest = float(number)
-    if not math.isfinite(nearest):
-        return False
-    forms = decimal.Decimal(repr(nearest)), decimal.Decimal(f"{nearest:.17g}"), decimal.Decimal(nearest)
-    return number in forms
 
 
 def with_microsecond_columns(relation: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:

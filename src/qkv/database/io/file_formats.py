@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from qkv.database.io.arrow_columns import BOOLEAN_SPELLING, DATE_FORMAT
-from qkv.database.io.cell_notes import decided_formats, metadata_text, undecided_columns
+from qkv.database.io.cell_notes import decided_formats, undecided_columns
+from qkv.encoders.arrow_columns import BOOLEAN_SPELLING, DATE_FORMAT, metadata_text
 
 if TYPE_CHECKING:
     import pyarrow as pa

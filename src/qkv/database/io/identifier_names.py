@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.core.typing import Float
-from qkv.database.io.arrow_columns import null_mask, stored_numbers
+from qkv.encoders.arrow_columns import null_mask, stored_numbers
 
 if TYPE_CHECKING:
     import duckdb

@@ -7,9 +7,32 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from qkv.database.io import duckdb_reader
+from qkv.database.io.read_options import COMPRESSIONS
 from qkv.errors import DataError
+from qkv.store import is_store, is_url
 
-__all__ = ["expand_paths", "is_paths", "stream_suffix"]
+__all__ = ["ARROW", "expand_paths", "is_paths", "is_stored", "stream_suffix", "SUFFIXES"]
+
+
+ARROW = (".arrow", ".feather", ".ipc")
+SUFFIXES = (*duckdb_reader.DELIMITED, *duckdb_reader.JSON, *duckdb_reader.PARQUET, *ARROW)
+
+
+def is_stored(source: object) -> bool:
+    """Return whether a source is a database on a disk or at a URL, rather than a table.
+
+    A URL whose last part ends like a file of a table, such as `https://host/people.csv`, is none.
+
+    Example:
+        >>> is_stored("s3://bucket/people"), is_stored("s3://bucket/people.parquet")
+        (True, False)
+    """
+    if not is_url(source):
+        return isinstance(source, (str, os.PathLike)) and is_store(source)
+    name = str(source).lower().partition("?")[0]
+    return not name.endswith(tuple(s + c for s in SUFFIXES for c in ("", *COMPRESSIONS)))
+
 
 _PATTERN = set("*?[")
 

@@ -23,9 +23,9 @@ import numpy as np
 from qkv.core.progress import checkpoint
 from qkv.core.threads import can_start_threads
 from qkv.core.typing import Bool
-from qkv.database.io import arrow_columns
 from qkv.database.io.duckdb_file import CLOSED, interruptible, open_connection
 from qkv.database.io.text_readings import quoted_name
+from qkv.encoders import arrow_columns
 from qkv.errors import QkvError, QueryError
 
 if TYPE_CHECKING:
@@ -130,14 +130,7 @@ def named_columns(table: pa.Table, predicate: str) -> list[str]:
 def _evaluate(
     table: pa.Table, predicate: str, present: Bool[np.ndarray, " rows"] | None, columns: Sequence[str]
 ) -> tuple[list[str], Bool[np.ndarray, " rows"]]:
-    """Return the columns that a predicate may read, and the rows that satisfy it.
-
-    Args:
-        table: as in `matching_rows`.
-        predicate: as in `matching_rows`.
-        present: as in `matching_rows`.
-        columns: the columns that an error names.
-    """
+    """Return the columns that a predicate may read, and the rows that satisfy it."""
     import pyarrow as pa
 
     failure = f"the predicate {predicate!r} failed"
@@ -169,9 +162,9 @@ def _evaluate(
     return names, mask
 
 
-def _free_name(name: str, taken: Collection[str]) -> str:
-    """Return a name followed by underscores that is not taken."""
-    while name in taken:
+def _free_name(name: str, names: Collection[str]) -> str:
+    """Return a name followed by underscores that is not names."""
+    while name in names:
         name += "_"
     return name
 

@@ -212,8 +212,8 @@ def guess_encoding(path: Path) -> str:
     if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return "utf-16"
     # The high bytes of most characters of tables are 0.
-    odd, even = first[1::2].count(0), first[::2].count(0)
-    return "latin-1" if odd == even else "utf-16-le" if odd > even else "utf-16-be"
+    at_odd, at_even = first[1::2].count(0), first[::2].count(0)
+    return "latin-1" if at_odd == at_even else "utf-16-le" if at_odd > at_even else "utf-16-be"
 
 
 def invalid_line(path: Path) -> int:

@@ -25,12 +25,10 @@ import numpy as np
 from qkv.core.extras import missing_package
 from qkv.core.progress import Progress, report
 from qkv.database.io import duckdb_reader
-from qkv.database.io.arrow_columns import with_microseconds, with_uuid_texts
 from qkv.database.io.bad_cells import add_cell_notes
 from qkv.database.io.cell_notes import join_cell_notes, undecided_columns, with_line_note
 from qkv.database.io.file_formats import assumed_formats, type_conflict
-from qkv.database.io.file_suffixes import ARROW, SUFFIXES
-from qkv.database.io.paths import expand_paths, is_paths, stream_suffix
+from qkv.database.io.paths import ARROW, SUFFIXES, expand_paths, is_paths, stream_suffix
 from qkv.database.io.python_cells import exact_array
 from qkv.database.io.read_options import (
     COMPRESSIONS,
@@ -41,6 +39,7 @@ from qkv.database.io.read_options import (
     unpacking_errors,
 )
 from qkv.database.io.table_layout import copy_table, read_layout
+from qkv.encoders.arrow_columns import with_microseconds, with_uuid_texts
 from qkv.errors import DamagedError, DataError, OptionError, QkvError
 from qkv.store.arrow_files import first_line, map_file, parse_table
 
@@ -82,12 +81,6 @@ def lacks_duckdb() -> bool:
 
 def read_delimited(path: Path, kind: str, required: tuple[str, ...], options: ReadOptions) -> pa.Table:
     """Read a delimited file, which may be compressed, as a pyarrow table.
-
-    Args:
-        path: an existing file.
-        kind: its suffix without that of the compression.
-        required: the columns that will be used.
-        options: the delimiter, and what to do with bad cells of the required columns.
 
     Raises:
         MissingPackageError: The file has another format or another option is set, which needs DuckDB.

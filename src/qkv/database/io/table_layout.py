@@ -232,14 +232,14 @@ def _note(above: list[str], below: list[str], comments: bool, last: str) -> str:
 
 def copy_table(path: Path, layout: Layout, out: TextIO) -> None:
     """Write the lines of the table in a file in UTF-8, which end in LF."""
-    held: deque[str] = deque()
+    pending: deque[str] = deque()
     with _open_text(path) as lines:
         for number, line in enumerate(lines, 1):
             if number <= layout.above or (layout.comments and _COMMENT.match(line) and _is_comment_line(layout, line)):
                 continue
-            held.append(line)
-            if len(held) > layout.below:
-                out.write(held.popleft())
+            pending.append(line)
+            if len(pending) > layout.below:
+                out.write(pending.popleft())
 
 
 def _is_comment_line(layout: Layout, line: str) -> bool:

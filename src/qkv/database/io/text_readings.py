@@ -1,12 +1,16 @@
 """Detection of how a column of texts is read: as numbers or dates of a format, or as texts.
 
 The formats that some texts of the first rows may have are counted over all rows.
+
+A column is read as booleans if its cells are spelled in one of three ways: true and false, True and False, TRUE and
+FALSE. Each key is then printed as a text that is read as the same key. Columns with other or several spellings, such
+as yes, t or true beside TRUE, stay texts, because their cells are different texts, and are printed as they are.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,22 +20,141 @@ from qkv.core.times import (
     date_reading,
     exchanged,
     format_sql,
+    has_format,
+    is_compact_date,
     iso_sql,
     split_zone,
     zone_reading,
 )
-from qkv.database.io.arrow_columns import ASSUMED, DATE_FORMAT, NUMBER_FORMAT, READING
 from qkv.database.io.cell_notes import CellNote
 from qkv.database.io.exact_types import exact_number_type
 from qkv.database.io.identifier_names import has_identifier_name, has_text_identifier_name, is_mostly_whole
-from qkv.database.io.number_formats import NumberFormat, affix_counts
 from qkv.database.io.read_options import ReadOptions
-from qkv.database.io.text_remarks import MARKS, MISSING, MOST_TEXTS, PLAIN, text_remark
+from qkv.encoders.arrow_columns import ASSUMED, BOOLEAN_SPELLING, DATE_FORMAT, NUMBER_FORMAT, READING
+from qkv.encoders.number_formats import NumberFormat, affix_counts
 
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["TextReading", "detect_reading", "first_texts", "number_reading", "quoted_name"]
+
+__all__ = [
+    "boolean_reading",
+    "detect_reading",
+    "first_texts",
+    "has_one_spelling",
+    "number_reading",
+    "numbers_remark",
+    "quoted_name",
+    "text_remark",
+    "TextReading",
+]
+
+
+_SPELLINGS = (frozenset({"true", "false"}), frozenset({"True", "False"}), frozenset({"TRUE", "FALSE"}))
+
+
+def has_one_spelling(texts: Sequence[str]) -> bool:
+    """Return whether distinct texts are booleans that are spelled in one way.
+
+    Example:
+        >>> has_one_spelling(["TRUE", "FALSE"]), has_one_spelling(["TRUE", "true"]), has_one_spelling(["yes", "no"])
+        (True, False, False)
+    """
+    trimmed = {text.strip() for text in texts}
+    return len(trimmed) == len(texts) > 0 and any(trimmed <= spelling for spelling in _SPELLINGS)
+
+
+def boolean_reading(relation: duckdb.DuckDBPyRelation, name: str, assumed: str = "") -> BooleanCells | None:
+    """Return how a column of texts is read as booleans, or None if it has several spellings or other texts.
+
+    Args:
+        relation: all rows of the file.
+        name: the column.
+        assumed: "boolean" reads any spelling, because a store states that the column holds booleans; "text" none.
+    """
+    cells = relation.project(f"{quoted_name(name)} as x").filter("trim(x) <> ''")
+    first = cells.limit(1).fetchall()
+    if assumed == "text" or not first or first[0][0].strip().lower() not in ("true", "false", "t", "f", "yes", "no"):
+        return None
+    if assumed == "boolean":
+        every = cells.aggregate("bool_and(try_cast(trim(x) as boolean) is not null)").fetchall()[0][0]
+        return BooleanCells("boolean", "boolean") if every else None
+    distinct = [text for (text,) in cells.distinct().limit(3).fetchall()]
+    if not has_one_spelling(distinct):
+        return None
+    spelling = next(each for each in _SPELLINGS if distinct[0].strip() in each)
+    return BooleanCells("boolean", "boolean", spelling=next(text for text in spelling if text.lower() == "true"))
+
+
+_MARKS = (
+    r"- -- --- — – . .. ... ? ?? * ** *** na n/a #n/a #na n.a. n.a n/a. nan null none nil \n <na> (null) #null! #ref!"
+)
+MISSING: tuple[str, ...] = ("", *_MARKS.split())
+MARKS = len(MISSING)
+"""The number of marks that are mentioned in a note about a column of texts."""
+MISSING += ("missing", "unknown", "not available", "#value!", "#div/0!", "inf", "-inf")
+MOST_TEXTS = 0.9
+"""A column with a larger share of numbers of one unit is read as numbers, or mentioned if there are several units."""
+PLAIN = re.compile(r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?")
+_MONTH = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[.]?"
+_LIKE_DATES = re.compile(
+    rf"{_MONTH}[-' /]?[0-9]{{1,2}}|[0-9]{{1,2}}[-/. ]{_MONTH}|[0-9]{{4}}[- /]?Q[1-4]|Q[1-4][- /]?[0-9]{{4}}|"
+    r"[0-9]{4}-?W[0-9]{2}(-?[0-9])?|(?:19|20)[0-9]{2}-[0-3][0-9]{2}|"
+    # A day or month, or both, and a year, with words of any language.
+    r"[^0-9]{0,15}[0-9]{1,2}(?:[^0-9]{1,5}[0-9]{1,2})?[^0-9]{1,15}(?:19|20)[0-9]{2}(?:[^0-9].*)?|"
+    r"(?:19|20)[0-9]{2}[^0-9]{1,15}[0-9]{1,2}[^0-9]{0,15}|"
+    # A time with a zone or other words that are not read.
+    r"(?:19|20)[0-9]{2}([-/.])[0-9]{1,2}\2[0-9]{1,2}[T ].*",
+    re.IGNORECASE,
+)
+_DIGITS = ("%d%m%Y", "%m%d%Y")
+
+
+def text_remark(texts: Iterable[str], stated: bool = False) -> str:
+    """Return what is said about a column that stays texts, but looks like numbers or dates; otherwise "".
+
+    Args:
+        texts: some of its cells.
+        stated: whether the table states that they are texts.
+    """
+    present = [text.strip() for text in texts if text.strip().lower() not in MISSING]
+    least = max(1.0, MOST_TEXTS * len(present))
+    if not present:
+        return ""
+    example = present[0]
+    like_dates = sum(_LIKE_DATES.fullmatch(text) is not None or _has_eight_digits(text) for text in present)
+    formats = candidate_formats(present[:100])
+    if like_dates >= least or (stated and formats and sum(bool(candidate_formats([t])) for t in present) >= least):
+        remedy = "convert them" if stated else "write them in ISO 8601, or pass --date-format,"
+        return f"holds texts that look like dates, such as {example!r}; {remedy} to compare them as dates"
+    affixes = affix_counts(present)
+    known = {affix: count for affix, count in affixes.items() if affix and NumberFormat(affix=affix).kind != "unknown"}
+    if len(known) > 1 and sum(known.values()) >= least:
+        units = ", ".join(sorted(known)[:5])
+        return f"holds texts, because its numbers have several units ({units}); convert them to one to compare numbers"
+    most = affixes.most_common(1)[0] if affixes else ("", 0)
+    # Texts of digits alone may be codes.
+    formatted = [text for text in present if not PLAIN.fullmatch(text) or (stated and "." in text)]
+    if most[1] >= least and len(present) > 1 and formatted and (stated or most[0]):
+        about = f"numbers with {most[0]!r}" if most[0] else "numbers"
+        return f"holds texts, although its cells are {about}, such as {formatted[0]!r}; convert them to compare numbers"
+    return ""
+
+
+def _has_eight_digits(text: str) -> bool:
+    """Return whether a text is eight digits of a day, a month and a year."""
+    if not re.fullmatch("[0-9]{8}", text):
+        return False
+    return is_compact_date(text) or ("1900" <= text[4:] < "2100" and any(has_format(text, f) for f in _DIGITS))
+
+
+def numbers_remark(numbers: Iterable[object]) -> str:
+    """Return what is said about a column of whole numbers that are all dates such as 20240131; otherwise ""."""
+    present = [str(number) for number in numbers if number is not None]
+    if not present or not all(map(is_compact_date, present)):
+        return ""
+    return f"holds whole numbers that look like dates, such as {present[0]}; convert them to compare them as dates"
+
 
 _FIRST_ROWS = 20_480
 _FIRST_TEXTS = 1_000
@@ -96,6 +219,26 @@ class TextReading:
         number = "" if self.number_format is None else self.number_format.dump()
         texts = {DATE_FORMAT: self.date_format, NUMBER_FORMAT: number, READING: self.said, ASSUMED: self.assumed}
         return {key: text for key, text in texts.items() if text}
+
+
+@dataclass(frozen=True)
+class BooleanCells(TextReading):
+    """The reading of a column of texts as booleans.
+
+    Attributes:
+        spelling: how true is spelled, such as "TRUE"; "" if it is unknown.
+    """
+
+    spelling: str = ""
+
+    def sql(self, cell: str) -> str:
+        """Return the SQL expression of the converted cell, which is null for cells that are no booleans."""
+        return f"try_cast(trim({cell}) as boolean)"
+
+    @property
+    def metadata(self) -> dict[bytes, str]:
+        """The texts in the metadata of the converted column."""
+        return {BOOLEAN_SPELLING: self.spelling} if self.spelling else {}
 
 
 def number_reading(

@@ -5,7 +5,8 @@
     one category, boolean  Exact                     Sum                           nothing is equal
     one identifier         Exact                     Sum                           nothing is equal
     one vector             Cosine                    top 10, softmax of s/0.05     cosine < 0.5
-    numbers, timestamps    Gaussian, standardized    Softmax                       too far away
+    numbers, timestamps,   Gaussian, standardized    Softmax                       too far away
+    cyclic numbers
     of several kinds       ByColumn of the above,    Softmax                       one part has no match
                            over one group of texts
 
@@ -34,8 +35,6 @@ import numpy as np
 from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Float, Int
 from qkv.database.choice_cache import NO_CACHE, ChoiceCache
-from qkv.database.keys.bandwidth import KERNEL_WIDTHS, Bandwidth, choose_bandwidth, method_text, scott
-from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import (
     Comparison,
     DistanceComparison,
@@ -44,16 +43,20 @@ from qkv.database.keys.comparisons import (
     MixedComparison,
     ScoreComparison,
     SimilarityComparison,
-    in_days,
+    displayed_distances,
+    in_units,
+    side_by_side,
     structured,
 )
 from qkv.database.keys.identifiers import TextForms, identifier_reason, is_whole_number, key_note
-from qkv.database.keys.local_linear_search import choose_linear_bandwidth
 from qkv.database.keys.name_comparison import NameComparison
-from qkv.database.keys.neighbor_blocks import nearest_distance_quantile
 from qkv.database.keys.part_registry import ParsedScore, parse_score
 from qkv.database.keys.row_sample import sample_rows
+from qkv.encoders.columns import Column
 from qkv.errors import OptionError
+from qkv.estimators.regression.bandwidth import KERNEL_WIDTHS, Bandwidth, choose_bandwidth, method_text, scott
+from qkv.estimators.regression.local_linear import choose_linear_bandwidth
+from qkv.estimators.regression.neighbor_blocks import nearest_distance_quantile
 from qkv.normalizers import Softmax, TopK
 from qkv.scores import ByColumn, Cosine, Custom, Exact, Gaussian, Names, Spelling, TokenSetRatio
 from qkv.scores.base import Score
@@ -118,7 +121,7 @@ _LINE_REACH = 0.25
 # Weight of equality of texts and categories: 1,400 bandwidths of a Gaussian count less. Rounding of logits of this
 # size changes weights by 1e-10.
 _EQUAL = 1e6
-_BY_KIND = {"text": "Spelling", "category": "Exact", "vector": "Cosine"}
+_SCORES = {"text": "Spelling", "category": "Exact", "vector": "Cosine"}
 
 
 class ComparisonChooser:
@@ -190,8 +193,7 @@ class ComparisonChooser:
         if isinstance(score, Score) and score.accepts_records:
             return
         example = ", ".join(
-            f"({column.name!r}, scores.{'Gaussian' if _is_numeric(column) else _BY_KIND[column.kind]}(), 1.0)"
-            for column in self.columns
+            f"({column.name!r}, scores.{_SCORES.get(column.kind, 'Gaussian')}(), 1.0)" for column in self.columns
         )
         raise OptionError(
             "score must compare each column on its own if the key has several columns that are not all numbers, got "
@@ -208,7 +210,7 @@ class ComparisonChooser:
         notes: tuple[str, ...] = (f"compared by {score}",)
         first, columns = self.columns[0], self.columns
         if isinstance(score, ByColumn) or (len(columns) > 1 and not all(map(_is_numeric, columns))):
-            key = structured({c.name: in_days(c, c.cells) for c in columns})
+            key = structured({c.name: in_units(c, c.cells) for c in columns})
             return ScoreComparison(every, columns, score, None, key, notes, structured=True)
         if self._is_single_column("text", "category") and score.accepts == "text" and score.default_normalizer == "sum":
             return self._texts(0, score, threshold, notes)
@@ -223,10 +225,11 @@ class ComparisonChooser:
             limit = None
         elif limit is None and not self._is_single_column("vector"):
             limit = max(3.0 * width, self.nearest_quantile(points, "own"))
+            limit = float(displayed_distances(columns, np.array(limit)))
         if limit is None:
             return ScoreComparison(every, columns, score, None, points, notes)
         notes += (f"no match beyond a distance of {limit:.3g}",)
-        zeros = np.zeros(len(every))
+        zeros = np.zeros(points.shape[1])
         unit = _unit_name(columns)
         return DistanceComparison(every, columns, score, None, points, notes, zeros, zeros + 1, 1.0, unit, limit)
 
@@ -300,6 +303,10 @@ class ComparisonChooser:
         columns = tuple(self.columns[index] for index in indices)
         stacked = self._stacked(indices)
         mean, scale = self.mean_and_deviation(indices, stacked)
+        firsts = np.cumsum([0, *(column.width for column in columns)])[:-1]
+        for first, column in zip(firsts, columns, strict=True):
+            # Both coordinates of a point have one scale, so that the circle remains one.
+            scale[first : first + column.width] = np.linalg.norm(scale[first : first + column.width])
         # A constant column has no information; a scale of 1 avoids amplifying its rounding errors.
         scale = np.where(scale > 0, scale, 1.0)
         key = self._with_excluded_at_mean((stacked - mean) / scale)
@@ -312,15 +319,16 @@ class ComparisonChooser:
         reach = min(3.0 * width, _LINE_REACH if self.linear else 1.0)
         # All rows in the window of a boxcar weigh the same, so that the first one counts as the nearest.
         reach = max(reach, width) if kind == "boxcar" else reach
-        limit = max(reach, self.nearest_quantile(key, "standard")) * unit if threshold is None else threshold
+        distance = max(reach, self.nearest_quantile(key, "standard")) * unit
+        limit = float(displayed_distances(columns, np.array(distance))) if threshold is None else threshold
         own = ", ".join(
             f"{width * s:.3g} {'days of ' * (c.kind == 'timestamp')}{c.name}"
-            for c, s in zip(columns, scale, strict=True)
+            for c, s in zip(columns, scale[firsts], strict=True)
         )
         unit_name = _unit_name(columns) if alone else " standard deviations"
-        distance = f"{limit:.3g}{unit_name.removesuffix('s') if f'{limit:.3g}' == '1' else unit_name}"
+        text = f"{limit:.3g}{unit_name.removesuffix('s') if f'{limit:.3g}' == '1' else unit_name}"
         compared = f"compared by {type(score).__name__} of standardized columns, bandwidth {width:.3g} ({own})"
-        notes = (compared, f"bandwidth {method_text(chosen)}", f"no match beyond a distance of {distance}")
+        notes = (compared, f"bandwidth {method_text(chosen)}", f"no match beyond a distance of {text}")
         return DistanceComparison(indices, columns, score, None, key, notes, mean, scale, unit, unit_name, limit)
 
     def _mixed(self, threshold: float | None, progress: Progress | None) -> MixedComparison:
@@ -394,7 +402,7 @@ class ComparisonChooser:
         """Return the mean and the standard deviation of each column of a matrix over its complete rows."""
         complete = stacked[self.complete]
         if not len(complete):
-            return np.zeros(len(indices)), np.ones(len(indices))
+            return np.zeros(stacked.shape[1]), np.ones(stacked.shape[1])
         return complete.mean(axis=0), complete.std(axis=0)
 
     def most_repeats(self, column: Column) -> int:
@@ -427,7 +435,7 @@ class ComparisonChooser:
         return float(distance * ratio ** (-1.0 / key.shape[1]))
 
     def _stacked(self, indices: tuple[int, ...]) -> Float[np.ndarray, "rows width"]:
-        return np.stack([in_days(self.columns[i], self.columns[i].cells) for i in indices], axis=1)
+        return side_by_side([in_units(self.columns[i], self.columns[i].cells) for i in indices])
 
     def _with_excluded_at_mean(self, points: Float[np.ndarray, "rows width"]) -> Float[np.ndarray, "rows width"]:
         """Return points in which the excluded rows have the mean of the others.
@@ -441,7 +449,7 @@ class ComparisonChooser:
 
 
 def _is_numeric(column: Column) -> bool:
-    return column.kind in ("number", "timestamp", "boolean")
+    return column.traits.compared == "distance"
 
 
 def _unit_name(columns: tuple[Column, ...]) -> str:

@@ -11,10 +11,10 @@ from typing import ClassVar, Protocol, Self
 
 import numpy as np
 
+from qkv.core.formatting import number
 from qkv.core.typing import Bool, Float, Int, Num, Shaped
-from qkv.database.io.formatting import number
-from qkv.database.keys import exact_cells
-from qkv.database.keys.columns import Column
+from qkv.encoders import exact_cells
+from qkv.encoders.columns import Column, arc_lengths
 from qkv.errors import QueryError
 from qkv.normalizers import Sum
 from qkv.normalizers.base import Normalizer
@@ -25,14 +25,78 @@ from qkv.scores.gaussian import Gaussian
 
 __all__ = [
     "Comparison",
+    "Coordinates",
     "DistanceComparison",
     "EqualityComparison",
+    "find_coordinates",
+    "from_differences",
     "GroupedDistanceComparison",
     "KeyCells",
     "MixedComparison",
     "ScoreComparison",
     "SimilarityComparison",
 ]
+
+
+_MOST_COLUMNS = 8
+"""Number of key columns up to which keys are selected by differences; for more, a matrix product is much faster."""
+
+
+def from_differences(score: Score, normalizer: Normalizer, width: int) -> Score:
+    """Return a score with the same logits that computes them from differences, where ties matter and it costs little.
+
+    That is for one key column, and for up to 8 of them if the normalizer selects keys by their rank. A matrix product
+    computes ‖q‖² − 2<q, k> + ‖k‖², which rounds differently for one query and for several, and decides by rounding
+    which of two equally distant keys comes first. In tables such keys are common: 3.67 and 3.70 around 3.685.
+
+    Args:
+        score: any score; scores that compute no squared distances are returned as they are.
+        normalizer: the normalizer of the call.
+        width: number of key columns.
+    """
+    few = width == 1 or (normalizer.selects_keys and width <= _MOST_COLUMNS)
+    return score.by_differences() if few else score
+
+
+_NUMERIC = ("number", "timestamp", "boolean")
+
+
+@dataclass(frozen=True, eq=False)
+class Coordinates:
+    """The place of the numbers in the key and query arrays of a comparison.
+
+    Attributes:
+        columns: the key columns of numbers, timestamps and booleans.
+        scale: the unit of each coordinate in the unit of its column, of days for timestamps.
+        field: the field of a structured array that holds them; "" for an array without fields.
+    """
+
+    columns: tuple[Column, ...]
+    scale: Float[np.ndarray, " width"]
+    field: str = ""
+
+    def of(self, array: Shaped[np.ndarray, "n ..."]) -> Float[np.ndarray, "n width"]:
+        """Return the coordinates of the elements of a key array or of a query array."""
+        part = array[self.field] if self.field else array
+        return np.asarray(part[:, : len(self.columns)], np.float64)
+
+
+def find_coordinates(comparison: Comparison) -> Coordinates | None:
+    """Return where the numbers among the keys of a comparison are, or None if it compares none as numbers."""
+    if isinstance(comparison, MixedComparison):
+        for name, part in comparison.parts:
+            found = find_coordinates(part)
+            if found is not None:
+                return replace(found, field=name)
+        return None
+    columns = comparison.key_columns
+    if not all(column.kind in _NUMERIC for column in columns):
+        return None
+    if isinstance(comparison, DistanceComparison):
+        return Coordinates(columns, comparison.scale)
+    if isinstance(comparison, ScoreComparison) and not comparison.structured:
+        return Coordinates(columns, np.ones(len(columns)))
+    return None
 
 
 class KeyCells(Protocol):
@@ -85,7 +149,7 @@ class Comparison:
         It contains the compared columns side by side, with timestamps in days.
         """
         own = self._compared(columns)
-        return own[0] if own[0].dtype == object or own[0].ndim == 2 else np.stack(own, axis=1)
+        return own[0] if own[0].dtype == object else side_by_side(own)
 
     def with_rows(self, columns: Sequence[Column]) -> Self:
         """Return a copy of this comparison whose keys are taken from `columns`, the key columns of other rows."""
@@ -157,7 +221,7 @@ class Comparison:
 
     def _compared(self, columns: Sequence[KeyCells]) -> list[Shaped[np.ndarray, "q ..."]]:
         own = zip(self.columns, self.key_columns, strict=True)
-        return [in_days(column, columns[index].cells) for index, column in own]
+        return [in_units(column, columns[index].cells) for index, column in own]
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,7 +371,7 @@ class DistanceComparison(Comparison):
     def distances(self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]) -> Num[np.ndarray, "q n"]:
         """Return displayed distances, computed from differences, so that equal points have distance 0."""
         squares = np.square(query[:, None, :] - self.key[rows])
-        return np.asarray(np.sqrt(squares.sum(axis=-1)) * self.unit)
+        return displayed_distances(self.key_columns, np.sqrt(squares.sum(axis=-1)) * self.unit)
 
     def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
         """Return for each query the reason why its nearest row is too far away to match, or None if it matches."""
@@ -322,9 +386,10 @@ class DistanceComparison(Comparison):
     def bandwidths(self, row: int) -> dict[str, float]:
         """Return the bandwidth of each column in its own unit, and in days for timestamps."""
         width = getattr(self.score_of(row), "bandwidth", None)
-        if not isinstance(width, float | int) or len(self.scale) != len(self.key_columns):
+        if not isinstance(width, float | int):
             return {}
-        return {c.name: float(width * scale) for c, scale in zip(self.key_columns, self.scale, strict=True)}
+        firsts = np.cumsum([0, *(column.width for column in self.key_columns)])[:-1]
+        return {c.name: float(width * scale) for c, scale in zip(self.key_columns, self.scale[firsts], strict=True)}
 
     def _key_text(self, row: int) -> str:
         if self.key_columns[0].kind == "vector":
@@ -413,6 +478,12 @@ class MixedComparison(Comparison):
         return reasons
 
 
+def displayed_distances(columns: Sequence[Column], distances: Float[np.ndarray, " *n"]) -> Float[np.ndarray, " *n"]:
+    """Return distances of keys as they are displayed: along the circle if the key is one cyclic column."""
+    cyclic = len(columns) == 1 and columns[0].kind == "cyclic"
+    return arc_lengths(distances, columns[0].period) if cyclic else np.asarray(distances)
+
+
 def structured(fields: dict[str, Shaped[np.ndarray, "rows ..."]]) -> Shaped[np.ndarray, " rows"]:
     """Return a structured array with one field for each of the arrays `fields`. A matrix becomes a field of vectors."""
     dtype = [(name, cells.dtype, cells.shape[1:]) for name, cells in fields.items()]
@@ -422,6 +493,11 @@ def structured(fields: dict[str, Shaped[np.ndarray, "rows ..."]]) -> Shaped[np.n
     return rows
 
 
-def in_days(column: Column, cells: Shaped[np.ndarray, "rows ..."]) -> Shaped[np.ndarray, "rows ..."]:
+def in_units(column: Column, cells: Shaped[np.ndarray, "rows ..."]) -> Shaped[np.ndarray, "rows ..."]:
     """Return the cells of a column, with timestamps converted to days after the column's origin."""
-    return cells / column.units_per_day if column.kind == "timestamp" else cells
+    return cells if column.unit == 1.0 else cells / column.unit
+
+
+def side_by_side(cells: Sequence[Float[np.ndarray, "rows ..."]]) -> Float[np.ndarray, "rows width"]:
+    """Return the cells of several columns as one matrix."""
+    return np.concatenate([each if each.ndim == 2 else each[:, None] for each in cells], axis=1)

@@ -29,8 +29,8 @@ import numpy as np
 
 from qkv.core.typing import Bool
 from qkv.database.io.identifier_names import has_identifier_name, has_text_identifier_name
-from qkv.database.keys.columns import Column
-from qkv.database.keys.exact_cells import is_uuid
+from qkv.encoders.columns import Column
+from qkv.encoders.exact_cells import is_uuid
 
 __all__ = ["TextForms", "identifier_reason", "is_code", "is_whole_number", "key_note"]
 

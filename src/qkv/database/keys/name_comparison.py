@@ -124,12 +124,6 @@ def close_keys(
 def mismatch_reason(text: str, label: str | None, similarity: float, threshold: float) -> str:
     """Return why no key matches a text.
 
-    Args:
-        text: the text of the query.
-        label: the nearest key; None if it is not known.
-        similarity: its similarity, under the threshold.
-        threshold: the least similarity of a match.
-
     Example:
         >>> mismatch_reason("rocky vi", "Rocky II", 0.0, 0.8)
         'no key contains VI'

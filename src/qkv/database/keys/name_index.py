@@ -199,10 +199,10 @@ class PresentNames:
         index, text = self.index, clean_name(query)
         if self.some.sum() <= count or not text:
             return np.flatnonzero(self.present)
-        held = index.holding(query)
-        some = self.some if held is None else self.some & held
+        with_words = index.holding(query)
+        some = self.some if with_words is None else self.some & with_words
         own = index.numbers.get(query)
-        if len(text) > _LONGEST or (held is not None and np.count_nonzero(some) <= _FEW_NAMES):
+        if len(text) > _LONGEST or (with_words is not None and np.count_nonzero(some) <= _FEW_NAMES):
             few = np.flatnonzero(some)
             least = np.zeros(len(index.texts))
             least[few] = score(np.array([query], object), index.names[few])[0]

@@ -145,10 +145,10 @@ def _is_number(field: dataclasses.Field[Any]) -> bool:
 
 def _find(name: str, kinds: dict[str, type[_Part]], module: ModuleType, part: str) -> type[_Part]:
     plain = {re.sub(r"[-_ ]", "", key): kind for key, kind in kinds.items()}
-    wanted = re.sub(r"[-_ ]", "", name.lower())
-    if wanted in plain:
-        return plain[wanted]
-    if wanted in {other.lower() for other in module.__all__}:
+    given = re.sub(r"[-_ ]", "", name.lower())
+    if given in plain:
+        return plain[given]
+    if given in {other.lower() for other in module.__all__}:
         raise OptionError(
             f"a {part} given by name must have only numbers as required parameters, got {name!r}, which has others. "
             f"Construct the {part} in Python and pass the object."

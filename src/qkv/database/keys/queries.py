@@ -20,10 +20,9 @@ import numpy as np
 from qkv.core.progress import checkpoint
 from qkv.core.times import numeric_order
 from qkv.core.typing import Bool, Float, Int, Shaped
-from qkv.database.io import arrow_columns
-from qkv.database.io.nanoseconds import plain_scalar, to_python, to_records
-from qkv.database.keys import exact_cells
-from qkv.database.keys.columns import Column, fold
+from qkv.encoders import arrow_columns, exact_cells
+from qkv.encoders.arrow_columns import plain_scalar, to_python, to_records
+from qkv.encoders.columns import Column, fold, points_on_circle
 from qkv.errors import QueryError
 
 __all__ = ["Queries", "QueryCells", "display_form", "split_queries", "split_text"]
@@ -102,12 +101,6 @@ class Queries:
     def parse(queries: object, columns: Sequence[Column], folded: bool = True, on_bad_query: str = "refuse") -> Queries:
         """Parse one query or several queries into one array of cells per key column.
 
-        Args:
-            queries: as in `Database.ask`.
-            columns: the key columns.
-            folded: whether texts are folded.
-            on_bad_query: as in `Database.ask`.
-
         Raises:
             QueryError: A query does not fit the kind of its key column, or has a wrong number of parts.
         """
@@ -150,10 +143,6 @@ class Queries:
 
 def split_queries(queries: object, columns: Sequence[Column]) -> tuple[list[object], bool]:
     """Return the queries as a list, and whether `queries` is a single query rather than a list of queries.
-
-    Args:
-        queries: as in `Database.ask`.
-        columns: the key columns, of which the names and kinds are used.
 
     Example:
         >>> split_queries("Li", ["name"]), split_queries(["Li", "Hu"], ["name"])
@@ -339,28 +328,22 @@ def _elements(value: Any) -> Sequence[Any]:
 
 
 def _vector(value: str | Sequence[float], column: Column) -> Float[np.ndarray, " width"]:
-    return np.array([float(number) for number in _elements(value)]).reshape(column.cells.shape[1])
+    return np.array([float(number) for number in _elements(value)]).reshape(column.width)
 
 
 def _stack(parsed: list[Cell], column: Column) -> Shaped[np.ndarray, "q ..."]:
     if column.kind in ("text", "category"):
         return np.array([cell or "" for cell in parsed], dtype=object)
     if column.kind == "vector":
-        blank = np.zeros(column.cells.shape[1])
+        blank = np.zeros(column.width)
         stacked = [cell if cell is not None else blank for cell in parsed]
-        return np.array(stacked, dtype=np.float64).reshape(len(parsed), column.cells.shape[1])
-    return np.array([0.0 if cell is None else cell for cell in parsed], dtype=np.float64)
+        return np.array(stacked, dtype=np.float64).reshape(len(parsed), column.width)
+    numbers = np.array([0.0 if cell is None else cell for cell in parsed], dtype=np.float64)
+    return points_on_circle(numbers, column.period) if column.kind == "cyclic" else numbers
 
 
 def _kind_error(value: object, column: Column) -> QueryError:
-    expected = {
-        "text": "a text",
-        "category": "a text",
-        "number": "a finite number",
-        "boolean": "true or false",
-        "timestamp": "a timestamp",
-        "vector": f"a vector of {column.cells.shape[-1]} finite elements",
-    }[column.kind]
+    expected = column.traits.expected + f" of {column.width} finite elements" * (column.kind == "vector")
     form, first = column.date_format, {"d": ", day first", "m": ", month first"}
     hint = f" in the format {form}{first.get(numeric_order(form)[:1], '')}" if form else ""
     text = repr(value[:80] if isinstance(value, str | list | tuple) else value)
@@ -375,23 +358,18 @@ def _example(column: Column) -> str:
     """Return a cell of a column as a user would type it, to show in an error message."""
     present = np.flatnonzero(~column.missing)
     if not len(present):
-        return {"text": "a word", "category": "a word", "boolean": "true"}.get(column.kind, "1.5")
+        return column.traits.example
     row = int(present[len(present) // 2])
     if column.kind == "boolean":
         return "true"
     if column.kind == "vector":
         ends = ", ".join(f"{number:.3g}" for number in column.cells[row][:4])
-        return f"[{ends}" + (", …]" if column.cells.shape[1] > 4 else "]")
+        return f"[{ends}" + (", …]" if column.width > 4 else "]")
     return column.text(row)
 
 
 def display_form(query: object, names: Sequence[str]) -> object:
-    """Return a query as answers show it: the parts of a record or a list as a tuple.
-
-    Args:
-        query: one query, as in `Database.ask`.
-        names: the names of the key columns.
-    """
+    """Return a query as answers show it: the parts of a record or a list as a tuple."""
     if isinstance(query, Mapping):
         return tuple(query.get(name) for name in names) if len(names) > 1 else query.get(names[0])
     return tuple(query) if isinstance(query, (list, np.ndarray)) else query

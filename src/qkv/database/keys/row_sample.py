@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 
 from qkv.core.typing import Bool, Int, Shaped
-from qkv.database.keys.columns import Column
+from qkv.encoders.columns import Column
 
 __all__ = ["MOST_ROWS", "RowSampler", "sample_rows"]
 
@@ -23,7 +23,7 @@ MOST_ROWS = 50_000
 
 _ROWS_AT_ONCE = 2**18
 _BUCKETS = 2**20
-_ODD = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 class RowSampler:
@@ -51,8 +51,8 @@ class RowSampler:
         rows = np.flatnonzero(selected)
         hashes = np.zeros(len(rows), np.uint64)
         for column in columns:
-            hashes = _mix(hashes * _ODD + _hash_cells(column, rows))
-        hashes = _mix(hashes + self._number(hashes % np.uint64(_BUCKETS)).astype(np.uint64) * _ODD)
+            hashes = _mix(hashes * _MULTIPLIER + _hash_cells(column, rows))
+        hashes = _mix(hashes + self._number(hashes % np.uint64(_BUCKETS)).astype(np.uint64) * _MULTIPLIER)
         hashes, rows = np.concatenate([self._hashes, hashes]), np.concatenate([self.rows, first + rows])
         if len(rows) > self.most:
             smallest = np.sort(np.argpartition(hashes, self.most - 1)[: self.most])
@@ -102,7 +102,7 @@ def _hash_cells(column: Column, rows: Int[np.ndarray, " n"]) -> Shaped[np.ndarra
     bits = np.ascontiguousarray(cells + 0.0, np.float64).view(np.uint64)  # −0 becomes 0
     if bits.ndim == 1:
         return bits
-    factors = _mix(np.arange(1, bits.shape[1] + 1, dtype=np.uint64) * _ODD) | np.uint64(1)
+    factors = _mix(np.arange(1, bits.shape[1] + 1, dtype=np.uint64) * _MULTIPLIER) | np.uint64(1)
     return np.asarray(np.multiply(bits, factors).sum(axis=1, dtype=np.uint64))
 
 

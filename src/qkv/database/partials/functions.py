@@ -28,7 +28,6 @@ from qkv.database.execute.row_reader import TILE, RowTile
 from qkv.database.execute.uncertainty import effective_rows, mean_precision, standard_error
 from qkv.database.io.python_cells import exact_array
 from qkv.database.io.sources import read, requested_columns, require_columns
-from qkv.database.keys.columns import Column, key_names
 from qkv.database.keys.comparisons import ScoreComparison
 from qkv.database.keys.part_registry import parse_normalizer, parse_score
 from qkv.database.keys.queries import Queries
@@ -41,6 +40,7 @@ from qkv.database.partials.query_partial import (
     plain_type,
     query_digest,
 )
+from qkv.encoders.columns import Column, key_names
 from qkv.errors import KindError, OptionError, RefusedError, ShapeError
 from qkv.normalizers import NORMALIZERS
 from qkv.normalizers.base import Normalizer
@@ -385,7 +385,7 @@ def check_mergeable(normalizer: Normalizer) -> None:
 
 
 def _comparison(score: Score, columns: Sequence[Column]) -> ScoreComparison:
-    numeric = all(column.kind in ("number", "timestamp", "boolean") for column in columns)
+    numeric = all(column.traits.compared == "distance" for column in columns)
     several = len(columns) > 1 and not numeric
     if several and not score.accepts_records:
         raise OptionError(

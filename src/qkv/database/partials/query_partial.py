@@ -20,7 +20,7 @@ from qkv.core.typing import Int
 from qkv.database.execute.aggregates import NO_ROW
 from qkv.database.execute.partial_sums import PartialSums, VoteSums, accumulates, merge_in_tree
 from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists, select_rows
-from qkv.database.keys.columns import Column
+from qkv.encoders.columns import Column
 from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer
 

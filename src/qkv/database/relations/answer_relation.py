@@ -21,12 +21,11 @@ from qkv.core.progress import report
 from qkv.core.typing import Int
 from qkv.database.answer import Answer, Entry, call_notes, call_text
 from qkv.database.execute.ask_options import AskOptions
-from qkv.database.io.arrow_columns import with_microseconds
-from qkv.database.io.nanoseconds import to_python
 from qkv.database.io.sources import suggest_name
-from qkv.database.keys.columns import Column
 from qkv.database.keys.part_registry import parse_normalizer
 from qkv.database.relations.query_relation import QueryRelation
+from qkv.encoders.arrow_columns import to_python, with_microseconds
+from qkv.encoders.columns import Column
 from qkv.errors import DataError, QueryError
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from qkv.database.execute.ask_options import AskOptions
-from qkv.database.keys.columns import Column
 from qkv.database.relations.answer_relation import AnswerRelation, samples
 from qkv.database.relations.query_relation import QueryRelation
+from qkv.encoders.columns import Column
 from qkv.errors import OptionError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _parameter(column: Column) -> pa.DataType:
         return pa.list_(pa.float64())
     if column.kind == "timestamp" and pa.types.is_date(type_):
         return pa.timestamp("us")
-    if column.kind != "number" or pa.types.is_decimal(type_):
+    if column.kind not in ("number", "cyclic") or pa.types.is_decimal(type_):
         return type_
     large = pa.types.is_integer(type_) and bool((abs(column.cells) >= _EXACT_FLOATS).any())
     return type_ if large else pa.float64()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -16,15 +16,15 @@ from qkv.database.execute.aggregates import aggregator_for
 from qkv.database.io.cell_notes import collect_notes, without_notes
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import iterate_tables, requested_columns, require_columns
-from qkv.database.keys.bandwidth import choose_bandwidth
-from qkv.database.keys.columns import Column, key_names
-from qkv.database.keys.neighbor_blocks import nearest_distance_quantile
 from qkv.database.keys.part_registry import parse_normalizer, parse_score
 from qkv.database.keys.row_sample import sample_rows
 from qkv.database.storage.encoding import FILE, Encoding
 from qkv.database.storage.row_preparation import prepare_rows
 from qkv.database.storage.stored import StoredDatabase
+from qkv.encoders.columns import Column, key_names, with_periods
 from qkv.errors import DataError, OptionError
+from qkv.estimators.regression.bandwidth import choose_bandwidth
+from qkv.estimators.regression.neighbor_blocks import nearest_distance_quantile
 from qkv.plan.cost import memory_bytes
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def create_database(
     memory: int | str,
     progress: Progress | None,
     options: ReadOptions,
+    cyclic: Mapping[str, float] | None = None,
     storage_options: stores.StorageOptions = None,
 ) -> StoredDatabase:
     """Create a database on disk; see `Database.create` for the arguments."""
@@ -67,7 +68,7 @@ def create_database(
     stores.require_free(place, backend)
     names, notes = requested_columns(key, value), list[str]()
     given = iter([source.empty_table()]) if isinstance(source, pa.Schema) else iterate_tables(source, names, options)
-    tables = collect_notes(given, names, notes)
+    tables = collect_notes((with_periods(table, cyclic) for table in given), names, notes)
     pending = [table for table in (next(tables, None),) if table is not None]
     if not pending:
         raise DataError(

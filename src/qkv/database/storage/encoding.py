@@ -22,8 +22,8 @@ from qkv.core.typing import Bool, Float, Shaped
 from qkv.core.untrusted_json import Fields
 from qkv.database.answer import Answer, Entry
 from qkv.database.execute.stream_plan import StreamedPlan
-from qkv.database.keys.columns import Column
 from qkv.database.keys.queries import Queries, QueryCells
+from qkv.encoders.columns import Column
 from qkv.errors import DataError, OptionError
 from qkv.store import Store, read_attached
 from qkv.store.attachments import attached_files
@@ -324,8 +324,8 @@ def _to_arrow(column: Column, cells: Shaped[np.ndarray, "q ..."], missing: Bool[
     """Return the parsed cells of queries for a key column as an Arrow array of the column's kind."""
     import pyarrow as pa
 
-    if column.kind in ("number", "boolean"):
-        return pa.array(cells.astype(bool) if column.kind == "boolean" else cells, mask=missing)
+    if column.kind in ("number", "boolean", "cyclic"):
+        return pa.array(cells.astype(bool) if column.kind == "boolean" else column.numbers(cells), mask=missing)
     convert: Callable[[Any], object] = str
     if column.kind == "timestamp":
         convert = column.timestamp

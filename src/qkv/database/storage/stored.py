@@ -29,12 +29,12 @@ from qkv.database.io.cell_notes import collect_notes, decided_formats
 from qkv.database.io.file_formats import stated_types
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import iterate_tables, require_columns
-from qkv.database.keys.columns import Column, key_names
 from qkv.database.keys.part_registry import parse_score
 from qkv.database.protocol import Queryable
 from qkv.database.storage.encoding import Encoding
 from qkv.database.storage.remote_answers import load_executor, with_missing, with_traffic
 from qkv.database.storage.row_preparation import prepare_rows
+from qkv.encoders.columns import Column, key_names
 from qkv.errors import DataError
 from qkv.plan.cost import counted, memory_bytes
 from qkv.scores.base import Score

@@ -13,18 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.formatting import format_key, format_query, format_value
 from qkv.core.typing import Float, Int
-from qkv.database.io.formatting import (
-    format_estimate,
-    format_failure,
-    format_gradient,
-    format_key,
-    format_query,
-    format_statistics,
-    format_value,
-)
-from qkv.database.keys.columns import Column
+from qkv.database.answer import format_estimate, format_failure, format_gradient, format_statistics
 from qkv.database.keys.queries import split_text
+from qkv.encoders.columns import Column
 from qkv.errors import OptionError, QkvError, QueryError
 from qkv.look.answers.answer_settings import KERNELS, AnswerSettings, AskArguments, TableSource
 from qkv.look.answers.query_axis import QueryAxis
@@ -69,7 +62,7 @@ class TablePoints:
     def of(cls, database: Queryable, columns: Sequence[Column], axes: tuple[QueryAxis, ...]) -> TablePoints:
         """Return the points of a database."""
         value = columns[-1]
-        if value.kind in ("number", "timestamp"):
+        if value.kind in ("number", "timestamp", "cyclic"):
             return cls(database, axes, QueryAxis.over(value), (), {})
         if value.kind == "vector":
             return cls(database, axes, None, ("vectors",), {})
@@ -293,7 +286,7 @@ class AnswerPage:
         self._lock = threading.Lock()
         self._columns = database.complete_columns()
         kinds = [column.kind for column in self._columns[:-1]]
-        numeric = len(kinds) <= 2 and all(kind in ("number", "timestamp") for kind in kinds)
+        numeric = len(kinds) <= 2 and all(kind in ("number", "timestamp", "cyclic") for kind in kinds)
         first = query or self._typical_query()
         self._first = self._ask(first, self.options(self.settings))
         by_equality = any(note.startswith(("compared by equality", "compared by Exact")) for note in self._first.notes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass, fields
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from qkv.errors import OptionError
 
@@ -36,7 +36,7 @@ class TableSource:
         key: str = "",
         value: str = "",
         version: int | None = None,
-        **reading: str | int,
+        **reading: Any,
     ) -> TableSource:
         """Return the source of a database that was opened from files, a folder, a store or a SQL query.
 
@@ -60,7 +60,9 @@ class TableSource:
         if files == ("-",):
             return cls()
         options = ({"key": key, "value": value} if key else {}) | reading
-        words = [part for name, text in options.items() for part in (f"--{name.replace('_', '-')}", str(text))]
+        pairs = [(name, str(text)) for name, text in options.items() if name != "cyclic"]
+        pairs += [("cyclic", f"{name}={period:g}") for name, period in options.get("cyclic", {}).items()]
+        words = [part for name, text in pairs for part in (f"--{name.replace('_', '-')}", text)]
         words += [] if version is None else ["--version", str(version)]
         source = repr(sql if sql is not None else files[0] if len(files) == 1 else list(files))
         arguments = ", ".join([source, *(f"{name}={text!r}" for name, text in options.items())])

@@ -9,10 +9,10 @@ from functools import cached_property
 
 import numpy as np
 
+from qkv.core.formatting import format_key
 from qkv.core.typing import Float, Int
-from qkv.database.io.formatting import format_key
-from qkv.database.keys.columns import Column
 from qkv.database.keys.queries import Queries
+from qkv.encoders.columns import Column
 from qkv.errors import QueryError
 from qkv.look.plot_axis import PlotAxis
 

@@ -5,31 +5,21 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qkv.core.printable import printable, printable_key
 
-if TYPE_CHECKING:
-    from qkv.database.answer import Answer, Entry
-
 __all__ = [
-    "format_estimate",
-    "format_failure",
-    "format_gradient",
     "format_key",
     "format_length",
     "format_query",
-    "format_statistics",
     "format_value",
     "number",
 ]
 
 # A spread of this part of a number, or less, comes from rounding.
 _ROUNDING = 1e-12
-# Without a standard error, a spread of less than this part of an answer adds no digits to it.
-_NEGLIGIBLE = 1e-6
 # So many numbers without brackets are a vector and not a name.
 _LONG_LIST = 8
 
@@ -159,54 +149,6 @@ def _numbers(text: str) -> list[float] | None:
         return [float(word) for word in words]
     except ValueError:
         return None
-
-
-def format_estimate(answer: Answer | Entry) -> str:
-    """Return the value of an answer with its standard error, or the winner of a vote with its share.
-
-    Digits are those that the standard error leaves, or without one, those that the spread leaves.
-    """
-    error = answer.standard_error
-    # Only votes are whole numbers and decimals; averages are floats.
-    full = answer.probabilities or isinstance(answer.value, int | decimal.Decimal)
-    length = answer.spread if error is None else error
-    if error is None and isinstance(answer.value, float) and isinstance(length, float):
-        # A spread this small is that of rows of nearly no weight.
-        length = None if 0 < length < _NEGLIGIBLE * abs(answer.value) else length
-    text = format_key(answer.value) if full else format_value(answer.value, length)
-    if answer.probabilities and answer.value in answer.probabilities:
-        share = f"{answer.probabilities[answer.value]:.0%}"
-        return f"{text} ({share})" if not isinstance(error, float) else f"{text} ({share}, standard error {error:.1%})"
-    return text if error is None else f"{text} ± {format_length(error)} (standard error)"
-
-
-def format_failure(answer: Answer | Entry) -> str:
-    """Return why an answer has no value in two words: before the reason, which says more."""
-    return "cannot be read" if answer.invalid else "no value" if answer.missing_rows else "no match"
-
-
-def format_statistics(answer: Answer | Entry) -> list[str]:
-    """Return the prediction interval, the spread and the effective rows of an answer, each with its name."""
-    parts = []
-    if answer.prediction_interval is not None:
-        ends = [format_value(end, answer.spread) for end in answer.prediction_interval]
-        parts.append(f"90% prediction interval: {' to '.join(ends)}")
-    if answer.spread is not None and not answer.probabilities:
-        parts.append(f"spread: {format_length(answer.spread)}")
-    if answer.effective_rows is not None:
-        parts.append(f"effective rows: {answer.effective_rows:,.1f}")
-    return parts
-
-
-def format_gradient(answer: Answer | Entry) -> list[str]:
-    """Return the slope of the answer along each key column of numbers, with its standard error, each with its name."""
-    unit = " days" if isinstance(answer.value, dt.date | dt.datetime | dt.timedelta | dt.time) else ""
-    parts = []
-    for name, slope in answer.gradient.items():
-        error = answer.gradient_error[name]
-        known = "unknown" if slope is None else number(slope, error) + unit
-        parts.append(f"slope along {name}: {known}" + ("" if error is None else f" ± {number(error, error)}"))
-    return parts
 
 
 def format_length(length: float | dt.timedelta) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qkv.core.typing import Float
-from qkv.database.keys.bandwidth import leave_one_out
+from qkv.estimators.regression.bandwidth import leave_one_out
 
 __all__ = ["LocalScale", "fit_scale"]
 

@@ -5,9 +5,12 @@
     number      integers, floats, decimals
     boolean     true and false
     timestamp   dates, timestamps, times of day, durations
+    cyclic      numbers with a period, such as hours of the day and directions, as points on a circle
     vector      lists of numbers, all of one length
 
-A cell is missing if it is null, if its number is not finite, or if its text is empty after folding.
+`KINDS` says how the cells of each kind are written, compared and averaged; `qkv.encoders.table_vectors` how they are
+encoded, and `qkv.join.comparison_vectors` how two tables are compared. A cell is missing if it is null, if its number
+is not finite, or if its text is empty after folding.
 """
 
 from __future__ import annotations
@@ -15,30 +18,58 @@ from __future__ import annotations
 import datetime as dt
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from qkv.core.formatting import format_key
 from qkv.core.typing import Bool, Float, Int, Shaped
-from qkv.database.io import arrow_columns
-from qkv.database.io.cell_notes import metadata_text
-from qkv.database.io.formatting import format_key
-from qkv.database.io.nanoseconds import to_python
-from qkv.database.io.number_formats import NumberFormat
-from qkv.database.keys import exact_cells
-from qkv.errors import DataError
+from qkv.encoders import arrow_columns, exact_cells
+from qkv.encoders.arrow_columns import metadata_text, to_python
+from qkv.encoders.number_formats import NumberFormat
+from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from qkv.database.io.arrow_columns import Temporal
+    from qkv.encoders.arrow_columns import Temporal
 
-__all__ = ["Column", "Kind", "fold", "key_names"]
+__all__ = ["KINDS", "Column", "Kind", "KindTraits", "fold", "key_names", "with_periods"]
 
-Kind = Literal["text", "category", "number", "boolean", "timestamp", "vector"]
+Kind = Literal["text", "category", "number", "boolean", "timestamp", "cyclic", "vector"]
+
+
+class KindTraits(NamedTuple):
+    """What follows from the kind of a column.
+
+    Attributes:
+        expected: what a query must be, as the end of a sentence.
+        example: a cell, for error messages about a column without cells.
+        compared: how keys are compared: by "distance", "similarity" or "equality".
+        averaged: whether values are averaged; otherwise they vote.
+    """
+
+    expected: str
+    example: str
+    compared: Literal["distance", "similarity", "equality"]
+    averaged: bool
+
+
+KINDS: dict[Kind, KindTraits] = {
+    "text": KindTraits("a text", "a word", "similarity", averaged=False),
+    "category": KindTraits("a text", "a word", "equality", averaged=False),
+    "number": KindTraits("a finite number", "1.5", "distance", averaged=True),
+    "boolean": KindTraits("true or false", "true", "distance", averaged=False),
+    "timestamp": KindTraits("a timestamp", "1.5", "distance", averaged=True),
+    "cyclic": KindTraits("a finite number", "1.5", "distance", averaged=True),
+    "vector": KindTraits("a vector", "1.5", "similarity", averaged=True),
+}
+
+PERIOD = b"qkv period"
+"""The name in the metadata of an Arrow field of the period of a cyclic column."""
 
 _MOST_SLICES = 1000
 
@@ -76,7 +107,8 @@ class Column:
         name: the column's name in the table.
         kind: the kind of its cells.
         cells: `(rows,)` of folded texts; `(rows,)` of float64 (timestamps in their own unit, counted from
-            `origin`); `(rows, width)` of vectors. Missing cells hold "" or 0.
+            `origin`); `(rows, width)` of vectors, and of the points of cyclic numbers, see `points_on_circle`.
+            Missing cells hold "" or 0.
         missing: `(rows,)` booleans, True where a cell is missing.
         type: the pyarrow type, by which numbers are converted back to timestamps.
         origin: the offset of timestamps, subtracted so that float64 represents them exactly.
@@ -85,6 +117,7 @@ class Column:
         date_format: the format in which a text file writes dates, such as "%d.%m.%Y"; "" for ISO 8601.
         number_format: the format in which a text file writes numbers; None for numbers as Python writes them.
         reading: how the column of a text file is read, as the end of a sentence; "" for usual numbers and dates.
+        period: the period of a cyclic column; 0 for other kinds.
     """
 
     name: str
@@ -98,6 +131,7 @@ class Column:
     date_format: str = ""
     number_format: NumberFormat | None = None
     reading: str = ""
+    period: float = 0.0
 
     @staticmethod
     def from_table(table: pa.Table, name: str, folded: bool = True, like: Column | None = None) -> Column:
@@ -122,7 +156,12 @@ class Column:
         keys = arrow_columns.DATE_FORMAT, arrow_columns.NUMBER_FORMAT, arrow_columns.READING
         date_format, number_format, reading = (metadata_text(table.schema, name, key) for key in keys)
         parsed = NumberFormat.load(number_format) if number_format else None
-        return replace(column, date_format=date_format, number_format=parsed, reading=reading)
+        column = replace(column, date_format=date_format, number_format=parsed, reading=reading)
+        if kind != "number" or not (period := float(arrow_columns.metadata_text(table.schema, name, PERIOD) or 0.0)):
+            return column
+        points = np.where(column.missing[:, None], 0.0, points_on_circle(column.cells, period))
+        reading = "; ".join(filter(None, (reading, f"is cyclic, with a period of {period:g}")))
+        return replace(column, kind="cyclic", cells=points, period=period, reading=reading)
 
     @cached_property
     def integers(self) -> Int[np.ndarray, "rows words"] | None:
@@ -183,6 +222,83 @@ class Column:
     def units_per_day(self) -> float:
         """The number of the column's time units in one day."""
         return arrow_columns.units_per_day(self.type)
+
+    @property
+    def unit(self) -> float:
+        """The unit of distances and bandwidths in that of the cells: a day for timestamps, 1 for other kinds."""
+        return self.units_per_day if self.kind == "timestamp" else 1.0
+
+    @property
+    def traits(self) -> KindTraits:
+        """What follows from the kind of the column."""
+        return KINDS[self.kind]
+
+    @property
+    def width(self) -> int:
+        """The number of elements of a cell."""
+        return int(self.cells.shape[1]) if self.cells.ndim == 2 else 1
+
+    def numbers(self, cells: Float[np.ndarray, " *_"]) -> Float[np.ndarray, " *_"]:
+        """Return cells in the form of `cells` as they are written: points of a circle as numbers below the period."""
+        return numbers_of_points(cells, self.period) if self.kind == "cyclic" else cells
+
+
+def points_on_circle(numbers: Float[np.ndarray, " n"], period: float) -> Float[np.ndarray, "n 2"]:
+    """Return numbers as points on a circle whose circumference is the period.
+
+    Example:
+        >>> points_on_circle(np.array([0.0, 6.0, 24.0]), 24.0).round(2).tolist()
+        [[3.82, 0.0], [0.0, 3.82], [3.82, 0.0]]
+    """
+    turns = 2 * np.pi / period * (numbers % period)
+    return np.asarray(period / (2 * np.pi) * np.stack([np.cos(turns), np.sin(turns)], axis=-1))
+
+
+def numbers_of_points(points: Float[np.ndarray, "*n 2"], period: float) -> Float[np.ndarray, " *n"]:
+    """Return the numbers from 0 to the period in the directions of some points, which need not be on the circle.
+
+    Example:
+        >>> float(numbers_of_points(points_on_circle(np.array([340.0, 350.0]), 360.0).sum(axis=0), 360.0).round(9))
+        345.0
+    """
+    numbers = period / (2 * np.pi) * np.arctan2(points[..., 1], points[..., 0]) % period
+    # Rounding makes nearly the period of 0.
+    return np.asarray(np.where(numbers < period * (1 - 1e-12), numbers, 0.0))
+
+
+def arc_lengths(chords: Float[np.ndarray, " *n"], period: float) -> Float[np.ndarray, " *n"]:
+    """Return the distances along a circle of points at some distances in the plane.
+
+    Example:
+        >>> first, second = points_on_circle(np.array([23.0, 1.0]), 24)
+        >>> arc_lengths(np.linalg.norm([first - second], axis=1), 24).round(9).tolist()
+        [2.0]
+    """
+    return np.asarray(period / np.pi * np.arcsin(np.clip(np.pi / period * chords, 0.0, 1.0)))
+
+
+def with_periods(table: pa.Table, periods: Mapping[str, float] | None) -> pa.Table:
+    """Return a table with the periods of its cyclic columns in the metadata of their fields.
+
+    Raises:
+        DataError: There is no such column, or it does not hold numbers.
+        OptionError: A period is not a positive number.
+    """
+    for name, period in (periods or {}).items():
+        if name not in table.column_names:
+            names = ", ".join(table.column_names)
+            raise DataError(f"cyclic must name columns of the table, got {name!r}. Choose from {names}.")
+        if isinstance(period, bool) or not isinstance(period, int | float) or not 0 < period < math.inf:
+            raise OptionError(
+                f"the period of {name!r} must be a positive number, got {period!r}. Pass, for example, 24."
+            )
+        if (kind := _kind_of(table.schema.field(name).type, name)) != "number":
+            raise DataError(
+                f"column {name!r} must hold numbers to be cyclic, got cells of kind {kind}. Convert it, or omit it in "
+                "cyclic."
+            )
+        table = arrow_columns.with_metadata(table, name, PERIOD, repr(float(period)))
+    return table
 
 
 def _kind_of(type_: pa.DataType, name: str) -> Kind:

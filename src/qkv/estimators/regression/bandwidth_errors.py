@@ -13,7 +13,7 @@ import numpy as np
 from qkv.core.progress import Progress
 from qkv.core.threads import map_threads
 from qkv.core.typing import Float, Int
-from qkv.database.keys.neighbor_blocks import split_into_blocks, squared_distances
+from qkv.estimators.regression.neighbor_blocks import split_into_blocks, squared_distances
 
 __all__ = ["LARGEST_EXPONENT", "BandwidthErrors", "TargetErrors", "error_series", "series_widths"]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import math
 import re
 import uuid
 from collections.abc import Sequence
@@ -18,13 +19,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.core.typing import Bool, Int, Num, Shaped
-from qkv.database.io import arrow_columns
-from qkv.database.io.exact_types import MOST_DIGITS, is_written_float
+from qkv.encoders import arrow_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BOOLEANS", "cell_integers", "is_uuid", "query_integers", "uuid_integers", "uuid_text", "width_of"]
+__all__ = [
+    "BOOLEANS",
+    "MOST_DIGITS",
+    "cell_integers",
+    "is_uuid",
+    "is_written_float",
+    "query_integers",
+    "uuid_integers",
+    "uuid_text",
+    "width_of",
+]
+
+MOST_DIGITS = 38
+"""Digits of the decimals as which numbers of text files are read."""
 
 BOOLEANS = {
     **dict.fromkeys(("true", "t", "yes", "y", "1", 1), 1.0),
@@ -118,6 +131,15 @@ def _is_float(value: object) -> bool:
         return True
     number = _fraction(value)
     return is_written_float(decimal.Decimal(number.numerator) if number.denominator == 1 else _decimal(value))
+
+
+def is_written_float(number: decimal.Decimal) -> bool:
+    """Return whether programs write a float64 as this number: its shortest text, 17 digits, or all of its digits."""
+    nearest = float(number)
+    if not math.isfinite(nearest):
+        return False
+    forms = decimal.Decimal(repr(nearest)), decimal.Decimal(f"{nearest:.17g}"), decimal.Decimal(nearest)
+    return number in forms
 
 
 def is_uuid(text: str) -> bool:

@@ -1,0 +1,472 @@
+"""Local linear regression: the weighted least-squares line through the rows near a query, evaluated at the query.
+
+For weights w of the rows that sum to 1, with keys at the offsets d = key − query, the line a + b·d minimizes
+Σ w (v − a − b·d)². With the means m = Σ w d and v̄ = Σ w v, and C = Σ w (d − m)(d − m)ᵀ,
+
+    b = C⁻¹ Σ w (d − m) v        a = v̄ − b·m = Σ l v        l = w (1 − (d − m)·C⁻¹m)
+
+where a is the answer, b its gradient, and l are the effective weights, which sum to 1 and can be negative. With
+G = 1 + (d − m)·C⁻¹(d − m) and the weighted squares s² = Σ w (v − a − b·d)²,
+
+    σ² = s² / (1 − Σ w² G)           variance of the values around the line, without bias if it is constant
+    SE(a)² = σ² Σ l²                 SE(b)² = σ² Σ w² (C⁻¹(d − m))²
+    ν = (1 − Σ w² G) / Σ w²          degrees of freedom, n − p − 1 for equal weights
+
+Directions in which the keys near the query do not vary are left out of the line.
+
+Source: Fan, Gijbels (1996), Local polynomial modelling and its applications, sections 2.3 and 3.2.
+
+For the choice of a bandwidth, some rows are predicted from all other rows by a Gaussian of bandwidth h, h/√2, h/2 …:
+since K_{h/√2} = K_h², one exponential per pair of rows serves all of them. The moments of the line are sums of products
+with 1, v, x, v x and x x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from qkv.core.progress import Progress, report
+from qkv.core.typing import Bool, Float, Int
+from qkv.estimators.regression.bandwidth import Bandwidth, scott
+
+__all__ = [
+    "choose_linear_bandwidth",
+    "compare_fits",
+    "fit_rows",
+    "LocalFits",
+    "LocalMoments",
+    "solve",
+    "spanned_inverse",
+    "stack_moments",
+]
+
+
+_STEPS = 26
+# The search ends this many bandwidths after the best.
+_WORSE = 7
+_MOST_LINE_PAIRS = 4 * 10**7
+_MOST_TARGETS = 2000
+_PAIRS_AT_ONCE = 2**20
+# The comparison runs before every first answer, so it takes less: some 0.2 seconds.
+_COMPARED_ROWS = 5000
+_COMPARED_TARGETS = 400
+_FEWEST_ROWS = 40
+# Squared errors of values with variance 1 below this are rounding errors.
+_ERROR_ROUNDING = 1e-18
+# The improvement of the squared error that counts as clear: a tenth, and three standard errors.
+_CLEAR_SHARE = 0.1
+_CLEAR_ERRORS = 3.0
+
+
+@dataclass(frozen=True)
+class FitComparison:
+    """The leave-one-out errors of the weighted mean and of local linear regression, each with its best bandwidth.
+
+    Attributes:
+        mean, linear: root mean squared errors.
+        rows: the number of rows that were predicted.
+        clear: whether local linear regression is clearly better.
+    """
+
+    mean: float
+    linear: float
+    rows: int
+    clear: bool
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """Squared leave-one-out errors, relative to the variance of the values.
+
+    Attributes:
+        bandwidths: the bandwidths, widest first.
+        mean, linear: the errors of each bandwidth at each predicted row.
+        deviation: the standard deviation of the values.
+    """
+
+    bandwidths: Float[np.ndarray, " steps"]
+    mean: Float[np.ndarray, "steps rows"]
+    linear: Float[np.ndarray, "steps rows"]
+    deviation: float
+
+
+def choose_linear_bandwidth(
+    points: Float[np.ndarray, "rows width"],
+    targets: Float[np.ndarray, "rows targets"] | str,
+    progress: Progress | None = None,
+    total: int | None = None,
+    groups: Int[np.ndarray, " rows"] | None = None,
+) -> Bandwidth:
+    """Return the bandwidth with the smallest leave-one-out error of local linear regression.
+
+    The arguments are those of `bandwidth.choose_bandwidth`. At most 2,000 rows are predicted.
+
+    Example:
+        >>> x = np.linspace(0, 6, 200)[:, None]
+        >>> noise = np.random.default_rng(0).normal(size=(200, 1))
+        >>> straight = choose_linear_bandwidth(x, x + noise).value
+        >>> curved = choose_linear_bandwidth(x, np.sin(3 * x) + 0.1 * noise).value
+        >>> straight > 1 > curved
+        True
+    """
+    width = points.shape[1]
+    total = len(points) if total is None else total
+    if isinstance(targets, str):
+        return scott(total, width, targets)
+    if len(points) < 3:
+        return scott(total, width, "fewer than three rows")
+    values = targets[:, 0]
+    if not values.std() > 0:
+        return scott(total, width, "the values are all equal")
+    count = min(_MOST_TARGETS, len(points), max(200, _MOST_LINE_PAIRS // len(points)))
+    chosen = _draw(len(points), count)
+    errors = _errors(points, values, chosen, groups, progress)
+    means = errors.linear.mean(axis=1)
+    # Ties go to the wider kernel, which gives a smoother function.
+    best = int(np.argmin(np.maximum(means, _ERROR_ROUNDING)))
+    value = float(errors.bandwidths[best]) * (total / len(points)) ** (-1.0 / (width + 4))
+    method = "local linear leave-one-out" + (f" at {count:,} rows" if count < len(points) else "")
+    square = errors.deviation**2
+    tried = tuple(zip(errors.bandwidths.tolist(), (means * square).tolist(), strict=True))
+    baseline = float(np.square(_standardized(values, groups)[0]).mean()) * square
+    return Bandwidth(value, method, len(points), float(means[best]) * square, baseline, tried, total)
+
+
+def compare_fits(
+    points: Float[np.ndarray, "rows width"],
+    values: Float[np.ndarray, " rows"],
+    groups: Int[np.ndarray, " rows"] | None = None,
+) -> FitComparison | None:
+    """Return the leave-one-out errors of both fits, from at most 5,000 rows; None for fewer than 40 rows.
+
+    Args:
+        points: the keys.
+        values: the values.
+        groups: the group of each row, from which alone it is predicted; None: all rows are one group.
+
+    Example:
+        >>> x, noise = np.split(np.random.default_rng(0).normal(size=(400, 3)), [2], axis=1)
+        >>> found = compare_fits(x, x[:, 0] - x[:, 1] + 0.05 * noise[:, 0])
+        >>> found.clear, found.linear < found.mean
+        (True, True)
+    """
+    if len(points) < _FEWEST_ROWS or not values.std() > 0:
+        return None
+    rows = np.sort(_draw(len(points), min(len(points), _COMPARED_ROWS)))
+    points, values = points[rows], values[rows]
+    groups = None if groups is None else groups[rows]
+    errors = _errors(points, values, _draw(len(rows), min(len(rows), _COMPARED_TARGETS)), groups, None)
+    mean = errors.mean[np.argmin(errors.mean.mean(axis=1))]
+    linear = errors.linear[np.argmin(errors.linear.mean(axis=1))]
+    better = mean - linear
+    clear = better.mean() > max(_CLEAR_SHARE * mean.mean(), _CLEAR_ERRORS * better.std() / np.sqrt(len(better)))
+    roots = [float(np.sqrt(each.mean())) * errors.deviation for each in (mean, linear)]
+    return FitComparison(roots[0], roots[1], len(better), bool(clear))
+
+
+def _draw(rows: int, count: int) -> Int[np.ndarray, " count"]:
+    return np.arange(rows) if count >= rows else np.random.default_rng(0).permutation(rows)[:count]
+
+
+def _standardized(
+    values: Float[np.ndarray, " rows"], groups: Int[np.ndarray, " rows"] | None
+) -> tuple[Float[np.ndarray, " rows"], float]:
+    """Return values relative to their mean, or to that of their group, in units of their deviation."""
+    if groups is not None:
+        counts = np.maximum(np.bincount(groups), 1)
+        values = values - (np.bincount(groups, values) / counts)[groups]
+    else:
+        values = values - values.mean()
+    deviation = float(values.std()) or 1.0
+    return values / deviation, deviation
+
+
+def _errors(
+    points: Float[np.ndarray, "rows width"],
+    values: Float[np.ndarray, " rows"],
+    targets: Int[np.ndarray, " t"],
+    groups: Int[np.ndarray, " rows"] | None,
+    progress: Progress | None,
+) -> _Errors:
+    """Return the errors at the rows `targets` for a series of bandwidths, which ends after the best of both fits."""
+    width = points.shape[1]
+    points = points - points.mean(axis=0)
+    values, deviation = _standardized(values, groups)
+    widest = 4.0 * np.sqrt(width)
+    step = max(1, _PAIRS_AT_ONCE // len(points))
+    parts = [targets[start : start + step] for start in range(0, len(targets), step)]
+    # Rounded, so that all parts run over the same bandwidths: the first part finds where the search ends.
+    steps = _STEPS
+    found: list[Float[np.ndarray, "steps 2 t"]] = []
+    features = _features(points, values)
+    for number, part in enumerate(parts):
+        errors = _part_errors(points, values, part, groups, features, widest, steps, ends=number == 0)
+        steps = len(errors)
+        found.append(errors)
+        report(progress, "choosing a bandwidth", number + 1, len(parts))
+    every = np.concatenate(found, axis=2)
+    bandwidths = widest * 2.0 ** (-np.arange(steps) / 2)
+    return _Errors(bandwidths, every[:, 0], every[:, 1], deviation)
+
+
+def _features(
+    points: Float[np.ndarray, "rows width"], values: Float[np.ndarray, " rows"]
+) -> Float[np.ndarray, "rows features"]:
+    """Return the columns 1, v, x, v x and x x, whose weighted sums are the moments of a line."""
+    squares = (points[:, :, None] * points[:, None, :]).reshape(len(points), -1)
+    return np.concatenate([np.ones((len(points), 1)), values[:, None], points, values[:, None] * points, squares], 1)
+
+
+def _part_errors(
+    points: Float[np.ndarray, "rows width"],
+    values: Float[np.ndarray, " rows"],
+    targets: Int[np.ndarray, " t"],
+    groups: Int[np.ndarray, " rows"] | None,
+    features: Float[np.ndarray, "rows features"],
+    widest: float,
+    steps: int,
+    ends: bool,
+) -> Float[np.ndarray, "steps 2 t"]:
+    """Return the errors of the mean and of the line, until both are past their best if `ends` is True."""
+    own = points[targets]
+    distances = np.zeros((len(targets), len(points)))
+    for column, cell in zip(points.T, own.T, strict=True):
+        distances += np.square(cell[:, None] - column)
+    kernel = np.exp(distances * (-0.5 / widest**2))
+    kernel[np.arange(len(targets)), targets] = 0.0
+    if groups is not None:
+        kernel *= groups[targets][:, None] == groups
+    errors: list[Float[np.ndarray, "2 t"]] = []
+    for number in range(steps):
+        if number:
+            with np.errstate(under="ignore"):
+                np.multiply(kernel, kernel, out=kernel)
+            kernel[kernel < 1e-150] = 0.0
+        errors.append(_errors_of(kernel @ features, own, values[targets]))
+        averages = np.array(errors).mean(axis=2)
+        if ends and (len(errors) - 1 - averages.argmin(axis=0) >= _WORSE).all():
+            break
+    return np.array(errors)
+
+
+def _errors_of(
+    sums: Float[np.ndarray, "t features"], own: Float[np.ndarray, "t width"], values: Float[np.ndarray, " t"]
+) -> Float[np.ndarray, "2 t"]:
+    width = own.shape[1]
+    mass = sums[:, :1]
+    means = sums / np.where(mass > 0, mass, 1.0)
+    center, at = means[:, 1], means[:, 2 : 2 + width]
+    cross = means[:, 2 + width : 2 + 2 * width] - center[:, None] * at
+    covariance = means[:, 2 + 2 * width :].reshape(-1, width, width) - at[:, :, None] * at[:, None, :]
+    offset = np.where(mass > 0, at - own, 0.0)
+    inverse, _, reasons = spanned_inverse(offset, covariance)
+    slope = np.einsum("qij,qj->qi", inverse, offset)
+    line = np.where(reasons.any(axis=0), center, center - (slope * cross).sum(axis=1))
+    return np.asarray(np.square(np.stack([center, line]) - values))
+
+
+# Directions with a variance below this part of the largest are left out.
+_SINGULAR = 1e-10
+# The query is outside the span of the keys if it is farther away than this part of their deviation.
+_OUTSIDE = 3e-5
+# Squared rounding errors of an offset relative to its length.
+_ROUNDING = 1e-24
+# Smaller residuals are rounding errors of the sums.
+_RESIDUAL_ROUNDING = 1e-12
+
+ONE_KEY = "the rows near the query have one distinct key"
+COLLINEAR = "the keys near the query are collinear, and the query is not on their line"
+ONE_SIDE = "all rows near the query lie on one side of it"
+WEAK = "a line through the rows near the query is less certain than one row"
+PARTIAL = "the keys near the query vary in {rank} of {width} directions, and no slope is known in the others"
+
+
+@dataclass(frozen=True)
+class LocalMoments:
+    """Weighted moments of the offsets and the values of rows, for each query. The weights w sum to 1.
+
+    Attributes:
+        mean, covariance: of the offsets.
+        center, variance: of the values.
+        cross: Σ w (d − m) (v − v̄).
+        squares: Σ w².
+        first, second: Σ w² d and Σ w² d dᵀ.
+    """
+
+    mean: Float[np.ndarray, "q width"]
+    covariance: Float[np.ndarray, "q width width"]
+    center: Float[np.ndarray, " q"]
+    variance: Float[np.ndarray, " q"]
+    cross: Float[np.ndarray, "q width"]
+    squares: Float[np.ndarray, " q"]
+    first: Float[np.ndarray, "q width"]
+    second: Float[np.ndarray, "q width width"]
+
+
+@dataclass(frozen=True)
+class LocalFits:
+    """The lines of several queries.
+
+    Attributes:
+        value: the answers a.
+        gradient, gradient_error: b and its standard error; NaN where it is not known.
+        spread: s.
+        noise: σ.
+        rows: 1 / Σ l², the effective number of rows.
+        degrees: ν.
+        intercept, slope: such that l = w (intercept − slope · d).
+        notes: why the answer is the weighted mean, or which slopes are not known; empty otherwise.
+    """
+
+    value: Float[np.ndarray, " q"]
+    gradient: Float[np.ndarray, "q width"]
+    gradient_error: Float[np.ndarray, "q width"]
+    spread: Float[np.ndarray, " q"]
+    noise: Float[np.ndarray, " q"]
+    rows: Float[np.ndarray, " q"]
+    degrees: Float[np.ndarray, " q"]
+    intercept: Float[np.ndarray, " q"]
+    slope: Float[np.ndarray, "q width"]
+    notes: tuple[str, ...]
+
+    def weights(
+        self, index: int, weights: Float[np.ndarray, " rows"], offsets: Float[np.ndarray, "rows width"]
+    ) -> Float[np.ndarray, " rows"]:
+        """Return the effective weights l of rows for the query `index`."""
+        return np.asarray(weights * (self.intercept[index] - offsets @ self.slope[index]))
+
+
+def fit_rows(
+    weights: Float[np.ndarray, "q rows"],
+    key: Float[np.ndarray, "rows width"],
+    query: Float[np.ndarray, "q width"],
+    cells: Float[np.ndarray, " rows"],
+) -> LocalFits:
+    """Return the line of each query through all rows.
+
+    Example:
+        >>> x = np.arange(5.0)
+        >>> fits = fit_rows(np.full((1, 5), 0.2), x[:, None], np.array([[0.0]]), 3 + 2 * x)
+        >>> fits.value.round(9), fits.gradient.round(9)
+        (array([3.]), array([[2.]]))
+    """
+    moments = [_moments(row, key, one, cells) for row, one in zip(weights, query, strict=True)]
+    return solve(stack_moments(moments, key.shape[1]))
+
+
+def stack_moments(moments: Sequence[LocalMoments], width: int) -> LocalMoments:
+    """Return the moments of several queries as those of one group of queries over `width` coordinates."""
+    if not moments:
+        vector, matrix, number = np.zeros((0, width)), np.zeros((0, width, width)), np.zeros(0)
+        return LocalMoments(vector, matrix, number, number, vector, number, vector, matrix)
+    parts = {each.name: np.concatenate([getattr(one, each.name) for one in moments]) for each in fields(LocalMoments)}
+    return LocalMoments(**parts)
+
+
+def _moments(
+    weights: Float[np.ndarray, " rows"],
+    key: Float[np.ndarray, "rows width"],
+    query: Float[np.ndarray, " width"],
+    cells: Float[np.ndarray, " rows"],
+) -> LocalMoments:
+    """Return the moments of one query."""
+    rows = np.flatnonzero(weights)
+    w, d, v = weights[rows], key[rows] - query, cells[rows]
+    w = w / (w.sum() or 1.0)
+    mean, center = w @ d, w @ v
+    offset, deviation, square = d - mean, v - center, w * w
+    with np.errstate(over="ignore", invalid="ignore"):
+        weighted = w[:, None] * offset
+        return LocalMoments(
+            mean=mean[None],
+            covariance=(weighted.T @ offset)[None],
+            center=center[None],
+            variance=(w @ np.square(deviation))[None],
+            cross=(weighted.T @ deviation)[None],
+            squares=square.sum()[None],
+            first=(square @ d)[None],
+            second=((square[:, None] * d).T @ d)[None],
+        )
+
+
+def spanned_inverse(
+    mean: Float[np.ndarray, "q width"], covariance: Float[np.ndarray, "q width width"]
+) -> tuple[Float[np.ndarray, "q width width"], Float[np.ndarray, "q width width"], Bool[np.ndarray, "3 q"]]:
+    """Return C⁻¹ in the directions in which keys vary, the projection to them, and why there can be no line.
+
+    Returns:
+        The inverse, the projection, and three booleans for each query: there is one distinct key, the query is outside
+        the span of the keys, and it is so far away from them that they lie on one side.
+    """
+    width = mean.shape[1]
+    values, vectors = np.linalg.eigh(covariance)
+    largest, length = values[:, -1:], np.square(mean).sum(axis=1, keepdims=True)
+    spanned = (values > _SINGULAR * largest) & (values > _ROUNDING * length) & (values > 0)
+    inverse = np.where(spanned, 1.0 / np.where(spanned, values, 1.0), 0.0)
+    along = np.einsum("qij,qi->qj", vectors, mean)
+    one_key = ~spanned.any(axis=1)
+    outside = (~spanned & (np.abs(along) > _OUTSIDE * np.sqrt(np.maximum(largest, 0)))).any(axis=1) & ~one_key
+    # Gaussian weights at the edge of uniformly distributed keys have a distance of 1.3 √width.
+    far = (np.square(along) * inverse).sum(axis=1) > (2.0 * np.sqrt(width) + 1.0) ** 2
+    spanned = np.einsum("qij,qj,qkj->qik", vectors, inverse, vectors)
+    projection = np.einsum("qij,qj,qkj->qik", vectors, spanned.astype(np.float64), vectors)
+    return spanned, projection, np.stack([one_key, outside, far & ~outside])
+
+
+def solve(moments: LocalMoments) -> LocalFits:
+    """Return the line of each query from the moments of the rows.
+
+    Where there is no line, or where its variance is larger than that of one row, the answer is the weighted mean.
+    """
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        finite = np.isfinite(moments.covariance).all(axis=(1, 2))
+        covariance = np.where(finite[:, None, None], moments.covariance, 0.0)
+        inverse, projection, (one_key, outside, far) = spanned_inverse(moments.mean, covariance)
+        m, q0 = moments.mean, moments.squares
+        outer = moments.first[:, :, None] * m[:, None, :]
+        second = moments.second - outer - outer.transpose(0, 2, 1) + q0[:, None, None] * m[:, :, None] * m[:, None, :]
+        slope = np.einsum("qij,qj->qi", inverse, m)
+        first = moments.first - q0[:, None] * m
+        squares = q0 - 2 * (slope * first).sum(axis=1) + np.einsum("qi,qij,qj->q", slope, second, slope)
+        weak = squares > 1.0 + 1e-9
+        fallback = one_key | outside | far | weak
+        inverse = np.where(fallback[:, None, None], 0.0, inverse)
+        slope = np.where(fallback[:, None], 0.0, slope)
+        squares = np.where(fallback, q0, squares)
+        gradient = np.einsum("qij,qj->qi", inverse, moments.cross)
+        residual = moments.variance - np.einsum("qi,qij,qj->q", gradient, covariance, gradient)
+        residual = np.where(residual > _RESIDUAL_ROUNDING * moments.variance, residual, 0.0)
+        residual = np.where(np.isfinite(moments.variance), residual, np.nan)
+        share = 1.0 - q0 - np.einsum("qij,qji->q", inverse, second)
+        noise = np.sqrt(residual / np.where(share > 0, share, np.nan))
+        spread_of_slope = np.einsum("qij,qjk,qki->qi", inverse, second, inverse)
+        known = (np.einsum("qii->qi", projection) > 1.0 - 1e-6) & ~fallback[:, None]
+        rows = 1.0 / np.where(squares > 0, squares, np.nan)
+    return LocalFits(
+        value=moments.center - (gradient * m).sum(axis=1),
+        gradient=np.where(known, gradient, np.nan),
+        gradient_error=np.where(known, noise[:, None] * np.sqrt(np.maximum(spread_of_slope, 0.0)), np.nan),
+        spread=np.sqrt(residual),
+        noise=noise,
+        rows=rows,
+        degrees=share * (1.0 / np.where(q0 > 0, q0, np.nan)),
+        intercept=1.0 + (slope * m).sum(axis=1),
+        slope=slope,
+        notes=_notes(projection, (one_key, outside, far, weak)),
+    )
+
+
+def _notes(
+    projection: Float[np.ndarray, "q width width"], reasons: tuple[Bool[np.ndarray, " q"], ...]
+) -> tuple[str, ...]:
+    width = projection.shape[1]
+    ranks = np.einsum("qii->q", projection).round().astype(int)
+    notes = []
+    for rank, *found in zip(ranks.tolist(), *(reason.tolist() for reason in reasons), strict=True):
+        texts = [text for text, true in zip((ONE_KEY, COLLINEAR, ONE_SIDE, WEAK), found, strict=True) if true]
+        partial = PARTIAL.format(rank=rank, width=width) if rank < width else ""
+        notes.append(f"weighted mean, because {texts[0]}" if texts else partial)
+    return tuple(notes)
