@@ -132,7 +132,7 @@ def test_multi_head_attention_gives_the_same_step_by_step_as_at_once(options: An
 
 def test_learned_extra_keys_are_appended_to_the_cached_keys() -> None:
     torch.manual_seed(0)
-    attention = nn.MultiHeadAttention(8, 2, learned_key=True, zero_key=True, mask=masks.Causal())
+    attention = nn.MultiHeadAttention(8, 2, extensions=["learned_key", "zero_key"], mask=masks.Causal())
     x, cache = torch.randn(1, 12, 8), KeyValueCache(chunk=4)
     with torch.no_grad():
         steps = [attention(x[:, t : t + 4], cache=cache) for t in (0, 4, 8)]

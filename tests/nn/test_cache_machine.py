@@ -95,8 +95,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.window, self.options = window, (score, normalizer)
         chunk_list._ONE_CHUNK_BYTES, last_query._PRODUCT_ELEMENTS = one_chunk, products
         self.attention = nn.MultiHeadAttention(
-            HEADS * WIDTH, HEADS, key_heads=key_heads, key_width=key_heads * WIDTH, maps="none", value_map=False,
-            output_map=False, score=score, normalizer=normalizer, mask=masks.Causal(), dtype=torch.float64,
+            HEADS * WIDTH, HEADS, key_heads=key_heads, key_width=key_heads * WIDTH, maps=[], score=score,
+            normalizer=normalizer, mask=masks.Causal(), dtype=torch.float64,
         )  # fmt: skip
         self.widths = [heads * WIDTH for heads in (HEADS, key_heads, key_heads)]
         empty = [[torch.zeros(0, width, dtype=torch.float64) for width in self.widths] for _ in range(batch)]
@@ -216,8 +216,8 @@ class PagedMachine(RuleBasedStateMachine):
         for name, x in self.pool.tensors.items():
             x.fill_(torch.nan if name.startswith("key") and x.is_floating_point() else 77)
         self.attention = nn.MultiHeadAttention(
-            HEADS * WIDTH, HEADS, key_heads=key_heads, key_width=key_heads * WIDTH, maps="none", value_map=False,
-            output_map=False, score=score, normalizer=normalizer, mask=masks.Causal(), dtype=torch.float64,
+            HEADS * WIDTH, HEADS, key_heads=key_heads, key_width=key_heads * WIDTH, maps=[], score=score,
+            normalizer=normalizer, mask=masks.Causal(), dtype=torch.float64,
         )  # fmt: skip
         self.widths = [heads * WIDTH for heads in (HEADS, key_heads, key_heads)]
         self.caches = [(PagedCache(self.pool, window=window), self.empty(batch))]

@@ -185,5 +185,5 @@ def check_kernel(kernel: str | None, talking_heads: bool) -> str | None:
         OptionError: if another kernel is requested together with talking heads.
     """
     if talking_heads and kernel not in (None, "dense"):
-        raise OptionError(f'kernel must be None or "dense" with talking_heads=True, got {kernel!r}.')
+        raise OptionError(f'kernel must be None or "dense" with talking_heads, got {kernel!r}. Omit kernel.')
     return "dense" if talking_heads else kernel

@@ -25,6 +25,7 @@ from qkv.scores import ScaledDot
 
 if TYPE_CHECKING:
     from qkv.nn.multihead import MultiHeadAttention
+    from qkv.nn.multihead_options import Bias, Extension
     from qkv.nn.transformer import Decoder, Encoder
     from qkv.nn.transformer_layers import DecoderLayer, EncoderLayer
 
@@ -114,16 +115,21 @@ def from_torch(module: nn.MultiheadAttention, cls: type[A]) -> A:
     """Return a new module of class `cls` with copies of the parameters of a `torch.nn.MultiheadAttention`."""
     require_module(module, nn.MultiheadAttention)
     weight = module.out_proj.weight
+    bias: Bias = module.in_proj_bias is not None
+    if bias != (module.out_proj.bias is not None):
+        bias = "inputs" if bias else "output"
+    extensions: dict[Extension, bool] = {
+        "learned_key": module.bias_k is not None,
+        "zero_key": module.add_zero_attn,
+    }
     ours = cls(
         module.embed_dim,
         heads=module.num_heads,
         key_width=module.kdim,
         value_width=module.vdim,
-        bias=module.in_proj_bias is not None,
-        output_bias=module.out_proj.bias is not None,
+        bias=bias,
         dropout=module.dropout,
-        learned_key=module.bias_k is not None,
-        zero_key=module.add_zero_attn,
+        extensions=[name for name, present in extensions.items() if present],
         device=weight.device,
         dtype=weight.dtype,
     )
@@ -156,7 +162,7 @@ def to_torch(ours: MultiHeadAttention) -> nn.MultiheadAttention:
         str(normalizer): (normalizer or Softmax()).signature() != Softmax().signature(),
         "a mask of the module": ours.mask() is not None,
         f"{ours.key_heads} key heads": ours.key_heads != ours.heads,
-        f"maps={ours.maps!r}": ours.maps != "both",
+        "no projection of its own of query or key": ours.query_map is None or ours.key_map is None,
         "no value projection": ours.value_map is None,
         "no output projection": ours.output_map is None,
         f"head widths {ours.head_width} and {ours.head_value_width}": (
@@ -181,8 +187,8 @@ def to_torch(ours: MultiHeadAttention) -> nn.MultiheadAttention:
     weight, bias = output_map.weight, linears[0].bias is not None
     if bias != (output_map.bias is not None):
         raise OptionError(
-            f"output_bias must equal bias={bias}, because torch.nn.MultiheadAttention has biases on all projections or "
-            f"on none, got {not bias}. Build the module with output_bias={bias}."
+            "bias must be True or False, because torch.nn.MultiheadAttention has biases on all projections or on none, "
+            f"got {'inputs' if bias else 'output'!r}. Build the module with bias={bias}."
         )
     theirs = nn.MultiheadAttention(
         ours.width,
