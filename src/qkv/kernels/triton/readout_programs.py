@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 from qkv.kernels.triton.additive_programs import additive_tile
-from qkv.kernels.triton.program_parts import allowed_pairs
+from qkv.kernels.triton.program_parts import allowed_pairs, last_key
 
 __all__ = ["attend_rows", "pool_cells"]
 
@@ -89,9 +89,7 @@ def attend_rows(
     result = tl.zeros((BQ, DVP), tl.float32)
     if TOPP > 0:
         best = tl.full((BQ, TOPP), -9223372036854775807, tl.int64)
-    stop = k
-    if CAUSAL:
-        stop = tl.minimum(k, tl.maximum(0, (tl.program_id(0) + 1) * BQ + offset))
+    stop = last_key(k, offset, CAUSAL, BQ)
     steps = tl.cdiv(stop, BK)
     width = tl.cdiv(across, C) * key_parts
     if MAPPED:
