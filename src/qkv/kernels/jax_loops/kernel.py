@@ -27,8 +27,15 @@ from qkv.core.positions import Positions
 from qkv.core.threefry import seed_words
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Num, Shaped
-from qkv.kernels.jax_loops.dynamic_tiles import DynamicCall, DynamicTile, Start, slice_axis, slice_part
-from qkv.kernels.jax_loops.manual_axes import vary_alike, vary_like
+from qkv.kernels.jax_loops.dynamic_tiles import (
+    DynamicCall,
+    DynamicTile,
+    Start,
+    slice_axis,
+    slice_part,
+    vary_alike,
+    vary_like,
+)
 from qkv.kernels.jax_loops.tiles import attend_tiles
 from qkv.kernels.runtime.gpu_model import pairwise_gpu_work
 from qkv.kernels.runtime.tile_sizes import partial_elements, row_block_arrays, row_block_size, size_text, tile_shape

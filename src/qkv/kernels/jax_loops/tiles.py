@@ -35,8 +35,8 @@ from qkv.kernels.jax_loops.dynamic_tiles import (
     slice_array,
     slice_axis,
     slice_part,
+    vary_like,
 )
-from qkv.kernels.jax_loops.manual_axes import vary_like
 from qkv.kernels.runtime.tile_loop import fully_masked
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Summary

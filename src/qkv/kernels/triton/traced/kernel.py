@@ -7,33 +7,34 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from qkv.core import arrays
 from qkv.core.autograd_function import autograd_function
-from qkv.core.equation import BoundCall, TorchCall
+from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Shaped, Tensor
 from qkv.errors import GradientError
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
-from qkv.kernels.runtime.context import no_autocast, on_device
 from qkv.kernels.runtime.cost_model import visible_pairs
 from qkv.kernels.runtime.isolated_autograd import isolated_autograd
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
-from qkv.kernels.triton.block_sizes import AdditiveBlocks, Block, additive_blocks
-from qkv.kernels.triton.preparation import batch_elements, pair_biases, power_of_two, refuse_second_derivative
-from qkv.kernels.triton.program_kernel import ProgramKernel, product_precision
+from qkv.kernels.triton.program_kernel import (
+    AdditiveBlocks,
+    Block,
+    Launch,
+    ProgramKernel,
+    additive_blocks,
+    batch_elements,
+    pair_biases,
+    product_precision,
+    refuse_second_derivative,
+)
 from qkv.kernels.triton.traced.recording import KEYS, QUERIES, Operation, Recorded, Recording, TraceError
 from qkv.kernels.triton.traced.score_trace import ScoreTrace, load_programs, trace_score
 from qkv.kernels.triton.traced.translation import Input
 from qkv.plan.cost import Cost
 from qkv.plan.devices import GpuWork
-from qkv.plan.kernel_protocol import Result
 from qkv.plan.problem import Problem
 
-if TYPE_CHECKING:
-    from qkv.core.equation import TorchCall
-
-
-__all__ = ["traced_blocks", "TracedLaunch", "TracedScoreKernel"]
+__all__ = ["traced_blocks", "TracedScoreKernel"]
 
 
 def program_inputs(
@@ -142,49 +143,18 @@ if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
     class _Context(FunctionCtx):
-        launch: TracedLaunch
+        trace: ScoreTrace
+        launch: Launch
         saved_tensors: tuple[Tensor, ...]
 
 
-@dataclass(frozen=True)
-class TracedLaunch:
-    """What the programs compute besides the arrays.
-
-    Attributes:
-        trace: the trace of the score.
-        offset: position of query 0 under a causal mask; None without one.
-        blocks: sizes of the blocks of each program.
-        precision: precision of matrix products, as in `triton.language.dot`.
-    """
-
-    trace: ScoreTrace
-    offset: int | None
-    blocks: AdditiveBlocks
-    precision: str = "tf32x3"
-
-    def options(self, block: Block, value_width: int) -> dict[str, Any]:
-        """Return the compile-time arguments of a program.
-
-        Args:
-            block: the block of the program.
-            value_width: width of the values.
-        """
-        sizes = {"DV": value_width, "DVP": power_of_two(value_width), "CAUSAL": self.offset is not None}
-        return {**sizes, "PRECISION": self.precision, "BQ": block.queries, "BK": block.keys, "num_warps": block.warps}
-
-
-def traced_attention(call: TorchCall, launch: TracedLaunch) -> Float[Tensor, "*batch q value_width"]:
-    """Return the output of a call with a traced score under softmax, in single precision.
-
-    Args:
-        call: the call, whose arrays are in single precision.
-        launch: the trace of its score, and the sizes of the blocks.
-    """
+def traced_attention(call: TorchCall, trace: ScoreTrace, launch: Launch) -> Float[Tensor, "*batch q value_width"]:
+    """Return the output of a call with a traced score under softmax, in single precision."""
     import torch
 
     batch, tile = call.tile.batch, call.tile
     _, row_bias, key_bias = pair_biases(call, split_mask(call.mask, tile)[0])
-    recording, inputs = launch.trace.recording, launch.trace.translation.inputs
+    recording, inputs = trace.recording, trace.translation.inputs
 
     def sides(*tensors: Shaped[Tensor, "*_"]) -> list[Shaped[Tensor, "*_"]]:
         query, key = (torch.where(x.isfinite(), x, 0.0).expand(*batch, *x.shape[-2:]) for x in tensors[:2])
@@ -195,13 +165,14 @@ def traced_attention(call: TorchCall, launch: TracedLaunch) -> Float[Tensor, "*b
     given = isolated_autograd(sides, call.query, call.key, *arrays)
     value = batch_elements(call.value, batch)
     attend = autograd_function(_attend, _differentiate)
-    output: Tensor = attend(launch, value, row_bias, key_bias, *given)
+    output: Tensor = attend(trace, launch, value, row_bias, key_bias, *given)
     return output.reshape((*batch, tile.q_total, value.shape[-1]))
 
 
 def _attend(
     ctx: _Context,
-    launch: TracedLaunch,
+    trace: ScoreTrace,
+    launch: Launch,
     value: Float[Tensor, "element k value_width"],
     row_bias: Float[Tensor, "element q"],
     key_bias: Float[Tensor, "element k"],
@@ -209,7 +180,7 @@ def _attend(
 ) -> Float[Tensor, "element q value_width"]:
     import torch
 
-    programs = load_programs(launch.trace.source)
+    programs = load_programs(trace.source)
     value = value.contiguous()
     elements, k, value_width = value.shape
     q, block = row_bias.shape[-1], launch.blocks.forward
@@ -220,7 +191,7 @@ def _attend(
     grid = -(-q // block.queries), elements
     programs["attend"][grid](*arrays, q, k, launch.offset or 0, **launch.options(block, value_width))
     ctx.save_for_backward(value, row_bias, key_bias, output, log_sum_exp, *inputs)
-    ctx.launch = launch
+    ctx.trace, ctx.launch = trace, launch
     return output
 
 
@@ -230,9 +201,9 @@ def _differentiate(
     import torch
 
     refuse_second_derivative("triton_traced")
-    launch = ctx.launch
+    trace, launch = ctx.trace, ctx.launch
     value, row_bias, key_bias, output, log_sum_exp, *inputs = ctx.saved_tensors
-    programs, differentiated = load_programs(launch.trace.source), launch.trace.source.differentiated
+    programs, differentiated = load_programs(trace.source), trace.source.differentiated
     # The gradient of an output that is not finite reaches nothing but the logits that are not finite.
     finite = output.isfinite()
     gradient, output = (torch.where(finite, x, 0.0).contiguous() for x in (gradient, output))
@@ -241,13 +212,13 @@ def _differentiate(
     q, (_, own_queries, own_keys) = row_bias.shape[-1], launch.blocks
     row_blocks, key_blocks = -(-q // own_queries.queries), -(-k // own_keys.keys)
     results: list[Tensor | None] = []
-    for x, each, wanted in zip(launch.trace.translation.inputs, inputs, differentiated, strict=True):
+    for x, each, wanted in zip(trace.translation.inputs, inputs, differentiated, strict=True):
         parts = (elements, row_blocks, *each.shape[1:])
         results.append(None if not wanted else torch.empty_like(each) if x.rows else each.new_empty(parts))
     value_gradient = torch.empty_like(value)
     arrays = *inputs, value, row_bias, key_bias, gradient, output, log_sum_exp, dots
     lengths = q, k, launch.offset or 0
-    targets = list(zip(launch.trace.translation.inputs, results, strict=True))
+    targets = list(zip(trace.translation.inputs, results, strict=True))
     of_queries = [found for x, found in targets if found is not None and x.rows != "k"]
     of_keys = [found for x, found in targets if found is not None and x.rows == "k"]
     options = launch.options(own_queries, value_width)
@@ -259,7 +230,7 @@ def _differentiate(
         for x, found in targets
     ]
     value_gradient = torch.where(value.isfinite(), value_gradient, 0.0)
-    return None, value_gradient, None, None, *gradients
+    return None, None, value_gradient, None, None, *gradients
 
 
 def traced_blocks(
@@ -381,21 +352,18 @@ class TracedScoreKernel(ProgramKernel):
             launches=40 * (2 if gradient else 1),
         )
 
-    def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Run the programs, without reading anything back."""
+    def attend(
+        self, call: TorchCall, problem: Problem, offset: int | None, precision: str
+    ) -> tuple[Float[Tensor, "*batch q value_width"], tuple[Any, ...]]:
+        """Return the output of a call."""
         import torch
 
-        tensors = cast("TorchCall", call)
-        trace = trace_score(call.score, call.normalizer, _widths(problem), tensors.tile.batch)
+        trace = trace_score(call.score, call.normalizer, _widths(problem), call.tile.batch)
         closed = [x.constant for x in trace.recording.constants if x.constant is not None]
         if torch.is_grad_enabled() and any(x.requires_grad for x in closed):
             refuse_closure_gradients(call)
             raise GradientError(f"score {call.score} must not close over a tensor that requires a gradient.")
-        with no_autocast(tensors.value), on_device(tensors.value):
-            offset = split_mask(tensors.mask, tensors.tile)[1]
-            launch = TracedLaunch(trace, offset, self._blocks(problem), product_precision(problem.dtype))
-            output = traced_attention(tensors, launch)
-        return Result(arrays.cast(output, call.out_dtype))
+        return traced_attention(call, trace, Launch(offset, self._blocks(problem), precision)), ()
 
     def _trace(self, problem: Problem) -> ScoreTrace:
         return trace_score(problem.score, problem.normalizer, _widths(problem), problem.axes.batch)

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from qkv.kernels.triton.preparation import power_of_two
-from qkv.kernels.triton.traced.derivatives import input_gradients
-from qkv.kernels.triton.traced.graph import Graph, Node
+from qkv.kernels.triton.program_kernel import power_of_two
+from qkv.kernels.triton.traced.graph import Graph, Node, input_gradients
 from qkv.kernels.triton.traced.tile_code import Counts, TileCode
 from qkv.kernels.triton.traced.translation import MOVES, Input, Translation
 

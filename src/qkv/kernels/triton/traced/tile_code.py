@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from qkv.kernels.triton.traced.derivatives import reachable
-from qkv.kernels.triton.traced.graph import Node
+from qkv.kernels.triton.traced.graph import Node, reachable
 
 __all__ = ["Counts", "TileCode"]
 
