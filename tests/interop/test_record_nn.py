@@ -13,7 +13,7 @@ from qkv import masks, nn, normalizers, scores  # noqa: E402
 from qkv.errors import OptionError, ShapeError  # noqa: E402
 from qkv.interop import huggingface, record  # noqa: E402
 from qkv.nn.cache import StateCache  # noqa: E402
-from qkv.nn.call_inputs import COLLECT  # noqa: E402
+from qkv.nn.protocols import COLLECT  # noqa: E402
 from qkv.readouts import ColumnSum, Dense, TopWeights  # noqa: E402
 
 

@@ -13,8 +13,8 @@ from qkv import masks, nn, normalizers, readouts, scores
 from qkv.core.equation import attend_dense
 from qkv.core.tile import Tile
 from qkv.errors import KindError, OptionError
-from qkv.nn.align_batch import align_batch
 from qkv.nn.multihead import ExtraKeysMask
+from qkv.nn.part_module import align_batch
 from tests.nn.test_multihead import Listed
 
 Tensor = torch.Tensor

@@ -22,10 +22,9 @@ from qkv.core.positions import Positions
 from qkv.core.typing import Float
 from qkv.engine import attend
 from qkv.masks import Lengths, Mask
-from qkv.nn.align_batch import align_batch
 from qkv.nn.cache import KeyValueCache, PagedCache
 from qkv.nn.checks import check_width
-from qkv.nn.part_module import PartModule, current_part
+from qkv.nn.part_module import PartModule, align_batch, current_part
 from qkv.nn.protocols import Cache
 from qkv.normalizers import Normalizer
 from qkv.scores import Score

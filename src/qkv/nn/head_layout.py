@@ -13,7 +13,7 @@ from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Int
 from qkv.errors import OptionError
-from qkv.nn.align_batch import Groups
+from qkv.nn.part_module import Groups
 from qkv.nn.protocols import Cache, Rotation
 from qkv.readouts import Heads, Readout
 from qkv.readouts.base import Result, flatten, unflatten

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -18,9 +18,9 @@ from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Bool, DType, Float, Shaped
 from qkv.engine import attend
+from qkv.errors import KindError
 from qkv.masks.base import Mask, and_masks, require_mask
 from qkv.nn import head_layout, torch_interop
-from qkv.nn.align_batch import Groups, align_array, align_batch
 from qkv.nn.attention import add_cache_mask, run_attention
 from qkv.nn.checks import check_width, require_cache, require_rotation
 from qkv.nn.decoding_step import append_and_attend, attend_step, decode
@@ -38,19 +38,19 @@ from qkv.nn.multihead_options import (
     check_softmax,
     check_widths,
 )
-from qkv.nn.part_module import PartModule, aligned_part
+from qkv.nn.part_module import Groups, PartModule, align_array, align_batch, aligned_part
 from qkv.nn.protocols import AttentionOutput, Cache, KeyValue, Rotation
 from qkv.nn.scores.base import ScoreLike, build_score
 from qkv.nn.sequence_parallel import attend_to_shards
 from qkv.nn.talking_heads import MixedLogits, MixedWeights
-from qkv.nn.torch_arguments import explain_torch_arguments
+from qkv.nn.torch_interop import explain_torch_arguments
 from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.normalizers.base import require_normalizer
 from qkv.plan.checks import as_readouts
 from qkv.readouts import Readout
 from qkv.scores import Biased, Score
 
-__all__ = ["ExtraKeysMask", "MultiHeadAttention"]
+__all__ = ["CrossAttention", "ExtraKeysMask", "MultiHeadAttention", "SelfAttention"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -482,3 +482,72 @@ class MultiHeadAttention(torch.nn.Module):
             output = output * self.gate_map(query).sigmoid()
         output_map = self.output_map
         return output if output_map is None else output_map(output)
+
+
+@explain_torch_arguments
+class SelfAttention(MultiHeadAttention):
+    """Multi-head self-attention, called as `module(x)`.
+
+    Args:
+        width: width of a token.
+        heads: number of heads.
+        options: further options of `MultiHeadAttention`.
+
+    Raises:
+        KindError: in a call that passes a key or value.
+
+    Example:
+        >>> import torch
+        >>> SelfAttention(8)(torch.randn(2, 5, 8)).shape
+        torch.Size([2, 5, 8])
+    """
+
+    def forward(
+        self,
+        query: Float[Tensor, "*batch q width"],
+        key: Float[Tensor, "*#batch k key_width"] | KeyValue | None = None,
+        value: Float[Tensor, "*#batch k value_width"] | None = None,
+        **options: Any,
+    ) -> Float[Tensor, "*batch q width"] | AttentionOutput:
+        """Return the attention output for the sequence `query`, with the options of `MultiHeadAttention.forward`."""
+        if key is not None or value is not None:
+            raise KindError(
+                "key and value must be None for SelfAttention, got a key or value. Use CrossAttention "
+                "for two sequences."
+            )
+        return super().forward(query, **options)
+
+
+@explain_torch_arguments
+class CrossAttention(MultiHeadAttention):
+    """Multi-head attention from one sequence to another, called as `module(query, source)`.
+
+    Args:
+        width: width of the query and the output.
+        key_width: width of the other sequence; None means `width`.
+        heads: number of heads.
+        options: further options of `MultiHeadAttention`.
+
+    Raises:
+        KindError: in a call without a key.
+
+    Example:
+        >>> import torch
+        >>> CrossAttention(8, 6)(torch.randn(2, 3, 8), torch.randn(2, 5, 6)).shape
+        torch.Size([2, 3, 8])
+    """
+
+    def __init__(self, width: int, key_width: int | None = None, heads: int = 1, **options: Any) -> None:
+        super().__init__(width, heads, key_width=key_width, **options)
+
+    def forward(
+        self,
+        query: Float[Tensor, "*#batch q width"],
+        key: Float[Tensor, "*#batch k key_width"] | KeyValue | None = None,
+        value: Float[Tensor, "*#batch k value_width"] | None = None,
+        **options: Any,
+    ) -> Float[Tensor, "*batch q width"] | AttentionOutput:
+        """Return the output of attention from `query` to `key`, with the options of `MultiHeadAttention.forward`."""
+        if key is None:
+            raise KindError("key must be given for CrossAttention, got None. Use SelfAttention for a single sequence.")
+        return super().forward(query, key, value, **options)

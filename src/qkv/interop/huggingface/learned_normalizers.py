@@ -16,8 +16,7 @@ import torch
 from qkv.core.typing import Array, Shaped
 from qkv.errors import OptionError
 from qkv.interop.huggingface.model_layers import is_attention, uses_interface
-from qkv.nn.align_batch import Groups, align_batch
-from qkv.nn.part_module import PartModule
+from qkv.nn.part_module import Groups, PartModule, align_batch
 from qkv.normalizers import Normalizer
 
 __all__ = ["LayerNormalizer", "add_learned_normalizers", "layer_normalizer"]

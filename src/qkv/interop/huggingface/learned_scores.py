@@ -17,7 +17,7 @@ from qkv.errors import OptionError, ShapeError
 from qkv.interop.huggingface.model_layers import is_attention, uses_interface
 from qkv.interop.huggingface.saved_parts import describe_part, is_learned
 from qkv.nn import LearnedScore
-from qkv.nn.align_batch import Groups, align_batch
+from qkv.nn.part_module import Groups, align_batch
 from qkv.scores import Score
 
 __all__ = ["LearnedOption", "add_learned_scores", "initialize_score", "layer_score"]

@@ -43,8 +43,8 @@ from qkv.interop.huggingface.observe import ObservedCall, observe_call
 from qkv.interop.huggingface.registration import REGISTERED, add_listener
 from qkv.masks import Causal, Keys, Pairs
 from qkv.masks.base import Mask, and_masks
-from qkv.nn.call_inputs import COLLECT, CallInputs
 from qkv.nn.observe_model import ModuleCall
+from qkv.nn.protocols import COLLECT, CallInputs
 from qkv.normalizers import Softmax
 from qkv.readouts import LogSumExp, Readout
 from qkv.scores import Biased, ScaledDot, Score
