@@ -57,12 +57,6 @@ def decode(
 
     None means that the call needs another path, and leaves the cache unchanged. This function is written for speed: at
     batch 1 and width 512 each call of a Python function takes about 1 % of a step.
-
-    Args:
-        cache: the cache.
-        query: the tokens, from which queries, keys and values are projected.
-        module: the attention module.
-        parts: modules that return the score, the normalizer and the mask.
     """
     if type(cache) is not KeyValueCache or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
@@ -89,13 +83,6 @@ def append_and_attend(
     """Append the key of a decoding step to the cache and return the output, or return None and append nothing.
 
     Supported are softmax of scaled dot products over the keys of one chunk, and data that are finite.
-
-    Args:
-        cache: the cache.
-        query: queries.
-        key: keys of the queries.
-        value: values of the queries.
-        parts: modules that return the score, the normalizer and the mask.
     """
     if type(cache) is not KeyValueCache or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
@@ -153,18 +140,7 @@ def attend_step(
     mask: Callable[[], Mask | None],
     memory: int | str | None = None,
 ) -> Float[Tensor, "*batch 1 value_width"] | None:
-    """Return the output of a decoding step, or None if the call is not a plain decoding step.
-
-    Args:
-        cache: the cache, to which the keys of the queries were appended.
-        query: queries.
-        key: all keys of the cache.
-        value: all values of the cache.
-        score: module that returns the score.
-        normalizer: module that returns the normalizer.
-        mask: module that returns the mask.
-        memory: budget for scratch memory, as in `qkv.attend`.
-    """
+    """Return the output of a decoding step, or None if the call is not a plain decoding step."""
     if not isinstance(cache, (KeyValueCache, PagedCache)):
         return None
     if not (isinstance(key, ChunkedTensor) and isinstance(value, ChunkedTensor)):

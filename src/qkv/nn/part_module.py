@@ -54,13 +54,6 @@ def align_array(
     """Return the array, reshaped so that its leading batch axes broadcast over the heads.
 
     An array whose batch axes fit neither batch nor heads is returned unchanged; the engine raises the error.
-
-    Args:
-        x: the array.
-        own_axes: number of leading batch axes of the array.
-        batch_axes: as in `align_batch`.
-        groups: as in `align_batch`.
-        per_head: as in `align_batch`.
     """
     if own_axes <= 0:
         return x
@@ -85,9 +78,6 @@ class PartModule(torch.nn.Module, Generic[P]):
     """Module that holds the arrays of a score, normalizer or mask, and returns that part when it is called.
 
     Arrays that are `torch.nn.Parameter`s become parameters of the module; other arrays become buffers.
-
-    Args:
-        part: a score, normalizer, mask, or None.
 
     Example:
         >>> from qkv import scores

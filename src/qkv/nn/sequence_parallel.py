@@ -36,15 +36,6 @@ def attend_to_shards(
 ) -> tuple[Float[Tensor, "*batch_heads q head_value_width"], Groups]:
     """Return the outputs of the heads for this rank's queries over the keys of all ranks, and the axes of the heads.
 
-    Args:
-        module: the module.
-        query: this rank's part of the query input.
-        key: this rank's part of the key input, or of projected keys and values.
-        value: this rank's part of the value input.
-        mask: as in `qkv.distributed.attend`.
-        bias: as in `MultiHeadAttention.forward`, divided along the queries alone.
-        others: arguments of `forward` that are refused unless they are empty.
-
     Raises:
         RefusedError: an option or argument needs the whole sequence on one rank.
     """

@@ -287,13 +287,6 @@ def convert_layer(
 ) -> L:
     """Return a new layer of class `cls` with copies of the parameters of a Transformer layer of `torch.nn`.
 
-    Args:
-        cls: class of the new layer.
-        kind: class that PyTorch's layer must have.
-        theirs: PyTorch's layer.
-        attentions: mapping from attention modules of PyTorch's layer to those of the new layer, by name.
-        options: further arguments of `cls`.
-
     Raises:
         KindError: if PyTorch's layer is of another class.
     """

@@ -81,12 +81,7 @@ class BatchAxes:
         self.batch, self.heads = batch, heads
 
     def lookup(self, array: Shaped[Array, "*_"], core: int) -> tuple[Shaped[Tensor, "*_"], _Element]:
-        """Return an array with one batch axis, and a function of b and h that returns the index along it.
-
-        Args:
-            array: array `(*#batch, …)` with `core` axes after those of the batch.
-            core: number of axes after those of the batch.
-        """
+        """Return an array with one batch axis, and a function of b and h that returns the index along it."""
         tensor = cast("Tensor", array)
         own = tuple(tensor.shape[: tensor.ndim - core])
         flat = tensor.reshape(-1, *tensor.shape[tensor.ndim - core :])
@@ -267,12 +262,7 @@ _block_masks: dict[tuple[object, ...], BlockMask] = {}
 
 
 def flex_attend(call: TorchCall, compiled: bool) -> Float[Tensor, "*batch q value_width"]:
-    """Return the output of a call whose score and mask FlexAttention can apply.
-
-    Args:
-        call: the call.
-        compiled: whether to compile FlexAttention; otherwise it computes all pairs at once, for tests.
-    """
+    """Return the output of a call whose score and mask FlexAttention can apply."""
     import torch
     from torch.nn.attention.flex_attention import AuxRequest
 

@@ -105,13 +105,7 @@ class DynamicTile:
 
     @classmethod
     def of(cls, number: tuple[Start, Start], sides: tuple[int, int], lengths: tuple[int, int]) -> DynamicTile:
-        """Return the tile at an index along the query axis and an index along the key axis.
-
-        Args:
-            number: index of the tile along the query axis and along the key axis.
-            sides: numbers of queries and keys in a tile.
-            lengths: numbers of queries and keys in the call.
-        """
+        """Return the tile at an index along the query axis and an index along the key axis."""
         import jax.numpy as jnp
 
         uncovered = (number[0] * sides[0], number[1] * sides[1])
@@ -192,15 +186,7 @@ class DynamicCall:
         score: Score,
         allowed: Bool[Array, " ..."],
     ) -> Float[Array, "*batch q k"]:
-        """Return the logits of a tile, −inf for pairs for which `allowed` is False.
-
-        Args:
-            window: position of the tile.
-            query: projected queries of the tile.
-            key: projected keys of the tile.
-            score: score restricted to the tile.
-            allowed: mask of the tile, as `allowed` returns it.
-        """
+        """Return the logits of a tile, −inf for pairs for which `allowed` is False."""
         import jax
         import jax.numpy as jnp
 

@@ -279,13 +279,7 @@ def with_automatic_axes(
 ) -> _Result:
     """Return `function(query, key, value, *others)`, run with automatic axes if the arrays have explicit ones.
 
-    Args:
-        function: function that returns a tuple of the output `(*batch, q, value_width)` and other arrays. The
-            others are not sharded.
-        query: queries.
-        key: keys.
-        value: values.
-        *others: further arguments, pytrees of arrays.
+    Of the results, the first is the output; the others are not sharded.
     """
     import jax
 

@@ -195,11 +195,7 @@ _GRADIENT_OPERATIONS = 66
 
 @dataclass(frozen=True)
 class TritonKernel(ProgramKernel):
-    """Kernel for additive scores under softmax on GPUs.
-
-    Args:
-        interpreted, block: as in `ProgramKernel`.
-    """
+    """Kernel for additive scores under softmax on GPUs."""
 
     name: ClassVar[str] = "triton"
     guards: ClassVar[tuple[str, ...]] = (

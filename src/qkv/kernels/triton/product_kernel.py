@@ -184,11 +184,7 @@ _SORT_OPERATIONS = 80
 
 @dataclass(frozen=True)
 class TritonProductsKernel(ProgramKernel):
-    """Kernel for inner products under sparse normalizers, and for gated products, on GPUs.
-
-    Args:
-        interpreted, block: as in `ProgramKernel`.
-    """
+    """Kernel for inner products under sparse normalizers, and for gated products, on GPUs."""
 
     name: ClassVar[str] = "triton_products"
 

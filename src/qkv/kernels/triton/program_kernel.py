@@ -153,10 +153,6 @@ def pair_biases(
     """Return which keys are allowed, a bias for each query and a bias for each key.
 
     The biases are NaN for queries and keys that are not finite, −inf for masked keys, and 0 for others.
-
-    Args:
-        call: the call, before queries and keys that are not finite are set to 0.
-        keys: the mask of keys.
     """
     import torch
 

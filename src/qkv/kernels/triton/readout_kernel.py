@@ -264,11 +264,6 @@ def _largest(ranks: Int[Tensor, "*batch q ranks"], totals: Float[Tensor, "*batch
 def cell_lanes(length: int, cells: int, lanes: int) -> tuple[int, int, int]:
     """Return how many cells a tile holds along an axis, how many entries of each, and how many tiles a cell takes.
 
-    Args:
-        length: number of entries of the axis.
-        cells: number of cells.
-        lanes: number of entries of a tile, a power of two.
-
     Example:
         >>> cell_lanes(4096, 512, 64), cell_lanes(65_536, 512, 64), cell_lanes(1000, 512, 64)
         ((8, 8, 1), (1, 64, 2), (32, 2, 1))
@@ -339,11 +334,7 @@ _SORT_OPERATIONS = 80
 
 @dataclass(frozen=True)
 class TritonReadoutsKernel(ProgramKernel):
-    """Kernel for calls with readouts on GPUs, for inner products and additive scores under softmax, without gradient.
-
-    Args:
-        interpreted, block: as in `ProgramKernel`.
-    """
+    """Kernel for readouts of inner products and additive scores under softmax on GPUs, without gradient."""
 
     name: ClassVar[str] = "triton_readouts"
     computes_readouts: ClassVar[bool] = True

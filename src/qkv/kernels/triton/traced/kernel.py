@@ -44,15 +44,7 @@ def program_inputs(
     lengths: tuple[int, int],
     tensors: Sequence[Shaped[Tensor, "*_"]],
 ) -> list[Shaped[Tensor, "*_"]]:
-    """Return the arrays that a program reads, in single precision and contiguous.
-
-    Args:
-        recording: the recording.
-        inputs: the inputs of the program.
-        batch: lengths of the batch axes of the call.
-        lengths: numbers of queries and keys of the call.
-        tensors: the arguments of the recorded function, of which query and key have all batch axes.
-    """
+    """Return the arrays that a program reads, in single precision and contiguous."""
     computed: dict[Recorded, Tensor] = dict(zip(recording.arguments, tensors, strict=True))
     device = tensors[0].device
     for x in recording.constants:
@@ -236,14 +228,7 @@ def _differentiate(
 def traced_blocks(
     capability: tuple[int, int], inputs: Sequence[Input], value_width: int, rounded: bool
 ) -> AdditiveBlocks:
-    """Return the blocks of the three programs.
-
-    Args:
-        capability: compute capability of the GPU; (0, 0) for the interpreter.
-        inputs: the inputs of the programs.
-        value_width: width of the values.
-        rounded: whether matrix products round their inputs to TF32, which takes a third of the registers.
-    """
+    """Return the blocks of the three programs."""
     width = max(value_width, *(x.features for x in inputs), 1)
     if width > 64:
         return additive_blocks(capability, width, rounded)
@@ -260,11 +245,7 @@ _MAX_WIDTH = 256
 
 @dataclass(frozen=True)
 class TracedScoreKernel(ProgramKernel):
-    """Kernel for any score under softmax on GPUs, if the operators of the score have a translation.
-
-    Args:
-        interpreted, block: as in `ProgramKernel`.
-    """
+    """Kernel for any score under softmax on GPUs, if the operators of the score have a translation."""
 
     name: ClassVar[str] = "triton_traced"
 

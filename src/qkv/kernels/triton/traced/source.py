@@ -39,13 +39,7 @@ _CONDITIONS = ("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not")
 
 
 def masked_gradient(graph: Graph, gradient: Node, is_finite: Callable[[int], bool]) -> Node:
-    """Return a gradient that is 0 for excluded pairs.
-
-    Args:
-        graph: the graph.
-        gradient: the gradient.
-        is_finite: function of the index of an input that returns whether its elements are finite for excluded pairs.
-    """
+    """Return a gradient that is 0 for excluded pairs."""
     return _masked(graph, gradient, is_finite) or graph.apply("masked", gradient)
 
 

@@ -46,11 +46,6 @@ def combine(*axes: Axes, name: str = "") -> Axes:
 def output_axes(operation: Operation, result: Recorded, known: dict[Recorded, Axes]) -> Axes:
     """Return the axes of a result of an operation.
 
-    Args:
-        operation: the operation.
-        result: its result.
-        known: the axes of all earlier arrays.
-
     Raises:
         TraceError: the operation mixes axes of different kinds.
     """
@@ -254,10 +249,6 @@ class Translation:
 def translate(recording: Recording, batch: tuple[int, ...]) -> Translation:
     """Translate a recording whose first two arguments are query and key, with all batch axes of the call.
 
-    Args:
-        recording: the recording of a function that returns logits.
-        batch: the lengths of the batch axes.
-
     Raises:
         TraceError: an operator of pairs has no translation; the message names it.
     """
@@ -366,12 +357,7 @@ class _Translator:
         return float(x) if key == "alpha" else self._operand(x, axes)
 
     def _node(self, x: Recorded, axes: Axes) -> Node:
-        """Return the node of an array, which is an input if it depends on queries or keys alone.
-
-        Args:
-            x: the array.
-            axes: the axes of the result for which it is used, which tell those that are unknown.
-        """
+        """Return the node of an array, which is an input if it depends on queries or keys alone."""
         if x in self.nodes:
             return self.nodes[x]
         if len(self.depends[x]) == 2:
