@@ -9,6 +9,10 @@ Logits are computed without the sum of v, which cancels in softmax. Where the fl
 `right` hold e^(2a) and e^(2b); where it is 0, because these could overflow, they hold a and b, and each pair takes one
 exponential and one division. All sums are in single precision, in a fixed order.
 
+The programs that `traced` generates for the same score have one division and one exponential for each pair and unit.
+Compiled for sm_80 and sm_90 with the same blocks, they take 1.7 to 2.1 times the instructions for a pair and unit and
+four times the special functions.
+
 Axes: `left` and `right` are (element, unit, row), all other arrays (element, row, …), all contiguous.
 """
 
