@@ -78,8 +78,8 @@ def observe(
     selected = _select_modules(model, readouts)
     calls: dict[str, list[tuple[object, ...]]] = {name: [] for name in selected}
     with contextlib.ExitStack() as stack:
-        for name, (module, wanted) in selected.items():
-            before, after = readout_hooks(tuple(wanted), partial(_collect_readouts, calls[name]))
+        for name, (module, added) in selected.items():
+            before, after = readout_hooks(tuple(added), partial(_collect_readouts, calls[name]))
             stack.enter_context(module.register_forward_pre_hook(before, with_kwargs=True))
             stack.enter_context(module.register_forward_hook(after, with_kwargs=True))
         output = model(*args, **kwargs)

@@ -71,8 +71,8 @@ def _finite_tile(
 ):  # fmt: skip
     """Return the logits of a tile, −inf also where they are NaN or infinite, and mark the rows of the latter."""
     logits, allowed, _ = _tile(call, cols, D, DP, GATED, CAUSAL, PRECISION)
-    odd = allowed & ~(logits < float("inf"))
-    return tl.where(odd, -float("inf"), logits), tl.maximum(invalid, tl.max(odd.to(tl.int32), 1))
+    nonfinite = allowed & ~(logits < float("inf"))
+    return tl.where(nonfinite, -float("inf"), logits), tl.maximum(invalid, tl.max(nonfinite.to(tl.int32), 1))
 
 
 @triton.jit
@@ -201,9 +201,9 @@ def attend_products(
                 read = ((logits > threshold[:, None]) | tied) & (logits < float("inf"))
             else:
                 read = allowed & (logits < float("inf"))
-                odd = allowed & ~(logits < float("inf"))
-                invalid = tl.maximum(invalid, tl.max(odd.to(tl.int32), 1))
-                now = tl.maximum(largest, tl.max(tl.where(odd, -float("inf"), logits), 1))
+                nonfinite = allowed & ~(logits < float("inf"))
+                invalid = tl.maximum(invalid, tl.max(nonfinite.to(tl.int32), 1))
+                now = tl.maximum(largest, tl.max(tl.where(nonfinite, -float("inf"), logits), 1))
                 shift = tl.where(now == -float("inf"), 0.0, now)
                 factor = tl.exp(largest - shift)
                 total, result = total * factor, result * factor[:, None]

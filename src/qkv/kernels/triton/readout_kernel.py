@@ -254,9 +254,9 @@ def _largest(ranks: Int[Tensor, "*batch q ranks"], totals: Float[Tensor, "*batch
     absent = (logits == -torch.inf) | (ranks == -(2**63) + 1)
     weights = torch.where(absent, 0.0, torch.exp(logits - totals[..., None]))
     keys = torch.where(weights == 0, -1, 0xFFFFFFFF - (ranks & 0xFFFFFFFF))
-    odd = totals.isnan()[..., None]
-    weights = torch.where(odd, totals[..., None], weights)
-    keys = torch.where(odd, torch.arange(keys.shape[-1], device=keys.device), keys)
+    invalid = totals.isnan()[..., None]
+    weights = torch.where(invalid, totals[..., None], weights)
+    keys = torch.where(invalid, torch.arange(keys.shape[-1], device=keys.device), keys)
     more = k - keys.shape[-1]
     return Top(torch.nn.functional.pad(weights, (0, more)), torch.nn.functional.pad(keys, (0, more), value=-1))
 

@@ -58,10 +58,10 @@ def program_inputs(
     return [_arranged(x, computed[x.array], batch, lengths).to(device, non_blocking=True) for x in inputs]
 
 
-def _needed(recording: Recording, wanted: Sequence[Recorded]) -> set[Operation]:
+def _needed(recording: Recording, arrays: Sequence[Recorded]) -> set[Operation]:
     """Return the operations on which arrays depend."""
     found: set[Operation] = set()
-    stack = list(wanted)
+    stack = list(arrays)
     while stack:
         source = stack.pop().source
         if source is not None and source not in found:
@@ -204,9 +204,9 @@ def _differentiate(
     q, (_, own_queries, own_keys) = row_bias.shape[-1], launch.blocks
     row_blocks, key_blocks = -(-q // own_queries.queries), -(-k // own_keys.keys)
     results: list[Tensor | None] = []
-    for x, each, wanted in zip(trace.translation.inputs, inputs, differentiated, strict=True):
+    for x, each, has_gradient in zip(trace.translation.inputs, inputs, differentiated, strict=True):
         parts = (elements, row_blocks, *each.shape[1:])
-        results.append(None if not wanted else torch.empty_like(each) if x.rows else each.new_empty(parts))
+        results.append(None if not has_gradient else torch.empty_like(each) if x.rows else each.new_empty(parts))
     value_gradient = torch.empty_like(value)
     arrays = *inputs, value, row_bias, key_bias, gradient, output, log_sum_exp, dots
     lengths = q, k, launch.offset or 0

@@ -54,10 +54,10 @@ def _masked(graph: Graph, node: Node, is_finite: Callable[[int], bool]) -> Node 
         masked = _masked(graph, first, is_finite)
         return graph.mul(masked, second) if masked is not None and _bounded(second, is_finite) else None
     if node.operator in ("add", "sub", "neg", "where"):
-        kept = node.arguments[:1] if node.operator == "where" else ()
-        parts = [_masked(graph, x, is_finite) for x in node.arguments[len(kept) :]]
+        condition = node.arguments[:1] if node.operator == "where" else ()
+        parts = [_masked(graph, x, is_finite) for x in node.arguments[len(condition) :]]
         found = [x for x in parts if x is not None]
-        return graph.apply(node.operator, *kept, *found) if len(found) == len(parts) else None
+        return graph.apply(node.operator, *condition, *found) if len(found) == len(parts) else None
     return None
 
 
