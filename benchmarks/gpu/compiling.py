@@ -99,7 +99,7 @@ def _counting(setting: Setting) -> Iterator[Callable[[], int]]:
     import triton
     from torch._dynamo.utils import counters
 
-    from qkv.kernels.flex import call as flex_call
+    from qkv.kernels.flex import kernel as flex_kernel
 
     compiled: list[object] = []
 
@@ -107,7 +107,7 @@ def _counting(setting: Setting) -> Iterator[Callable[[], int]]:
         compiled.append(None)
 
     torch._dynamo.reset()
-    flex_call._flex_attention.cache_clear()
+    flex_kernel._flex_attention.cache_clear()
     before, hook = counters["stats"]["unique_graphs"], triton.knobs.runtime.jit_post_compile_hook
     triton.knobs.runtime.jit_post_compile_hook = seen
     try:

@@ -29,7 +29,9 @@ class WordsToPictures(torch.nn.Module):
         super().__init__()
         self.words = torch.nn.Embedding(words, width)
         self.reader = nn.LatentAttention(1, width, hidden=width)
-        self.looking = nn.CrossAttention(width, value_width=pixels, maps="shared", query_key_norm="rms")
+        self.looking = nn.CrossAttention(
+            width, value_width=pixels, maps=["shared", "value", "output"], query_key_norm="rms"
+        )
         self.eye = torch.nn.Sequential(torch.nn.Linear(pixels, 64), torch.nn.GELU(), torch.nn.Linear(64, width))
         self.sharpness = torch.nn.Parameter(torch.tensor(2.0))
 

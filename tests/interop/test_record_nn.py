@@ -13,7 +13,7 @@ from qkv import masks, nn, normalizers, scores  # noqa: E402
 from qkv.errors import OptionError, ShapeError  # noqa: E402
 from qkv.interop import huggingface, record  # noqa: E402
 from qkv.nn.cache import StateCache  # noqa: E402
-from qkv.nn.call_inputs import COLLECT  # noqa: E402
+from qkv.nn.protocols import COLLECT  # noqa: E402
 from qkv.readouts import ColumnSum, Dense, TopWeights  # noqa: E402
 
 
@@ -71,8 +71,9 @@ def test_options_without_a_counterpart_in_torch() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 5, 8)
     options: list[dict[str, Any]] = [
-        {"score": nn.Additive}, {"normalizer": normalizers.Sparsemax()}, {"zero_key": True, "mask": masks.Causal()},
-        {"learned_key": True}, {"talking_heads": True}, {"sink": True, "temperature": True},
+        {"score": nn.Additive}, {"normalizer": normalizers.Sparsemax()},
+        {"extensions": ["zero_key"], "mask": masks.Causal()},
+        {"extensions": ["learned_key"]}, {"extensions": ["talking_heads"]}, {"extensions": ["sink", "temperature"]},
         {"positions": nn.positions.Rotary(2), "mask": masks.Window(1, 0)}, {"query_key_norm": "rms", "key_heads": 2},
     ]  # fmt: skip
     for option in options:
@@ -123,9 +124,9 @@ def module_calls() -> list[tuple[Any, Any]]:
         (nn.MultiHeadAttention(8, 2, mask=masks.Causal()), x),
         (nn.MultiHeadAttention(8, 2), x[0]),
         (nn.MultiHeadAttention(8, 4, key_heads=2, positions=nn.positions.Rotary(2), mask=masks.Window(1, 0)), x),
-        (nn.MultiHeadAttention(8, 4, key_heads=1, zero_key=True, mask=masks.Causal()), x),
-        (nn.MultiHeadAttention(8, 4, sink=True, temperature=True, query_key_norm="rms", output_gate=True), x),
-        (nn.MultiHeadAttention(8, 2, score=nn.Additive, learned_key=True), x),
+        (nn.MultiHeadAttention(8, 4, key_heads=1, extensions=["zero_key"], mask=masks.Causal()), x),
+        (nn.MultiHeadAttention(8, 4, extensions=["sink", "temperature", "output_gate"], query_key_norm="rms"), x),
+        (nn.MultiHeadAttention(8, 2, score=nn.Additive, extensions=["learned_key"]), x),
         (nn.Attention(), x),
         (nn.Attention(score=nn.Additive(4, 4, heads=4), mask=masks.Causal()), heads),
         (nn.Attention(mask=masks.Lengths(torch.tensor([2, 4]))), x),
@@ -152,7 +153,7 @@ def test_calls_of_which_no_weights_are_recomputed_state_the_reason() -> None:
     cases: list[tuple[Any, Any, bool, str]] = [
         (nn.MultiHeadAttention(8, 2), x[None], True, "got one of a call of a module of qkv.nn with other batch axes"),
         (nn.MultiHeadAttention(8, 2, normalizer=normalizers.Sparsemax()), x, True, "softmax .* got Sparsemax"),
-        (nn.MultiHeadAttention(8, 2, talking_heads=True), x, True, "must be softmax"),
+        (nn.MultiHeadAttention(8, 2, extensions=["talking_heads"]), x, True, "must be softmax"),
         (nn.MultiHeadAttention(8, 2), x, False, "save_inputs must be True"),
     ]
     for module, inputs, save, reason in cases:

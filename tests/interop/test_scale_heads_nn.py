@@ -20,9 +20,9 @@ FACTORS = (0.0, 1.0, -0.5, 2.0)
 def modules() -> list[Any]:
     return [
         nn.MultiHeadAttention(8, 4),
-        nn.MultiHeadAttention(8, 4, key_heads=2, mask=masks.Causal(), output_gate=True),
+        nn.MultiHeadAttention(8, 4, key_heads=2, mask=masks.Causal(), extensions=["output_gate"]),
         nn.MultiHeadAttention(8, 4, head_value_width=3, score=nn.Additive, normalizer=normalizers.Sparsemax()),
-        nn.MultiHeadAttention(8, 4, talking_heads=True, sink=True),
+        nn.MultiHeadAttention(8, 4, extensions=["talking_heads", "sink"]),
         nn.LatentAttention(3, 8, 4),
     ]
 
@@ -54,7 +54,7 @@ def test_heads_without_an_output_projection() -> None:
     x, y = torch.randn(2, 5, 8), torch.randn(2, 4, 5, 3)
     factors = torch.tensor(FACTORS)
     for module, inputs, scale in (
-        (nn.MultiHeadAttention(8, 4, output_map=False), x, factors.repeat_interleave(2)),
+        (nn.MultiHeadAttention(8, 4, maps=["query", "key", "value"]), x, factors.repeat_interleave(2)),
         (nn.Attention(), y, factors[:, None, None]),
     ):
         with torch.no_grad(), scale_heads(module, {(0, head): factor for head, factor in enumerate(FACTORS)}):

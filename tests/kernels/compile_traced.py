@@ -63,13 +63,14 @@ SCORES: dict[str, Callable[[], Score]] = {
 
 def compile_traced(score: str, program: str, architecture: int) -> dict[str, int]:
     """Return counts of instructions of a causal program of a score, for vectors and values of width 64."""
-    from qkv.kernels.triton.traced.kernel import TracedLaunch, traced_blocks
+    from qkv.kernels.triton.program_kernel import Launch
+    from qkv.kernels.triton.traced.kernel import traced_blocks
     from qkv.kernels.triton.traced.score_trace import load_programs, trace_score
 
     trace = trace_score(SCORES[score](), Softmax(), (WIDTH, WIDTH), ())
     blocks = traced_blocks(divmod(architecture, 10), trace.translation.inputs, WIDTH, rounded=False)
     block = blocks[PROGRAMS.index(program)]
-    options = TracedLaunch(trace, 0, blocks).options(block, WIDTH)
+    options = Launch(0, blocks).options(block, WIDTH)
     kinds = {"q": "i32", "k": "i32", "offset": "i32", "bad_value": "*i32", "any_bad": "*i32"}
     counts = compile_program(load_programs(trace.source)[program], options, kinds, architecture)
     return counts | {"pairs of a thread": block.queries * block.keys // (32 * block.warps)}

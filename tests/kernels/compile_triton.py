@@ -75,15 +75,13 @@ def compile_additive(name: str, architecture: int) -> dict[str, int]:
     The name may begin with "rounded", for one product of TF32.
     """
     from qkv.kernels.triton import additive_programs
-    from qkv.kernels.triton.additive import Launch
-    from qkv.kernels.triton.block_sizes import additive_blocks
+    from qkv.kernels.triton.program_kernel import Launch, additive_blocks, power_of_two
 
     *rounded, name = name.split()
     blocks = additive_blocks(divmod(architecture, 10), 64, rounded=bool(rounded))
     block = blocks[ADDITIVE.index(name)]
-    options = Launch(0, blocks, "tf32" if rounded else "tf32x3").options(
-        block, 64, 64, gradient=name != "attend_queries"
-    )
+    options = Launch(0, blocks, "tf32" if rounded else "tf32x3").options(block, 64) | {"H": 64}
+    options |= {} if name == "attend_queries" else {"HP": power_of_two(64)}
     kinds = {"q": "i32", "k": "i32", "offset": "i32", "flags": "*i32"}
     counts = compile_program(getattr(additive_programs, name), options, kinds, architecture)
     return counts | {"pairs of a thread": block.queries * block.keys // (32 * block.warps)}
@@ -92,8 +90,8 @@ def compile_additive(name: str, architecture: int) -> dict[str, int]:
 def compile_product(name: str, architecture: int) -> dict[str, int]:
     """Return counts of a program for products 64 wide by one product of TF32, such as "sparsemax attend_products"."""
     from qkv.kernels.triton import product_programs
-    from qkv.kernels.triton.block_sizes import product_block
-    from qkv.kernels.triton.products import ProductLaunch
+    from qkv.kernels.triton.product_kernel import ProductLaunch
+    from qkv.kernels.triton.program_kernel import product_block
 
     kind, program = name.split()
     gated, power, top = PRODUCTS[kind]
@@ -110,7 +108,7 @@ def compile_readout(name: str, architecture: int) -> dict[str, int]:
     means of cells of 8 × 8 pairs.
     """
     from qkv.kernels.triton import readout_programs
-    from qkv.kernels.triton.block_sizes import readout_blocks
+    from qkv.kernels.triton.program_kernel import readout_blocks
 
     kind, program = READOUTS[name]
     block = readout_blocks(64, kind == "half", program == "rows")[program in ("cells", "table")]

@@ -116,12 +116,12 @@ def check_grouped_heads_and_gather() -> None:
 def check_module() -> None:
     """Compare a module with rotated, grouped heads, its output and all gradients, with one process."""
     torch.manual_seed(0)
-    options: dict[str, Any] = {"key_heads": 2, "mask": masks.Causal(), "sink": True, "dtype": torch.float64}
+    options: dict[str, Any] = {"key_heads": 2, "mask": masks.Causal(), "extensions": ["sink"], "dtype": torch.float64}
     for order in ("balanced", "contiguous"):
         options["positions"] = qkv.nn.positions.Rotary(4)
         whole = qkv.nn.MultiHeadAttention(16, 4, **options)
         group = dist.group.WORLD
-        sharded = qkv.nn.MultiHeadAttention(16, 4, **options, process_group=group, order=order)
+        sharded = qkv.nn.MultiHeadAttention(16, 4, **options).shard_sequence(group, order)
         for x in whole.parameters():
             dist.broadcast(x.data, 0)
         sharded.load_state_dict(whole.state_dict())
@@ -139,7 +139,7 @@ def check_module() -> None:
             dist.all_reduce(mine.grad)
             pairs.append((mine.grad, theirs.grad))
         assert max(float((a - b).detach().abs().max()) for a, b in pairs) < TOLERANCE
-    refused = qkv.nn.MultiHeadAttention(16, 4, zero_key=True, process_group=group)
+    refused = qkv.nn.MultiHeadAttention(16, 4, extensions=["zero_key"]).shard_sequence(group)
     with pytest.raises(qkv.errors.RefusedError, match="zero_key must not be used with process_group"):
         refused(torch.zeros(4, 16))
 

@@ -312,7 +312,7 @@ def test_a_score_without_a_translation_is_refused_by_name_and_planned_in_tiles(r
 
 def test_nothing_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter copies tensors to run the programs, so that they are not run here."""
-    from qkv.kernels.triton.traced import attention
+    from qkv.kernels.triton.traced import kernel
 
     class Nothing:
         def __getitem__(self, grid: object) -> Callable[..., None]:
@@ -322,7 +322,7 @@ def test_nothing_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
         def __getitem__(self, name: str) -> Nothing:
             return Nothing()
 
-    monkeypatch.setattr(attention, "load_programs", lambda source: Programs())
+    monkeypatch.setattr(kernel, "load_programs", lambda source: Programs())
     x = torch.randn(2, 9, 4, requires_grad=True)
     weights = torch.ones(4, requires_grad=True), torch.ones(2, requires_grad=True)
     for score in (scores.Custom(_gated, weights), scores.Laplace(torch.ones(2, requires_grad=True))):

@@ -13,8 +13,8 @@ from qkv import masks, nn, normalizers, readouts, scores
 from qkv.core.equation import attend_dense
 from qkv.core.tile import Tile
 from qkv.errors import KindError, OptionError
-from qkv.nn.align_batch import align_batch
 from qkv.nn.multihead import ExtraKeysMask
+from qkv.nn.part_module import align_batch
 from tests.nn.test_multihead import Listed
 
 Tensor = torch.Tensor
@@ -158,7 +158,7 @@ def test_extra_keys_are_always_allowed(cols: tuple[int, int]) -> None:
 )
 def test_extra_keys_have_weight_under_every_mask_and_kernel(mask: masks.Mask, kernel: str) -> None:
     torch.manual_seed(0)
-    module = nn.MultiHeadAttention(8, 2, learned_key=True, zero_key=True, kernel=kernel, dtype=torch.float64)
+    module = nn.MultiHeadAttention(8, 2, extensions=["learned_key", "zero_key"], kernel=kernel, dtype=torch.float64)
     weights = module(torch.randn(2, 5, 8, dtype=torch.float64), mask=mask, readouts=[readouts.Dense()]).readouts[0]
     assert weights.shape == (2, 2, 5, 7)
     assert (weights[..., 5:] > 0).all()

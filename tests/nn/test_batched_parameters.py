@@ -17,13 +17,13 @@ from qkv import masks, nn, normalizers, scores
 
 CAUSAL = masks.Causal()
 MODULES: dict[str, Callable[[], torch.nn.Module]] = {
-    "talking heads": lambda: nn.MultiHeadAttention(8, 2, talking_heads=True, mask=CAUSAL),
-    "talking heads that share a key": lambda: nn.MultiHeadAttention(8, 4, key_heads=2, talking_heads=True),
-    "temperature and sink": lambda: nn.MultiHeadAttention(8, 2, temperature=True, sink=True),
-    "learned key": lambda: nn.MultiHeadAttention(8, 2, learned_key=True, zero_key=True),
-    "gate and norms": lambda: nn.MultiHeadAttention(8, 2, output_gate=True, query_key_norm="rms"),
+    "talking heads": lambda: nn.MultiHeadAttention(8, 2, extensions=["talking_heads"], mask=CAUSAL),
+    "talking heads that share a key": lambda: nn.MultiHeadAttention(8, 4, key_heads=2, extensions=["talking_heads"]),
+    "temperature and sink": lambda: nn.MultiHeadAttention(8, 2, extensions=["temperature", "sink"]),
+    "learned key": lambda: nn.MultiHeadAttention(8, 2, extensions=["learned_key", "zero_key"]),
+    "gate and norms": lambda: nn.MultiHeadAttention(8, 2, extensions=["output_gate"], query_key_norm="rms"),
     "rotary": lambda: nn.MultiHeadAttention(8, 2, positions=nn.positions.Rotary(4)),
-    "shared maps": lambda: nn.MultiHeadAttention(8, 2, maps="shared", output_map=False),
+    "shared maps": lambda: nn.MultiHeadAttention(8, 2, maps=["shared", "value"]),
     "additive": lambda: nn.MultiHeadAttention(8, 2, score=nn.Additive),
     "additive top-k": lambda: nn.MultiHeadAttention(8, 2, score=nn.Additive, normalizer=normalizers.TopK(2)),
     "gaussian": lambda: nn.MultiHeadAttention(8, 2, score=nn.Gaussian),

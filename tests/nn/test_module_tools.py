@@ -25,20 +25,20 @@ MODULES: dict[str, Any] = {
     "plain": functools.partial(nn.MultiHeadAttention, WIDTH, HEADS),
     "self, causal": functools.partial(nn.SelfAttention, WIDTH, HEADS, mask=masks.Causal()),
     "grouped, norms, gate": functools.partial(
-        nn.MultiHeadAttention, WIDTH, 4, key_heads=2, query_key_norm="rms", output_gate=True
+        nn.MultiHeadAttention, WIDTH, 4, key_heads=2, query_key_norm="rms", extensions=["output_gate"]
     ),
     "rotary, temperature, sink": functools.partial(
-        nn.MultiHeadAttention, WIDTH, HEADS, positions=Turned(), temperature=True, sink=True
+        nn.MultiHeadAttention, WIDTH, HEADS, positions=Turned(), extensions=["temperature", "sink"]
     ),
     "extra keys": functools.partial(
-        nn.MultiHeadAttention, WIDTH, HEADS, learned_key=True, zero_key=True, mask=masks.Causal()
+        nn.MultiHeadAttention, WIDTH, HEADS, extensions=["learned_key", "zero_key"], mask=masks.Causal()
     ),
-    "talking heads": functools.partial(nn.MultiHeadAttention, WIDTH, HEADS, talking_heads=True),
+    "talking heads": functools.partial(nn.MultiHeadAttention, WIDTH, HEADS, extensions=["talking_heads"]),
     "no maps": functools.partial(
-        nn.MultiHeadAttention, WIDTH, HEADS, maps="none", value_map=False, output_map=False
+        nn.MultiHeadAttention, WIDTH, HEADS, maps=[]
     ),
     "sparsemax": functools.partial(
-        nn.MultiHeadAttention, WIDTH, HEADS, normalizer=normalizers.Sparsemax(), maps="shared"
+        nn.MultiHeadAttention, WIDTH, HEADS, normalizer=normalizers.Sparsemax(), maps=["shared", "value", "output"]
     ),
     "slopes given": functools.partial(
         nn.MultiHeadAttention, WIDTH, HEADS, score=scores.ALiBi(scores.Dot(), torch.tensor([0.5, 0.1]))
@@ -252,7 +252,7 @@ def test_a_module_built_on_meta_is_initialised_like_any_other(name: str) -> None
 def test_reset_parameters_alone_initialises_everything() -> None:
     module = nn.MultiHeadAttention(
         WIDTH, HEADS, score=functools.partial(nn.Softcap, score=nn.Additive), query_key_norm="layer",
-        output_gate=True, sink=True, temperature=True, learned_key=True,
+        extensions=["output_gate", "sink", "temperature", "learned_key"],
     )  # fmt: skip
     with torch.no_grad():
         for parameter in module.parameters():
@@ -274,8 +274,7 @@ def test_modules_take_the_dtype_they_are_given() -> None:
         WIDTH,
         HEADS,
         score=nn.Additive,
-        sink=True,
-        learned_key=True,
+        extensions=["sink", "learned_key"],
         query_key_norm="rms",
         dtype=torch.float64,
     )

@@ -25,19 +25,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "one head": {"heads": 1},
     "norms": {"query_key_norm": "rms"},
     "layer norms, grouped": {"query_key_norm": "layer", "key_heads": 2},
-    "unit vectors": {"query_key_norm": "l2", "score": scores.Dot(), "temperature": True},
+    "unit vectors": {"query_key_norm": "l2", "score": scores.Dot(), "extensions": ["temperature"]},
     "norms of a function": {"query_key_norm": lambda width: torch.nn.RMSNorm(width, eps=1e-3), "key_heads": 2},
-    "gate": {"output_gate": True},
-    "temperature, sink": {"temperature": True, "sink": True},
-    "temperature, sink, grouped": {"temperature": True, "sink": True, "key_heads": 2},
-    "a softmax of its own": {"normalizer": normalizers.Softmax(2.0), "temperature": True},
-    "learned key": {"learned_key": True},
-    "both extra keys, grouped": {"learned_key": True, "zero_key": True, "key_heads": 2},
-    "shared map": {"maps": "shared"},
-    "query map alone": {"maps": "query"},
-    "key map alone": {"maps": "key"},
-    "no maps": {"maps": "none", "value_map": False, "output_map": False},
-    "no value map, grouped": {"value_map": False, "key_heads": 2, "key_width": 6},
+    "gate": {"extensions": ["output_gate"]},
+    "temperature, sink": {"extensions": ["temperature", "sink"]},
+    "temperature, sink, grouped": {"extensions": ["temperature", "sink"], "key_heads": 2},
+    "a softmax of its own": {"normalizer": normalizers.Softmax(2.0), "extensions": ["temperature"]},
+    "learned key": {"extensions": ["learned_key"]},
+    "both extra keys, grouped": {"extensions": ["learned_key", "zero_key"], "key_heads": 2},
+    "shared map": {"maps": ["shared", "value", "output"]},
+    "query map alone": {"maps": ["query", "value", "output"]},
+    "key map alone": {"maps": ["key", "value", "output"]},
+    "no maps": {"maps": []},
+    "no value map, grouped": {"maps": ["query", "key", "output"], "key_heads": 2, "key_width": 6},
     "additive": {"score": nn.Additive},
     "additive, grouped": {"score": nn.Additive, "key_heads": 2},
     "cosine, sparsemax": {"score": scores.Cosine(), "normalizer": normalizers.Sparsemax()},
@@ -151,7 +151,7 @@ def test_every_option_equals_the_equation_head_by_head(name: str, masked: bool) 
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_talking_heads_mix_logits_before_and_weights_after_the_normalizer(grouped: bool) -> None:
-    module = made("grouped" if grouped else "plain", talking_heads=True)
+    module = made("grouped" if grouped else "plain", extensions=["talking_heads"])
     query, key, value = inputs(module)
     mask = torch.rand(Q, K) < 0.7
     mask[:, 0] = True
@@ -169,7 +169,7 @@ def test_talking_heads_mix_logits_before_and_weights_after_the_normalizer(groupe
 
 def test_talking_heads_start_as_independent_heads() -> None:
     torch.manual_seed(0)
-    talking = nn.MultiHeadAttention(WIDTH, HEADS, talking_heads=True)
+    talking = nn.MultiHeadAttention(WIDTH, HEADS, extensions=["talking_heads"])
     silent = nn.MultiHeadAttention(WIDTH, HEADS)
     silent.load_state_dict(talking.state_dict(), strict=False)
     x = torch.randn(BATCH, Q, WIDTH)
@@ -181,7 +181,7 @@ def test_a_pair_excluded_by_one_head_contributes_nothing_to_the_others() -> None
     score = nn.Epanechnikov(WIDTH // HEADS, heads=HEADS)
     with torch.no_grad():
         score.log_bandwidth.copy_(torch.tensor([0.1, 1.0, 4.0, 9.0]).log())
-    talking = nn.MultiHeadAttention(WIDTH, HEADS, score=score, talking_heads=True)
+    talking = nn.MultiHeadAttention(WIDTH, HEADS, score=score, extensions=["talking_heads"])
     silent = nn.MultiHeadAttention(WIDTH, HEADS, score=score)
     silent.load_state_dict(talking.state_dict(), strict=False)
     x = torch.randn(BATCH, Q, WIDTH)
@@ -191,7 +191,7 @@ def test_a_pair_excluded_by_one_head_contributes_nothing_to_the_others() -> None
 
 
 def test_masked_keys_of_talking_heads_are_not_read() -> None:
-    module = made("plain", talking_heads=True, bias=False)
+    module = made("plain", extensions=["talking_heads"], bias=False)
     x = inputs(module)[0]
     mask = masks.Keys(torch.tensor([True, True, True, True, False]))
     broken = x.clone()
@@ -428,16 +428,20 @@ def test_self_attention_takes_one_sequence_and_cross_attention_two() -> None:
         ({"heads": 4, "key_heads": 3}, "must divide heads=4, got 3"),
         ({"heads": 0}, "heads must be an integer of at least 1, got 0"),
         ({"heads": True}, "heads must be an integer of at least 1, got True"),
-        ({"maps": "all"}, "both, shared"),
-        ({"maps": "none", "key_width": 5}, "Choose key_width=12"),
-        ({"maps": "shared", "key_width": 5}, "Make them equal"),
-        ({"value_map": False, "value_width": 5}, "value_width=12"),
-        ({"output_map": False, "head_value_width": 2, "heads": 4}, "width=8"),
+        ({"maps": "shared"}, "must be a list of names, got 'shared'"),
+        ({"maps": ["all"]}, "each of maps must be one of query, key, value"),
+        ({"maps": ["query", "shared"]}, "beside"),
+        ({"extensions": "sink"}, "must be a list of names"),
+        ({"bias": "query"}, "bias must be one of True, False, inputs, output"),
+        ({"maps": ["value", "output"], "key_width": 5}, "Choose key_width=12"),
+        ({"maps": ["shared", "value", "output"], "key_width": 5}, "Make them equal"),
+        ({"maps": ["query", "key", "output"], "value_width": 5}, "value_width=12"),
+        ({"maps": ["query", "key", "value"], "head_value_width": 2, "heads": 4}, "width=8"),
         ({"query_key_norm": "batch"}, "rms, layer"),
         ({"query_key_norm": lambda width: width}, "must return a module for the width of a head, got int"),
         ({"dropout": 1.0}, "got 1.0"),
-        ({"sink": True, "normalizer": normalizers.Sigmoid()}, "must be Softmax"),
-        ({"talking_heads": True, "kernel": "tiled"}, '"dense" with talking_heads'),
+        ({"extensions": ["sink"], "normalizer": normalizers.Sigmoid()}, "must be Softmax"),
+        ({"extensions": ["talking_heads"], "kernel": "tiled"}, '"dense" with talking_heads'),
     ],
 )
 def test_options_that_contradict_each_other_are_refused_by_the_constructor(options: dict[str, Any], said: str) -> None:
@@ -446,7 +450,7 @@ def test_options_that_contradict_each_other_are_refused_by_the_constructor(optio
 
 
 def test_an_input_of_another_width_and_a_mask_that_is_an_array_are_refused() -> None:
-    module = nn.MultiHeadAttention(WIDTH, 2, maps="none")
+    module = nn.MultiHeadAttention(WIDTH, 2, maps=["value", "output"])
     with pytest.raises(ShapeError, match=r"query must have shape \(\*batch, length, 12\), got \(2, 3, 10"):
         module(torch.randn(2, 3, 10))
     with pytest.raises(KindError, match=r"masks\.Keys"):
@@ -461,7 +465,7 @@ def test_the_repr_names_widths_heads_score_and_mask() -> None:
 
 
 def test_the_logits_of_unit_vectors_are_their_cosines() -> None:
-    module = made("unit vectors", temperature=False)
+    module = made("unit vectors", extensions=[])
     x = torch.randn(BATCH, Q, WIDTH, dtype=torch.float64)
     with torch.no_grad():
         weights = module(x, readouts=[readouts.Dense()]).readouts[0]

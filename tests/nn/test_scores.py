@@ -77,7 +77,7 @@ def perturbed(module: torch.nn.Module) -> Any:
 )
 def test_gradients_of_the_parameters_are_those_of_finite_differences(name: str, heads: int | None) -> None:
     score = perturbed(MADE[name](WIDTH, WIDTH, heads=heads))
-    module = nn.MultiHeadAttention(HEADS * WIDTH, HEADS, score=score, maps="none", value_map=False, output_map=False)
+    module = nn.MultiHeadAttention(HEADS * WIDTH, HEADS, score=score, maps=[])
     names = [key for key, _ in score.named_parameters()]
     x = torch.randn(2, Q, HEADS * WIDTH, dtype=torch.float64)
 
@@ -95,9 +95,7 @@ def test_gradients_of_the_parameters_are_those_of_finite_differences(name: str, 
 @pytest.mark.parametrize("name", [name for name in MADE if name not in ("Custom", "Features")])
 def test_each_head_uses_its_own_parameters(name: str) -> None:
     score = perturbed(MADE[name](WIDTH, WIDTH, heads=HEADS))
-    module = nn.MultiHeadAttention(
-        HEADS * WIDTH, HEADS, score=score, maps="none", value_map=False, output_map=False, mask=masks.Causal()
-    )
+    module = nn.MultiHeadAttention(HEADS * WIDTH, HEADS, score=score, maps=[], mask=masks.Causal())
     x = torch.randn(4, Q, HEADS * WIDTH, dtype=torch.float64)
     alone = MADE[name](WIDTH, WIDTH).double()
     for head in range(HEADS):

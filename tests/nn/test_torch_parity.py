@@ -105,22 +105,26 @@ def test_converted_parameters_are_copied() -> None:
         ({"normalizer": normalizers.Sparsemax()}, "Sparsemax"),
         ({"mask": masks.Causal()}, "a mask"),
         ({"key_heads": 1}, "1 key heads"),
-        ({"maps": "shared"}, "maps='shared'"),
-        ({"value_map": False}, "no value projection"),
-        ({"output_map": False}, "no output projection"),
+        ({"maps": ["shared", "value", "output"]}, "no projection of its own"),
+        ({"maps": ["query", "key", "output"]}, "no value projection"),
+        ({"maps": ["query", "key", "value"]}, "no output projection"),
         ({"head_width": 3}, "head widths 3"),
         ({"query_key_norm": "rms"}, "norm"),
-        ({"output_gate": True}, "gate"),
-        ({"temperature": True}, "temperatures"),
-        ({"sink": True}, "sinks"),
-        ({"talking_heads": True}, "talking heads"),
-        ({"process_group": object()}, "process group"),
-        ({"output_bias": False}, "biases on all projections or on none"),
+        ({"extensions": ["output_gate"]}, "gate"),
+        ({"extensions": ["temperature"]}, "temperatures"),
+        ({"extensions": ["sink"]}, "sinks"),
+        ({"extensions": ["talking_heads"]}, "talking heads"),
+        ({"bias": "inputs"}, "biases on all projections or on none"),
     ],
 )
 def test_options_that_torch_lacks_are_refused_by_to_torch(options: dict[str, object], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         nn.MultiHeadAttention(WIDTH, HEADS, **options).to_torch()
+
+
+def test_a_module_of_a_divided_sequence_is_refused_by_to_torch() -> None:
+    with pytest.raises(OptionError, match="process group"):
+        nn.MultiHeadAttention(WIDTH, HEADS).shard_sequence(object()).to_torch()
 
 
 def test_masks_of_integers_or_other_shapes_are_refused() -> None:

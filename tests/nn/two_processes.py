@@ -18,8 +18,8 @@ def model() -> torch.nn.Module:
     """Two layers, the second with a learned score."""
     torch.manual_seed(4)
     return torch.nn.Sequential(
-        nn.SelfAttention(8, 2, mask=masks.Causal(), key_heads=1, sink=True, query_key_norm="rms"),
-        nn.SelfAttention(8, 2, score=nn.Additive, output_gate=True),
+        nn.SelfAttention(8, 2, mask=masks.Causal(), key_heads=1, extensions=["sink"], query_key_norm="rms"),
+        nn.SelfAttention(8, 2, score=nn.Additive, extensions=["output_gate"]),
     ).double()
 
 

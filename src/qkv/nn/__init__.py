@@ -11,7 +11,7 @@ from qkv.nn.feed_forward import FeedForward
 from qkv.nn.hard_attention import HardAttention, HardAttentionOutput
 from qkv.nn.head_layout import Head
 from qkv.nn.latent_attention import LatentAttention
-from qkv.nn.multihead import MultiHeadAttention
+from qkv.nn.multihead import CrossAttention, MultiHeadAttention, SelfAttention
 from qkv.nn.observe_model import ModelObservation, observe
 from qkv.nn.packed import attend_jagged, attend_packed
 from qkv.nn.protocols import AttentionOutput, Cache, KeyValue, Rotation
@@ -40,11 +40,9 @@ from qkv.nn.scores.wrappers import (
     RelativePosition,
     Softcap,
 )
-from qkv.nn.self_cross_attention import CrossAttention, SelfAttention
 from qkv.nn.squeeze_excitation import SqueezeExcitation
 from qkv.nn.torch_interop import torch_masks
-from qkv.nn.transformer import Decoder, Encoder, Transformer
-from qkv.nn.transformer_layers import DecoderLayer, EncoderLayer
+from qkv.nn.transformer import Decoder, DecoderLayer, Encoder, EncoderLayer, Transformer
 
 __all__ = [
     "Attention",

@@ -17,15 +17,13 @@ from qkv.engine import attend, observe
 from qkv.errors import KindError, RefusedError
 from qkv.masks import Mask
 from qkv.masks.base import and_masks, require_mask
-from qkv.nn.align_batch import align_batch
 from qkv.nn.cache import StateCache
-from qkv.nn.call_inputs import COLLECT, CallInputs
 from qkv.nn.checks import require_cache
 from qkv.nn.decoding_step import append_and_attend, attend_step
-from qkv.nn.part_module import PartModule
-from qkv.nn.protocols import AttentionOutput, Cache
+from qkv.nn.part_module import PartModule, align_batch
+from qkv.nn.protocols import COLLECT, AttentionOutput, Cache, CallInputs
 from qkv.nn.scores.base import ScoreLike, wrap_score
-from qkv.nn.torch_arguments import explain_torch_arguments
+from qkv.nn.torch_interop import explain_torch_arguments
 from qkv.normalizers import Normalizer
 from qkv.normalizers.base import require_normalizer
 from qkv.plan import Spec

@@ -21,10 +21,9 @@ from qkv.core.positions import Positions
 from qkv.core.typing import Float
 from qkv.engine import attend
 from qkv.masks import Lengths, Mask
-from qkv.nn.align_batch import align_batch
 from qkv.nn.cache import KeyValueCache, PagedCache
 from qkv.nn.checks import check_width
-from qkv.nn.part_module import PartModule, current_part
+from qkv.nn.part_module import PartModule, align_batch, current_part
 from qkv.nn.protocols import Cache
 from qkv.normalizers import Normalizer
 from qkv.scores import Score
@@ -57,11 +56,6 @@ def decode(
 
     None means that the call needs another path, and leaves the cache unchanged. This function is written for speed: at
     batch 1 and width 512 each call of a Python function takes about 1 % of a step.
-
-    Args:
-        query: the tokens, from which queries, keys and values are projected.
-        module: the attention module.
-        parts: modules that return the score, the normalizer and the mask.
     """
     if type(cache) is not KeyValueCache or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
@@ -88,11 +82,6 @@ def append_and_attend(
     """Append the key of a decoding step to the cache and return the output, or return None and append nothing.
 
     Supported are softmax of scaled dot products over the keys of one chunk, and data that are finite.
-
-    Args:
-        key: keys of the queries.
-        value: values of the queries.
-        parts: modules that return the score, the normalizer and the mask.
     """
     if type(cache) is not KeyValueCache or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
@@ -150,17 +139,7 @@ def attend_step(
     mask: Callable[[], Mask | None],
     memory: int | str | None = None,
 ) -> Float[Tensor, "*batch 1 value_width"] | None:
-    """Return the output of a decoding step, or None if the call is not a plain decoding step.
-
-    Args:
-        cache: the cache, to which the keys of the queries were appended.
-        key: all keys of the cache.
-        value: all values of the cache.
-        score: module that returns the score.
-        normalizer: module that returns the normalizer.
-        mask: module that returns the mask.
-        memory: budget for scratch memory, as in `qkv.attend`.
-    """
+    """Return the output of a decoding step, or None if the call is not a plain decoding step."""
     if not isinstance(cache, (KeyValueCache, PagedCache)):
         return None
     if not (isinstance(key, ChunkedTensor) and isinstance(value, ChunkedTensor)):

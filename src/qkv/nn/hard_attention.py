@@ -33,8 +33,7 @@ from qkv.engine import attend, observe
 from qkv.errors import OptionError, ShapeError
 from qkv.masks import Mask
 from qkv.masks.base import and_masks, require_mask
-from qkv.nn.align_batch import align_batch
-from qkv.nn.part_module import PartModule
+from qkv.nn.part_module import PartModule, align_batch
 from qkv.nn.scores.base import ScoreLike, wrap_score
 from qkv.normalizers import Sample, Softmax
 from qkv.readouts import Dense, LogProbability, SampledKey, TopWeights

@@ -13,7 +13,7 @@ from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Int
 from qkv.errors import OptionError
-from qkv.nn.align_batch import Groups
+from qkv.nn.part_module import Groups
 from qkv.nn.protocols import Cache, Rotation
 from qkv.readouts import Heads, Readout
 from qkv.readouts.base import Result, flatten, unflatten
@@ -185,5 +185,5 @@ def check_kernel(kernel: str | None, talking_heads: bool) -> str | None:
         OptionError: if another kernel is requested together with talking heads.
     """
     if talking_heads and kernel not in (None, "dense"):
-        raise OptionError(f'kernel must be None or "dense" with talking_heads=True, got {kernel!r}.')
+        raise OptionError(f'kernel must be None or "dense" with talking_heads, got {kernel!r}. Omit kernel.')
     return "dense" if talking_heads else kernel

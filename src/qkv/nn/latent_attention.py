@@ -24,7 +24,7 @@ from qkv.nn.checks import check_width
 from qkv.nn.feed_forward import Activation, FeedForward, init_linear
 from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.multihead_options import FactoryKwargs
-from qkv.nn.torch_arguments import explain_torch_arguments
+from qkv.nn.torch_interop import explain_torch_arguments
 from qkv.nn.transformer import Encoder
 
 __all__ = ["LatentAttention"]

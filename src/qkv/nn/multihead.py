@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -13,41 +13,44 @@ from torch.nn import Linear
 
 from qkv.cache.kernel import ChunkedTensor, concat_chunks
 from qkv.core.arrays import Array, namespace
-from qkv.core.checks import check_probability
+from qkv.core.checks import check_choice, check_probability
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Bool, DType, Float, Shaped
 from qkv.engine import attend
+from qkv.errors import KindError
 from qkv.masks.base import Mask, and_masks, require_mask
 from qkv.nn import head_layout, torch_interop
-from qkv.nn.align_batch import Groups, align_array, align_batch
 from qkv.nn.attention import add_cache_mask, run_attention
 from qkv.nn.checks import check_width, require_cache, require_rotation
 from qkv.nn.decoding_step import append_and_attend, attend_step, decode
 from qkv.nn.feed_forward import init_linear
 from qkv.nn.head_layout import Head, head_rows
 from qkv.nn.multihead_options import (
+    Bias,
+    Extension,
     FactoryKwargs,
-    Maps,
+    Map,
     NormOption,
     add_softmax_parameters,
     build_norm,
+    check_names,
     check_softmax,
     check_widths,
 )
-from qkv.nn.part_module import PartModule, aligned_part
+from qkv.nn.part_module import Groups, PartModule, align_array, align_batch, aligned_part
 from qkv.nn.protocols import AttentionOutput, Cache, KeyValue, Rotation
 from qkv.nn.scores.base import ScoreLike, build_score
 from qkv.nn.sequence_parallel import attend_to_shards
 from qkv.nn.talking_heads import MixedLogits, MixedWeights
-from qkv.nn.torch_arguments import explain_torch_arguments
+from qkv.nn.torch_interop import explain_torch_arguments
 from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.normalizers.base import require_normalizer
 from qkv.plan.checks import as_readouts
 from qkv.readouts import Readout
 from qkv.scores import Biased, Score
 
-__all__ = ["ExtraKeysMask", "MultiHeadAttention"]
+__all__ = ["CrossAttention", "ExtraKeysMask", "MultiHeadAttention", "SelfAttention"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,8 +147,8 @@ class MultiHeadAttention(torch.nn.Module):
         key_heads: number of key and value heads; each serves `heads / key_heads` consecutive query heads
             (grouped-query attention, Ainslie et al. (2023), https://arxiv.org/abs/2305.13245). 1 is
             multi-query attention.
-        bias: whether the projections have a bias.
-        output_bias: whether the output projection has a bias; None means `bias`.
+        bias: whether the projections have a bias: all or none of them, the output projection alone ("output"), or all
+            but it ("inputs").
         dropout: probability of dropping a weight during training.
         score: a score (`scores.Cosine()`), a learned score (`nn.Additive(16, heads=8)`), or a callable that
             builds one from `(head_width, head_width, heads=heads)`, such as the class `nn.Additive`.
@@ -157,23 +160,20 @@ class MultiHeadAttention(torch.nn.Module):
             (Dehghani et al. (2023), https://arxiv.org/abs/2302.05442, section 2), "l2" for vectors of length 1
             (Henry et al. (2020), https://arxiv.org/abs/2010.04245), or a function that builds a module from the head
             width, such as `lambda width: torch.nn.RMSNorm(width, eps=1e-6)`.
-        output_gate: whether the heads' outputs are multiplied elementwise by σ(W_G query) (Qiu et al. (2025),
-            https://arxiv.org/abs/2505.06708).
-        temperature: whether each head learns a temperature of the softmax, initially 1.
-        sink: whether each head learns a sink: the logit, initially 0, of an additional key that has no value
+        extensions: names of extensions of the method:
+            "temperature": each head learns a temperature of the softmax, initially 1.
+            "sink": each head learns a sink: the logit, initially 0, of an additional key that has no value
             (Xiao et al. (2024), https://arxiv.org/abs/2309.17453).
-        talking_heads: whether learned matrices, initially the identity, mix the logits and the weights across
+            "talking_heads": learned matrices, initially the identity, mix the logits and the weights across
             heads. This requires the dense kernel.
-        learned_key: whether a learned key and value, which every query may attend to, are appended. They are
+            "output_gate": the heads' outputs are multiplied elementwise by σ(W_G query) (Qiu et al. (2025),
+            https://arxiv.org/abs/2505.06708).
+            "learned_key": a learned key and value, which every query may attend to, are appended. They are
             initialized from a normal distribution with Glorot's variance.
-        zero_key: whether a key and value of zeros are appended.
-        maps: which projections of query and key exist: "both", "shared" (W_Q also projects the key), "query"
-            (only W_Q), "key" (only W_K) or "none". An input without projection is split into heads directly.
-        value_map, output_map: whether W_V and W_O exist.
+            "zero_key": a key and value of zeros are appended.
+        maps: the projections that exist, of "query", "key", "value" and "output"; "shared" in place of "query" and
+            "key" means that W_Q also projects the key. An input without projection is split into heads directly.
         kernel, memory: as in `qkv.attend`.
-        process_group: the group of processes that each hold a part of the sequence, as `group` of
-            `qkv.distributed.attend`; None: the inputs are whole. Sum the gradients of parameters over the group.
-        order: which part a process holds, as in `qkv.distributed.attend`.
         device, dtype: those of the parameters.
 
     Shapes:
@@ -200,74 +200,76 @@ class MultiHeadAttention(torch.nn.Module):
         head_width: int | None = None,
         head_value_width: int | None = None,
         key_heads: int | None = None,
-        bias: bool = True,
-        output_bias: bool | None = None,
+        bias: Bias = True,
         dropout: float = 0.0,
         score: ScoreLike = None,
         normalizer: Normalizer | None = None,
         mask: Mask | None = None,
         positions: Rotation | None = None,
         query_key_norm: NormOption = None,
-        output_gate: bool = False,
-        temperature: bool = False,
-        sink: bool = False,
-        talking_heads: bool = False,
-        learned_key: bool = False,
-        zero_key: bool = False,
-        maps: Maps = "both",
-        value_map: bool = True,
-        output_map: bool = True,
+        extensions: Collection[Extension] = (),
+        maps: Collection[Map] = ("query", "key", "value", "output"),
         kernel: str | None = None,
         memory: int | str | None = None,
-        process_group: object = None,
-        order: str = "contiguous",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_choice("bias", bias, (True, False, "inputs", "output"))
+        extensions, self.maps = check_names("extensions", extensions, Extension), check_names("maps", maps, Map)
         widths = check_widths(
-            width, heads, key_width, value_width, head_width, head_value_width, key_heads, maps, value_map,
-            output_map,
+            width, heads, key_width, value_width, head_width, head_value_width, key_heads, self.maps
         )  # fmt: skip
         self.width, self.heads, self.key_heads = width, heads, widths.key_heads
         self.key_width, self.value_width = widths.key_width, widths.value_width
         self.head_width, self.head_value_width = widths.head_width, widths.head_value_width
-        self.maps = maps
         factory_kwargs: FactoryKwargs = {"device": device, "dtype": dtype}
 
-        def linear(inputs: int, outputs: int, present: bool, bias: bool = bias) -> Linear | None:
-            return Linear(inputs, outputs, bias=bias, **factory_kwargs) if present else None
+        def linear(inputs: int, outputs: int, present: bool, side: str = "inputs") -> Linear | None:
+            return Linear(inputs, outputs, bias=bias in (True, side), **factory_kwargs) if present else None
 
         mixed = heads * self.head_value_width
-        self.query_map = linear(width, heads * self.head_width, maps in ("both", "shared", "query"))
-        self.key_map = linear(self.key_width, self.key_heads * self.head_width, maps in ("both", "key"))
-        self.value_map = linear(self.value_width, self.key_heads * self.head_value_width, value_map)
-        output_bias = bias if output_bias is None else output_bias
-        self.output_map = linear(mixed, width, output_map, output_bias)
-        self.gate_map = linear(width, mixed, output_gate)
+        self.query_map = linear(width, heads * self.head_width, bool({"query", "shared"} & set(self.maps)))
+        self.key_map = linear(self.key_width, self.key_heads * self.head_width, "key" in self.maps)
+        self.value_map = linear(self.value_width, self.key_heads * self.head_value_width, "value" in self.maps)
+        self.output_map = linear(mixed, width, "output" in self.maps, "output")
+        self.gate_map = linear(width, mixed, "output_gate" in extensions)
         self.query_norm = build_norm(query_key_norm, self.head_width, factory_kwargs)
         self.key_norm = build_norm(query_key_norm, self.head_width, factory_kwargs)
         self.score = build_score(score, self.head_width, self.head_width, heads, **factory_kwargs)
         self.normalizer = PartModule(None if normalizer is None else require_normalizer(normalizer))
         self.mask = PartModule(None if mask is None else require_mask(mask))
         self.positions = None if positions is None else require_rotation(positions)
-        self.zero_key = zero_key
+        self.zero_key = "zero_key" in extensions
 
-        def parameter(present: bool, *shape: int) -> torch.nn.Parameter | None:
-            return torch.nn.Parameter(torch.empty(*shape, **factory_kwargs)) if present else None
+        def parameter(extension: Extension, *shape: int) -> torch.nn.Parameter | None:
+            return torch.nn.Parameter(torch.empty(*shape, **factory_kwargs)) if extension in extensions else None
 
-        self.log_temperature = parameter(temperature, heads)
-        self.sink = parameter(sink, heads)
-        self.logit_mix = parameter(talking_heads, heads, heads)
-        self.weight_mix = parameter(talking_heads, heads, heads)
-        self.extra_key = parameter(learned_key, self.key_heads, 1, self.head_width)
-        self.extra_value = parameter(learned_key, self.key_heads, 1, self.head_value_width)
-        check_softmax(normalizer, temperature or sink)
+        self.log_temperature = parameter("temperature", heads)
+        self.sink = parameter("sink", heads)
+        self.logit_mix = parameter("talking_heads", heads, heads)
+        self.weight_mix = parameter("talking_heads", heads, heads)
+        self.extra_key = parameter("learned_key", self.key_heads, 1, self.head_width)
+        self.extra_value = parameter("learned_key", self.key_heads, 1, self.head_value_width)
+        check_softmax(normalizer, "temperature" in extensions or "sink" in extensions)
         self.dropout = check_probability(dropout)
-        self.kernel = head_layout.check_kernel(kernel, talking_heads)
+        self.kernel = head_layout.check_kernel(kernel, "talking_heads" in extensions)
         self.memory = memory
-        self.process_group, self.order = process_group, order
+        self.process_group: object = None
+        self.order = "contiguous"
         self.reset_parameters()
+
+    def shard_sequence(self, group: object, order: str = "contiguous") -> Self:
+        """Return the module, which from now on takes the part of the sequence that each process of a group holds.
+
+        Sum the gradients of parameters over the group.
+
+        Args:
+            group: the group, as in `qkv.distributed.attend`.
+            order: which part a process holds, as in `qkv.distributed.attend`.
+        """
+        self.process_group, self.order = group, order
+        return self
 
     def reset_parameters(self) -> None:
         """Initialize all parameters again, as in a new module."""
@@ -319,7 +321,7 @@ class MultiHeadAttention(torch.nn.Module):
         simple = not readouts and mask is None and bias is None and positions is None
         if cache is not None:
             require_cache(cache)
-            if simple and key is None and value is None and self.maps == "both" and self._is_plain:
+            if simple and key is None and value is None and self._is_plain:
                 parts = self.score, self.normalizer, self.mask
                 output = None if self.positions or self.query_norm else decode(cache, query, self, parts)
                 if output is not None:
@@ -392,7 +394,7 @@ class MultiHeadAttention(torch.nn.Module):
         """
         value = check_width("value", key if value is None else value, self.value_width)
         key = check_width("key", key, self.key_width)
-        key_map = self.query_map if self.maps == "shared" else self.key_map
+        key_map = self.query_map if "shared" in self.maps else self.key_map
         key = key if key_map is None else key_map(key)
         value_map = self.value_map
         value = value if value_map is None else value_map(value)
@@ -411,7 +413,7 @@ class MultiHeadAttention(torch.nn.Module):
         index = head_layout.check_head_index(index, self.heads)
         key_index = index * self.key_heads // self.heads
         query, query_bias = head_rows(self.query_map, index, self.heads)
-        shared = self.maps == "shared"
+        shared = "shared" in self.maps
         key, key_bias = head_rows(self.query_map if shared else self.key_map, key_index, self.key_heads)
         value, value_bias = head_rows(self.value_map, key_index, self.key_heads)
         columns = slice(index * self.head_value_width, (index + 1) * self.head_value_width)
@@ -440,11 +442,12 @@ class MultiHeadAttention(torch.nn.Module):
         return torch_interop.to_torch(self)
 
     def extra_repr(self) -> str:
-        """Return the width, the numbers of heads and the option `maps` as text for `print`."""
+        """Return the width, the numbers of heads and the projections, if any is missing, as text for `print`."""
         text = f"width={self.width}, heads={self.heads}"
         if self.key_heads != self.heads:
             text += f", key_heads={self.key_heads}"
-        return text + (f", maps={self.maps!r}" if self.maps != "both" else "")
+        complete = None not in (self.query_map, self.key_map, self.value_map, self.output_map)
+        return text if complete else f"{text}, maps={self.maps}"
 
     @property
     def _is_plain(self) -> bool:
@@ -477,3 +480,72 @@ class MultiHeadAttention(torch.nn.Module):
             output = output * self.gate_map(query).sigmoid()
         output_map = self.output_map
         return output if output_map is None else output_map(output)
+
+
+@explain_torch_arguments
+class SelfAttention(MultiHeadAttention):
+    """Multi-head self-attention, called as `module(x)`.
+
+    Args:
+        width: width of a token.
+        heads: number of heads.
+        options: further options of `MultiHeadAttention`.
+
+    Raises:
+        KindError: in a call that passes a key or value.
+
+    Example:
+        >>> import torch
+        >>> SelfAttention(8)(torch.randn(2, 5, 8)).shape
+        torch.Size([2, 5, 8])
+    """
+
+    def forward(
+        self,
+        query: Float[Tensor, "*batch q width"],
+        key: Float[Tensor, "*#batch k key_width"] | KeyValue | None = None,
+        value: Float[Tensor, "*#batch k value_width"] | None = None,
+        **options: Any,
+    ) -> Float[Tensor, "*batch q width"] | AttentionOutput:
+        """Return the attention output for the sequence `query`, with the options of `MultiHeadAttention.forward`."""
+        if key is not None or value is not None:
+            raise KindError(
+                "key and value must be None for SelfAttention, got a key or value. Use CrossAttention "
+                "for two sequences."
+            )
+        return super().forward(query, **options)
+
+
+@explain_torch_arguments
+class CrossAttention(MultiHeadAttention):
+    """Multi-head attention from one sequence to another, called as `module(query, source)`.
+
+    Args:
+        width: width of the query and the output.
+        key_width: width of the other sequence; None means `width`.
+        heads: number of heads.
+        options: further options of `MultiHeadAttention`.
+
+    Raises:
+        KindError: in a call without a key.
+
+    Example:
+        >>> import torch
+        >>> CrossAttention(8, 6)(torch.randn(2, 3, 8), torch.randn(2, 5, 6)).shape
+        torch.Size([2, 3, 8])
+    """
+
+    def __init__(self, width: int, key_width: int | None = None, heads: int = 1, **options: Any) -> None:
+        super().__init__(width, heads, key_width=key_width, **options)
+
+    def forward(
+        self,
+        query: Float[Tensor, "*#batch q width"],
+        key: Float[Tensor, "*#batch k key_width"] | KeyValue | None = None,
+        value: Float[Tensor, "*#batch k value_width"] | None = None,
+        **options: Any,
+    ) -> Float[Tensor, "*batch q width"] | AttentionOutput:
+        """Return the output of attention from `query` to `key`, with the options of `MultiHeadAttention.forward`."""
+        if key is None:
+            raise KindError("key must be given for CrossAttention, got None. Use SelfAttention for a single sequence.")
+        return super().forward(query, key, value, **options)

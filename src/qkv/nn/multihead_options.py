@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Literal, NamedTuple, TypedDict
+from collections.abc import Callable, Collection
+from typing import Literal, NamedTuple, TypedDict, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -15,22 +15,28 @@ from qkv.errors import OptionError
 from qkv.normalizers import Normalizer, Softmax
 
 __all__ = [
+    "Bias",
+    "Extension",
     "FactoryKwargs",
-    "Maps",
+    "Map",
     "NormOption",
     "UnitNorm",
     "Widths",
     "add_softmax_parameters",
     "build_norm",
+    "check_names",
     "check_softmax",
     "check_widths",
 ]
 
-Maps = Literal["both", "shared", "query", "key", "none"]
-_MAPS = ("both", "shared", "query", "key", "none")
+Bias = bool | Literal["inputs", "output"]
+Extension = Literal["temperature", "sink", "talking_heads", "output_gate", "learned_key", "zero_key"]
+Map = Literal["query", "key", "value", "output", "shared"]
 NormOption = Literal["rms", "layer", "l2"] | Callable[[int], torch.nn.Module] | None
 """Normalization of each head's query and key: a name, or a function that builds a module from the width of a head."""
 _NORMS: dict[str, Callable[..., torch.nn.Module]] = {"rms": torch.nn.RMSNorm, "layer": torch.nn.LayerNorm}
+
+N = TypeVar("N", bound=str)
 
 
 class FactoryKwargs(TypedDict):
@@ -50,6 +56,20 @@ class Widths(NamedTuple):
     key_heads: int
 
 
+def check_names(name: str, given: Collection[N], choices: object) -> tuple[N, ...]:
+    """Check that the option `name` is a collection of names of a `Literal` type, and return them.
+
+    Raises:
+        OptionError: if it is not, or a name is unknown.
+    """
+    allowed = get_args(choices)
+    if isinstance(given, str) or not isinstance(given, Collection):
+        raise OptionError(f"{name} must be a list of names, got {given!r}. Choose some of {', '.join(allowed)}.")
+    for each in given:
+        check_choice(f"each of {name}", each, allowed)
+    return tuple(given)
+
+
 def check_widths(
     width: int,
     heads: int,
@@ -58,16 +78,18 @@ def check_widths(
     head_width: int | None,
     head_value_width: int | None,
     key_heads: int | None,
-    maps: str,
-    value_map: bool,
-    output_map: bool,
+    maps: Collection[Map],
 ) -> Widths:
     """Check the widths of `MultiHeadAttention`, and return them with the defaults filled in.
 
     Raises:
         OptionError: if the widths contradict each other, or require a projection that is switched off.
     """
-    check_choice("maps", maps, _MAPS)
+    shared = "shared" in maps
+    if shared and ("query" in maps or "key" in maps):
+        raise OptionError(
+            f'maps must not name "query" or "key" beside "shared", got {list(maps)}. Omit "shared" for two projections.'
+        )
     key_heads = heads if key_heads is None else key_heads
     key_width = width if key_width is None else key_width
     value_width = key_width if value_width is None else value_width
@@ -91,23 +113,22 @@ def check_widths(
     head_value_width = head_width if head_value_width is None else head_value_width
     # (no projection, input or output, its width: name and value, heads, width per head: name and value)
     unprojected = [
-        (maps in ("key", "none"), "query", "width", width, heads, "head_width", head_width),
-        (maps in ("query", "none"), "key", "key_width", key_width, key_heads, "head_width", head_width),
-        (not value_map, "value", "value_width", value_width, key_heads, "head_value_width", head_value_width),
-        (not output_map, "output", "width", width, heads, "head_value_width", head_value_width),
+        (not shared and "query" not in maps, "query", "width", width, heads, "head_width", head_width),
+        (not shared and "key" not in maps, "key", "key_width", key_width, key_heads, "head_width", head_width),
+        ("value" not in maps, "value", "value_width", value_width, key_heads, "head_value_width", head_value_width),
+        ("output" not in maps, "output", "width", width, heads, "head_value_width", head_value_width),
     ]
     for applies, side, name, whole, count, per_head, part in unprojected:
         if applies and whole != count * part:
-            option = f"{side}_map=True" if side in ("value", "output") else 'maps="both"'
             raise OptionError(
                 f"{name} must be {count * part} ({count} heads of {per_head}={part}), because the {side} has no "
-                f"projection, got {whole}. Choose {name}={count * part}, or set {option}."
+                f"projection, got {whole}. Choose {name}={count * part}, or add {side!r} to maps."
             )
-    if maps == "shared" and (key_width != width or key_heads != heads):
+    if shared and (key_width != width or key_heads != heads):
         raise OptionError(
-            'query and key must have the same width and number of heads with maps="shared", got '
+            "query and key must have the same width and number of heads with a shared projection, got "
             f"width={width}, key_width={key_width}, heads={heads}, key_heads={key_heads}. "
-            'Make them equal, or choose maps="both".'
+            'Make them equal, or name "query" and "key" in maps.'
         )
     return Widths(key_width, value_width, head_width, head_value_width, key_heads)
 
@@ -155,8 +176,8 @@ def check_softmax(normalizer: Normalizer | None, learned: bool) -> None:
     """
     if learned and not isinstance(normalizer, (Softmax, type(None))):
         raise OptionError(
-            f"normalizer must be Softmax if temperature or sink is True, got {normalizer}. Pass normalizer=Softmax(), "
-            "or set temperature and sink to False."
+            f"normalizer must be Softmax with a learned temperature or sink, got {normalizer}. Pass "
+            "normalizer=Softmax(), or leave out these extensions."
         )
 
 

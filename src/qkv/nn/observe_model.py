@@ -42,14 +42,7 @@ class ModelObservation:
 
 
 class ModuleCall(NamedTuple):
-    """A call of an attention module, with the output and readouts that `readout_hooks` collect.
-
-    Attributes:
-        module: the module.
-        args: positional arguments of the call.
-        kwargs: keyword arguments of the call.
-        output: the output, with the results of the added readouts alone.
-    """
+    """A call of an attention module, with the output and readouts that `readout_hooks` collect."""
 
     module: nn.Module
     args: tuple[object, ...]
@@ -85,8 +78,8 @@ def observe(
     selected = _select_modules(model, readouts)
     calls: dict[str, list[tuple[object, ...]]] = {name: [] for name in selected}
     with contextlib.ExitStack() as stack:
-        for name, (module, wanted) in selected.items():
-            before, after = readout_hooks(tuple(wanted), partial(_collect_readouts, calls[name]))
+        for name, (module, added) in selected.items():
+            before, after = readout_hooks(tuple(added), partial(_collect_readouts, calls[name]))
             stack.enter_context(module.register_forward_pre_hook(before, with_kwargs=True))
             stack.enter_context(module.register_forward_hook(after, with_kwargs=True))
         output = model(*args, **kwargs)
@@ -122,10 +115,6 @@ def readout_hooks(readouts: tuple[Readout, ...], collect: Callable[[ModuleCall],
     """Return two hooks of an attention module: the first adds `readouts` to a call, the second collects their results.
 
     The module returns what it returns without the hooks.
-
-    Args:
-        readouts: readouts of the attention weights.
-        collect: function that is called after each call.
     """
 
     def before(

@@ -5,6 +5,8 @@ A custom cache or rotation only needs the methods of its protocol; no base class
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -14,8 +16,31 @@ from qkv.core.positions import Positions
 from qkv.core.typing import Float, Int
 from qkv.masks import Mask
 from qkv.plan import Plan
+from qkv.plan.spec import CallOptions
 
-__all__ = ["AttentionOutput", "Cache", "KeyValue", "Rotation"]
+__all__ = ["AttentionOutput", "Cache", "CallInputs", "COLLECT", "KeyValue", "Rotation"]
+
+
+class CallInputs(NamedTuple):
+    """Arrays and options that an attention module passes to the engine.
+
+    Attributes:
+        query: `(*batch, heads, q, width)`, or with two head axes (key_heads, group) in grouped-query attention; without
+            head axes for modules without heads.
+        key: `(*batch, heads, k, width)`, in the layout of `query`.
+        value: `(*batch, heads, k, value_width)`, in the layout of `query`.
+        options: score, normalizer, mask, positions and the other options of `qkv.attend`.
+    """
+
+    query: Float[Tensor, "*batch q width"]
+    key: Float[Tensor, "*batch k width"] | ChunkedTensor
+    value: Float[Tensor, "*batch k value_width"] | ChunkedTensor
+    options: CallOptions
+
+
+COLLECT: ContextVar[Callable[[CallInputs], None] | None] = ContextVar("COLLECT", default=None)
+"""Function that is called with the inputs of each call with readouts; None: none. It is set while a model is recorded,
+so that calls of models in other threads are left alone."""
 
 
 class AttentionOutput(NamedTuple):

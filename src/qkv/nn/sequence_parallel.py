@@ -13,7 +13,7 @@ from qkv.errors import RefusedError
 from qkv.masks import Mask
 from qkv.masks.base import and_masks
 from qkv.nn import head_layout
-from qkv.nn.align_batch import Groups, align_array, align_batch
+from qkv.nn.part_module import Groups, align_array, align_batch
 from qkv.nn.protocols import KeyValue
 from qkv.ring.layout import Layout, Order
 from qkv.ring.transport import open_ring
@@ -35,14 +35,6 @@ def attend_to_shards(
     others: dict[str, object],
 ) -> tuple[Float[Tensor, "*batch_heads q head_value_width"], Groups]:
     """Return the outputs of the heads for this rank's queries over the keys of all ranks, and the axes of the heads.
-
-    Args:
-        query: this rank's part of the query input.
-        key: this rank's part of the key input, or of projected keys and values.
-        value: this rank's part of the value input.
-        mask: as in `qkv.distributed.attend`.
-        bias: as in `MultiHeadAttention.forward`, divided along the queries alone.
-        others: arguments of `forward` that are refused unless they are empty.
 
     Raises:
         RefusedError: an option or argument needs the whole sequence on one rank.

@@ -49,12 +49,7 @@ class MixedLogits(PointwiseScore):
 @delegates("normalizer", "stochastic")
 @dataclass(frozen=True, eq=False)
 class MixedWeights(Normalizer):
-    """Normalizer that mixes the weights of an inner normalizer across heads, which are the last batch axis.
-
-    Args:
-        normalizer: the inner normalizer.
-        mix: matrix W `(heads, heads)`; column g is the contribution of head g.
-    """
+    """Normalizer that mixes the weights of an inner normalizer across heads, which are the last batch axis."""
 
     normalizer: Normalizer
     mix: Tensor | None = array_field("heads", "other_heads", default=None)

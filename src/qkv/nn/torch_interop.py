@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from qkv.core.torch_names import explain_torch_names
 from qkv.core.typing import Bool, Float, Shaped
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.masks import Keys, Mask, Pairs
@@ -25,18 +26,77 @@ from qkv.scores import ScaledDot
 
 if TYPE_CHECKING:
     from qkv.nn.multihead import MultiHeadAttention
-    from qkv.nn.transformer import Decoder, Encoder
-    from qkv.nn.transformer_layers import DecoderLayer, EncoderLayer
+    from qkv.nn.multihead_options import Bias, Extension
+    from qkv.nn.transformer import Decoder, DecoderLayer, Encoder, EncoderLayer
+
 
 __all__ = [
-    "TorchMasks",
     "convert_layer",
     "copy_stack",
+    "explain_torch_arguments",
     "from_torch",
     "require_module",
     "to_torch",
     "torch_masks",
+    "TorchMasks",
 ]
+
+
+M = TypeVar("M", bound=type[torch.nn.Module])
+
+_OPTIONS = {
+    "embed_dim": "width",
+    "d_model": "width",
+    "num_heads": "heads",
+    "nhead": "heads",
+    "kdim": "key_width",
+    "vdim": "value_width",
+    "add_bias_kv": 'extensions=["learned_key"]',
+    "add_zero_attn": 'extensions=["zero_key"]',
+    "dim_feedforward": "hidden",
+    "layer_norm_eps": "epsilon",
+    "norm_first": 'norm="pre" or norm="post"',
+    "num_layers": "layers",
+    "num_encoder_layers": "layers",
+    "num_decoder_layers": "layers",
+}
+"""Argument of this library by the name of PyTorch's argument."""
+
+_CONSTRUCTOR = {
+    name: f"Pass {mine} instead, or convert a module of PyTorch with from_torch." for name, mine in _OPTIONS.items()
+} | {
+    "batch_first": "Leave it out: the layout is always (batch, length, width), also of modules from from_torch.",
+    "encoder_layer": "Pass the options of the layers instead, or convert a module of PyTorch with from_torch.",
+    "decoder_layer": "Pass the options of the layers instead, or convert a module of PyTorch with from_torch.",
+}
+
+_MASKS = (
+    "attn_mask", "key_padding_mask", "src_mask", "tgt_mask", "memory_mask", "src_key_padding_mask",
+    "tgt_key_padding_mask", "memory_key_padding_mask",
+)  # fmt: skip
+_CAUSAL = ("is_causal", "src_is_causal", "tgt_is_causal", "memory_is_causal")
+_FORWARD = (
+    dict.fromkeys(
+        _MASKS, "Pass a mask of qkv.masks: nn.torch_masks translates PyTorch's masks, in which True excludes a pair."
+    )
+    | dict.fromkeys(_CAUSAL, "Pass mask=masks.Causal() instead.")
+    | {
+        "need_weights": "Pass readouts=[readouts.Dense()] to read the weights.",
+        "average_attn_weights": "Pass readouts=[readouts.Dense()] to read the weights of each head.",
+    }
+)
+
+
+def explain_torch_arguments(module: M) -> M:
+    """Class decorator of modules whose constructor and call refuse PyTorch's argument names, with what to pass instead.
+
+    Only methods that the class itself defines are changed.
+    """
+    for name, remedies in (("__init__", _CONSTRUCTOR), ("forward", _FORWARD)):
+        if name in vars(module):
+            setattr(module, name, explain_torch_names(remedies)(vars(module)[name]))
+    return module
+
 
 A = TypeVar("A", bound="MultiHeadAttention")
 L = TypeVar("L", "EncoderLayer", "DecoderLayer")
@@ -114,16 +174,21 @@ def from_torch(module: nn.MultiheadAttention, cls: type[A]) -> A:
     """Return a new module of class `cls` with copies of the parameters of a `torch.nn.MultiheadAttention`."""
     require_module(module, nn.MultiheadAttention)
     weight = module.out_proj.weight
+    bias: Bias = module.in_proj_bias is not None
+    if bias != (module.out_proj.bias is not None):
+        bias = "inputs" if bias else "output"
+    extensions: dict[Extension, bool] = {
+        "learned_key": module.bias_k is not None,
+        "zero_key": module.add_zero_attn,
+    }
     ours = cls(
         module.embed_dim,
         heads=module.num_heads,
         key_width=module.kdim,
         value_width=module.vdim,
-        bias=module.in_proj_bias is not None,
-        output_bias=module.out_proj.bias is not None,
+        bias=bias,
         dropout=module.dropout,
-        learned_key=module.bias_k is not None,
-        zero_key=module.add_zero_attn,
+        extensions=[name for name, present in extensions.items() if present],
         device=weight.device,
         dtype=weight.dtype,
     )
@@ -156,7 +221,7 @@ def to_torch(ours: MultiHeadAttention) -> nn.MultiheadAttention:
         str(normalizer): (normalizer or Softmax()).signature() != Softmax().signature(),
         "a mask of the module": ours.mask() is not None,
         f"{ours.key_heads} key heads": ours.key_heads != ours.heads,
-        f"maps={ours.maps!r}": ours.maps != "both",
+        "no projection of its own of query or key": ours.query_map is None or ours.key_map is None,
         "no value projection": ours.value_map is None,
         "no output projection": ours.output_map is None,
         f"head widths {ours.head_width} and {ours.head_value_width}": (
@@ -181,8 +246,8 @@ def to_torch(ours: MultiHeadAttention) -> nn.MultiheadAttention:
     weight, bias = output_map.weight, linears[0].bias is not None
     if bias != (output_map.bias is not None):
         raise OptionError(
-            f"output_bias must equal bias={bias}, because torch.nn.MultiheadAttention has biases on all projections or "
-            f"on none, got {not bias}. Build the module with output_bias={bias}."
+            "bias must be True or False, because torch.nn.MultiheadAttention has biases on all projections or on none, "
+            f"got {'inputs' if bias else 'output'!r}. Build the module with bias={bias}."
         )
     theirs = nn.MultiheadAttention(
         ours.width,
@@ -221,13 +286,6 @@ def convert_layer(
     **options: Any,
 ) -> L:
     """Return a new layer of class `cls` with copies of the parameters of a Transformer layer of `torch.nn`.
-
-    Args:
-        cls: class of the new layer.
-        kind: class that PyTorch's layer must have.
-        theirs: PyTorch's layer.
-        attentions: mapping from attention modules of PyTorch's layer to those of the new layer, by name.
-        options: further arguments of `cls`.
 
     Raises:
         KindError: if PyTorch's layer is of another class.

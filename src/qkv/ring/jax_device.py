@@ -14,8 +14,7 @@ from qkv.core.partial import PartialResult
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Num, Shaped
-from qkv.kernels.jax_loops.dynamic_tiles import DynamicCall, DynamicTile, axis_names, slice_axis
-from qkv.kernels.jax_loops.manual_axes import vary_like
+from qkv.kernels.jax_loops.dynamic_tiles import DynamicCall, DynamicTile, axis_names, slice_axis, vary_like
 from qkv.kernels.jax_loops.tiles import TileLoop, arrays_of_partial, sum_to, with_arrays
 from qkv.masks import Mask
 from qkv.masks.window import BandMask

@@ -20,8 +20,8 @@ from qkv.core.threefry import Seed
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Num, Shaped
 from qkv.errors import KindError, RefusedError, ShapeError
+from qkv.kernels.jax_loops.dynamic_tiles import vary_alike
 from qkv.kernels.jax_loops.kernel import BUDGET
-from qkv.kernels.jax_loops.manual_axes import vary_alike
 from qkv.kernels.runtime.tile_sizes import tile_shape
 from qkv.masks import Blocks
 from qkv.plan.checks import read_problem, read_seed

@@ -12,12 +12,12 @@ from qkv.core.typing import Shaped, Tensor
 from qkv.errors import OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall, is_causal, key_padding
 from qkv.interop.huggingface.attention_record import AttentionRecord, ReadoutResult, SavedCall
-from qkv.nn.align_batch import align_batch
 from qkv.nn.attention import Attention
 from qkv.nn.cache import StateCache
-from qkv.nn.call_inputs import COLLECT, CallInputs
 from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.observe_model import ModuleCall, readout_hooks
+from qkv.nn.part_module import align_batch
+from qkv.nn.protocols import COLLECT, CallInputs
 from qkv.normalizers import NORMALIZERS
 from qkv.readouts import ColumnSum, Readout
 from qkv.readouts.base import flatten, unflatten

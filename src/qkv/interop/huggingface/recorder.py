@@ -36,8 +36,8 @@ from qkv.interop.huggingface.module_record import hook_module, is_module, record
 from qkv.interop.huggingface.registration import add_listener
 from qkv.masks import Causal, Keys, Pairs
 from qkv.masks.base import Mask, and_masks
-from qkv.nn.call_inputs import COLLECT, CallInputs
 from qkv.nn.observe_model import ModuleCall
+from qkv.nn.protocols import COLLECT, CallInputs
 from qkv.normalizers import Softmax
 from qkv.readouts import LogSumExp, Readout
 from qkv.scores import Biased, ScaledDot, Score

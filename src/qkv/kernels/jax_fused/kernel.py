@@ -46,8 +46,8 @@ def fused_attention(call: BoundCall, implementation: str) -> Float[Array, "*batc
     poison: Any = (query * 0).sum(-1, keepdims=True)
     causal = call.mask is not None
     if causal:
-        odd = (key * 0).sum(-1) + (value * 0).sum(-1)
-        poison = poison + _until(odd, query.shape[-2])[..., None]
+        nonfinite = (key * 0).sum(-1) + (value * 0).sum(-1)
+        poison = poison + _until(nonfinite, query.shape[-2])[..., None]
         key, value = (jnp.where(jnp.isfinite(x), x, 0) for x in (key, value))
     query = jnp.where(jnp.isfinite(query), query, 0)
     width, value_width = max(query.shape[-1], value.shape[-1]), value.shape[-1]
@@ -69,13 +69,13 @@ def fused_attention(call: BoundCall, implementation: str) -> Float[Array, "*batc
     return typing.cast("Array", output[..., :value_width] + poison)
 
 
-def _until(odd: Float[Array, "*#batch k"], q: int) -> Float[Array, "*#batch q"]:
+def _until(nonfinite: Float[Array, "*#batch k"], q: int) -> Float[Array, "*#batch q"]:
     """Return for each query the sum over the keys up to its position, of numbers that are 0 or NaN."""
     import jax.numpy as jnp
 
-    sums = jnp.cumsum(odd, axis=-1)
-    taken: Array = jnp.take(sums, jnp.minimum(jnp.arange(q), sums.shape[-1] - 1), axis=-1)
-    return taken
+    sums = jnp.cumsum(nonfinite, axis=-1)
+    sums_until: Array = jnp.take(sums, jnp.minimum(jnp.arange(q), sums.shape[-1] - 1), axis=-1)
+    return sums_until
 
 
 def _padded(x: Any, width: int) -> Any:
@@ -93,8 +93,8 @@ def _four_axes(sides: tuple[Any, Any, Any], batch: tuple[int, ...]) -> list[Any]
 
     query, key, value = sides
     shared = len(batch) > 1 and all(x.ndim == len(batch) + 2 and x.shape[-3] == 1 for x in (key, value))
-    kept = 2 if shared else 1
-    outer, heads = batch[:-kept], batch[-kept:]
+    head_axes = 2 if shared else 1
+    outer, heads = batch[:-head_axes], batch[-head_axes:]
     arrays = []
     for x, own in ((query, heads), *((x, (heads[0], 1) if shared else heads) for x in (key, value))):
         x = jnp.broadcast_to(x, (*outer, *own, *x.shape[-2:]))
@@ -162,8 +162,8 @@ class JaxFusedKernel(Kernel):
         refused = f"if {self.chosen(problem)} refuses the call: jax_loops"
         if problem.spec.mask is None:
             return (refused,)
-        odd = "NaN and infinity of keys and values are set to 0, and give NaN to queries that may attend to them"
-        return (odd, refused)
+        nonfinite = "NaN and infinity of keys and values are set to 0, and give NaN to queries that may attend to them"
+        return (nonfinite, refused)
 
     def keeps_dtype(self, problem: Problem) -> bool:
         """Return whether arrays stay as they are; XLA's compiler for CPUs refuses some products of bfloat16."""

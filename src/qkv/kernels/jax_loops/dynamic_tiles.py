@@ -23,15 +23,62 @@ from qkv.masks.base import Mask
 from qkv.scores.base import Score
 
 __all__ = [
-    "DynamicCall",
-    "DynamicTile",
-    "Start",
     "add_to_slice",
     "axis_names",
+    "DynamicCall",
+    "DynamicTile",
     "slice_array",
     "slice_axis",
     "slice_part",
+    "Start",
+    "vary_alike",
+    "vary_like",
 ]
+
+
+Tree = TypeVar("Tree")
+
+
+def vary_alike(tree: Tree) -> Tree:
+    """Return a pytree in which each array varies over all mesh axes over which any array of the tree varies.
+
+    Outside `jax.shard_map` the tree is returned unchanged.
+    """
+    import jax
+
+    return _vary(tree, frozenset().union(*(_axes(x) for x in jax.tree.leaves(tree))))
+
+
+def vary_like(tree: Tree, reference: Shaped[Array, "*_"]) -> Tree:
+    """Return a pytree in which each array varies at least over the mesh axes over which `reference` varies."""
+    return _vary(tree, _axes(reference))
+
+
+def _vary(tree: Tree, axes: frozenset[str]) -> Tree:
+    if not axes:
+        return tree
+    import jax
+
+    def vary(x: Array) -> Array:
+        missing = tuple(sorted(axes - _axes(x)))
+        varied: Array = jax.lax.pcast(x, missing, to="varying") if missing else x
+        return varied
+
+    varied: Tree = jax.tree.map(vary, tree)
+    return varied
+
+
+def _axes(x: Shaped[Array, "*_"]) -> frozenset[str]:
+    """Return the mesh axes over which an array varies; there are none in versions of JAX without such types."""
+    import jax
+
+    if not hasattr(jax, "typeof"):
+        return frozenset()
+    kind = jax.typeof(x)
+    # Before version 0.10 the type had these axes as `vma`.
+    axes: frozenset[str] = kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
+    return axes
+
 
 Start = Array | int | np.integer
 """Position along an axis: a Python number, or an array within a compiled loop."""
@@ -58,13 +105,7 @@ class DynamicTile:
 
     @classmethod
     def of(cls, number: tuple[Start, Start], sides: tuple[int, int], lengths: tuple[int, int]) -> DynamicTile:
-        """Return the tile at an index along the query axis and an index along the key axis.
-
-        Args:
-            number: index of the tile along the query axis and along the key axis.
-            sides: numbers of queries and keys in a tile.
-            lengths: numbers of queries and keys in the call.
-        """
+        """Return the tile at an index along the query axis and an index along the key axis."""
         import jax.numpy as jnp
 
         uncovered = (number[0] * sides[0], number[1] * sides[1])
@@ -145,15 +186,7 @@ class DynamicCall:
         score: Score,
         allowed: Bool[Array, " ..."],
     ) -> Float[Array, "*batch q k"]:
-        """Return the logits of a tile, −inf for pairs for which `allowed` is False.
-
-        Args:
-            window: position of the tile.
-            query: projected queries of the tile.
-            key: projected keys of the tile.
-            score: score restricted to the tile.
-            allowed: mask of the tile, as `allowed` returns it.
-        """
+        """Return the logits of a tile, −inf for pairs for which `allowed` is False."""
         import jax
         import jax.numpy as jnp
 

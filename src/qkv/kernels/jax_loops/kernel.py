@@ -27,8 +27,15 @@ from qkv.core.positions import Positions
 from qkv.core.threefry import seed_words
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Num, Shaped
-from qkv.kernels.jax_loops.dynamic_tiles import DynamicCall, DynamicTile, Start, slice_axis, slice_part
-from qkv.kernels.jax_loops.manual_axes import vary_alike, vary_like
+from qkv.kernels.jax_loops.dynamic_tiles import (
+    DynamicCall,
+    DynamicTile,
+    Start,
+    slice_axis,
+    slice_part,
+    vary_alike,
+    vary_like,
+)
 from qkv.kernels.jax_loops.tiles import attend_tiles
 from qkv.kernels.runtime.tile_sizes import partial_elements, row_block_arrays, row_block_size, size_text, tile_shape
 from qkv.masks.base import Mask
@@ -270,10 +277,7 @@ def with_automatic_axes(
 ) -> _Result:
     """Return `function(query, key, value, *others)`, run with automatic axes if the arrays have explicit ones.
 
-    Args:
-        function: function that returns a tuple of the output `(*batch, q, value_width)` and other arrays. The
-            others are not sharded.
-        *others: further arguments, pytrees of arrays.
+    Of the results, the first is the output; the others are not sharded.
     """
     import jax
 

@@ -35,8 +35,8 @@ from qkv.kernels.jax_loops.dynamic_tiles import (
     slice_array,
     slice_axis,
     slice_part,
+    vary_like,
 )
-from qkv.kernels.jax_loops.manual_axes import vary_like
 from qkv.kernels.runtime.tile_loop import fully_masked
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Summary
@@ -53,9 +53,6 @@ def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Float[Array, "*batc
     """Return the output of a call, computed tile by tile, with derivatives of any order in forward and reverse mode.
 
     First derivatives are computed by `Normalizer.logit_gradient`.
-
-    Args:
-        sides: numbers of queries and keys in a tile.
     """
     import jax
 
@@ -331,11 +328,6 @@ class TileLoop:
 
 def _tile_numbers(mask: Mask | None, tile: Tile, sides: tuple[int, int]) -> Int[np.ndarray, "n 2"]:
     """Return the row and column numbers of the tiles in which the mask may allow a pair, in row-major order.
-
-    Args:
-        mask: the mask of the call, or None.
-        tile: the tile that covers the whole call.
-        sides: numbers of queries and keys in a tile.
 
     Example:
         >>> from qkv.core.tile import Tile

@@ -68,13 +68,7 @@ def attend_row_blocks(call: BoundCall, rows: int) -> Float[Array, "*batch q valu
 
 @dataclass(frozen=True)
 class _RowBlockLoop:
-    """Forward and backward loop over the row blocks of a call.
-
-    Attributes:
-        call: the call.
-        rows: number of queries in a block.
-        floating: indices of the floating-point arrays among those in `arrays`.
-    """
+    """Forward and backward loop over the row blocks of a call."""
 
     call: BoundCall
     rows: int

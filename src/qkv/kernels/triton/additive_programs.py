@@ -9,6 +9,10 @@ Logits are computed without the sum of v, which cancels in softmax. Where the fl
 `right` hold e^(2a) and e^(2b); where it is 0, because these could overflow, they hold a and b, and each pair takes one
 exponential and one division. All sums are in single precision, in a fixed order.
 
+The programs that `traced` generates for the same score have one division and one exponential for each pair and unit.
+Compiled for sm_80 and sm_90 with the same blocks, they take 1.7 to 2.1 times the instructions for a pair and unit and
+four times the special functions.
+
 Axes: `left` and `right` are (element, unit, row), all other arrays (element, row, …), all contiguous.
 """
 
@@ -20,9 +24,28 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from qkv.kernels.triton.program_parts import allowed_pairs
+from qkv.kernels.triton.program_parts import (
+    allowed_pairs,
+    finish_rows,
+    first_query,
+    last_key,
+    load_block,
+    softmax_gradients,
+    store_block,
+    update_rows,
+)
 
 __all__ = ["additive_tile", "attend_queries", "differentiate_keys", "differentiate_queries"]
+
+
+@triton.jit
+def _two_units(left, right, unit, rows, cols, q, k):
+    """Return the numbers of two hidden units for the queries and keys of a tile."""
+    a1 = tl.load(left + unit * q + rows, mask=rows < q, other=0.0)
+    a2 = tl.load(left + (unit + 1) * q + rows, mask=rows < q, other=0.0)
+    b1 = tl.load(right + unit * k + cols, mask=cols < k, other=0.0)
+    b2 = tl.load(right + (unit + 1) * k + cols, mask=cols < k, other=0.0)
+    return a1, a2, b1, b2
 
 
 @triton.jit
@@ -30,10 +53,7 @@ def additive_tile(left, right, vector, moderate, rows, cols, q, k, H: tl.constex
     """Return the logits of a tile without the sum of `vector`."""
     total = tl.zeros((BQ, BK), tl.float32)
     for unit in range(0, H, 2):
-        a1 = tl.load(left + unit * q + rows, mask=rows < q, other=0.0)
-        a2 = tl.load(left + (unit + 1) * q + rows, mask=rows < q, other=0.0)
-        b1 = tl.load(right + unit * k + cols, mask=cols < k, other=0.0)
-        b2 = tl.load(right + (unit + 1) * k + cols, mask=cols < k, other=0.0)
+        a1, a2, b1, b2 = _two_units(left, right, unit, rows, cols, q, k)
         v1 = tl.load(vector + unit)
         v2 = tl.load(vector + unit + 1)
         if moderate:
@@ -58,8 +78,9 @@ def _far(a, b):
 
 
 @triton.jit
-def _reciprocals(a1, a2, b1, b2, moderate):
+def _reciprocals(left, right, moderate, unit, rows, cols, q, k):
     """Return 1 / (1 + e^(2s)) of two hidden units."""
+    a1, a2, b1, b2 = _two_units(left, right, unit, rows, cols, q, k)
     if moderate:
         p1, p2 = _products(a1, b1), _products(a2, b2)
         shared = 1.0 / (p1 * p2)
@@ -77,7 +98,7 @@ def attend_queries(
 ):  # fmt: skip
     """Compute the output and the log-sum-exp of a block of queries."""
     element = tl.program_id(1).to(tl.int64)
-    rows, columns = tl.program_id(0) * BQ + tl.arange(0, BQ), tl.arange(0, DVP)
+    rows = tl.program_id(0) * BQ + tl.arange(0, BQ)
     left, right, vector = left + element * H * q, right + element * H * k, vector + element * H
     value, key_bias = value + element * k * DV, key_bias + element * k
     moderate = tl.load(flags + element) != 0
@@ -85,30 +106,16 @@ def attend_queries(
     largest = tl.full((BQ,), -float("inf"), tl.float32)
     total = tl.zeros((BQ,), tl.float32)
     result = tl.zeros((BQ, DVP), tl.float32)
-    stop = k
-    if CAUSAL:
-        stop = tl.minimum(k, tl.maximum(0, (tl.program_id(0) + 1) * BQ + offset))
-    for first in range(0, stop, BK):
+    for first in range(0, last_key(k, offset, CAUSAL, BQ), BK):
         cols = first + tl.arange(0, BK)
         bias = tl.load(key_bias + cols, mask=cols < k, other=-float("inf"))
         allowed = allowed_pairs(rows, cols, bias, q, k, offset, CAUSAL)
         logits = additive_tile(left, right, vector, moderate, rows, cols, q, k, H, BQ, BK)
         logits = tl.where(allowed, logits + own[:, None] + bias[None, :], -float("inf"))
-        now = tl.maximum(largest, tl.max(logits, 1))
-        shift = tl.where(now == -float("inf"), 0.0, now)
-        weights = tl.exp(logits - shift[:, None])
-        scale = tl.exp(largest - shift)
-        total = total * scale + tl.sum(weights, 1)
-        inside = (cols < k)[:, None] & (columns < DV)[None, :]
-        x = tl.load(value + cols[:, None] * DV + columns[None, :], mask=inside, other=0.0)
-        result = result * scale[:, None] + tl.dot(weights, x, input_precision=PRECISION)
-        largest = now
-    nonempty = total != 0.0
-    result = tl.where(nonempty[:, None], result / tl.where(nonempty, total, 1.0)[:, None], 0.0)
-    shift = tl.where(largest == -float("inf"), 0.0, largest)
-    known = tl.where(nonempty, shift + tl.log(tl.where(nonempty, total, 1.0)), 0.0)
-    output += element * q * DV
-    tl.store(output + rows[:, None] * DV + columns[None, :], result, mask=(rows < q)[:, None] & (columns < DV)[None, :])
+        x = load_block(value, cols, k, DV, DVP)
+        largest, total, result = update_rows(logits, largest, total, result, x, PRECISION)
+    result, known = finish_rows(largest, total, result)
+    store_block(output + element * q * DV, rows, q, result, DV, DVP)
     tl.store(log_sum_exp + element * q + rows, known, mask=rows < q)
 
 
@@ -121,36 +128,26 @@ def differentiate_queries(
 ):  # fmt: skip
     """Compute the gradient of the projected queries of a block, and its share of the gradient of the vector."""
     element = tl.program_id(1).to(tl.int64)
-    rows, columns, units = tl.program_id(0) * BQ + tl.arange(0, BQ), tl.arange(0, DVP), tl.arange(0, HP)
+    rows, units = tl.program_id(0) * BQ + tl.arange(0, BQ), tl.arange(0, HP)
     left, right, vector = left + element * H * q, right + element * H * k, vector + element * H
     value, key_bias = value + element * k * DV, key_bias + element * k
     moderate = tl.load(flags + element) != 0
     own = tl.load(row_bias + element * q + rows, mask=rows < q, other=0.0)
     known = tl.load(log_sum_exp + element * q + rows, mask=rows < q, other=0.0)
     dot = tl.load(dots + element * q + rows, mask=rows < q, other=0.0)
-    outer = (rows < q)[:, None] & (columns < DV)[None, :]
-    given = tl.load(gradient + element * q * DV + rows[:, None] * DV + columns[None, :], mask=outer, other=0.0)
+    given = load_block(gradient + element * q * DV, rows, q, DV, DVP)
     left_sums = tl.zeros((BQ, HP), tl.float32)
     vector_sums = tl.zeros((HP,), tl.float32)
-    stop = k
-    if CAUSAL:
-        stop = tl.minimum(k, tl.maximum(0, (tl.program_id(0) + 1) * BQ + offset))
-    for first in range(0, stop, BK):
+    for first in range(0, last_key(k, offset, CAUSAL, BQ), BK):
         cols = first + tl.arange(0, BK)
         bias = tl.load(key_bias + cols, mask=cols < k, other=-float("inf"))
         allowed = allowed_pairs(rows, cols, bias, q, k, offset, CAUSAL)
         logits = additive_tile(left, right, vector, moderate, rows, cols, q, k, H, BQ, BK)
-        weights = tl.exp(logits + own[:, None] + bias[None, :] - known[:, None])
-        inside = (cols < k)[:, None] & (columns < DV)[None, :]
-        x = tl.load(value + cols[:, None] * DV + columns[None, :], mask=inside, other=0.0)
-        products = tl.dot(given, tl.trans(x), input_precision=PRECISION)
-        slopes = tl.where(allowed, weights * (products - dot[:, None]), 0.0)
+        logits = logits + own[:, None] + bias[None, :]
+        x = load_block(value, cols, k, DV, DVP)
+        _, slopes = softmax_gradients(logits, known, dot, given, x, allowed, PRECISION)
         for unit in range(0, H, 2):
-            a1 = tl.load(left + unit * q + rows, mask=rows < q, other=0.0)
-            a2 = tl.load(left + (unit + 1) * q + rows, mask=rows < q, other=0.0)
-            b1 = tl.load(right + unit * k + cols, mask=cols < k, other=0.0)
-            b2 = tl.load(right + (unit + 1) * k + cols, mask=cols < k, other=0.0)
-            r1, r2 = _reciprocals(a1, a2, b1, b2, moderate)
+            r1, r2 = _reciprocals(left, right, moderate, unit, rows, cols, q, k)
             s1, s2 = slopes * r1, slopes * r2
             first_unit, second_unit = units == unit, units == unit + 1
             vector_sums += tl.where(first_unit, tl.sum(s1), 0.0) + tl.where(second_unit, tl.sum(s2), 0.0)
@@ -172,41 +169,30 @@ def differentiate_keys(
 ):  # fmt: skip
     """Compute the gradients of the projected keys and the values of a block of keys."""
     element = tl.program_id(1).to(tl.int64)
-    cols, columns, units = tl.program_id(0) * BK + tl.arange(0, BK), tl.arange(0, DVP), tl.arange(0, HP)
+    cols, units = tl.program_id(0) * BK + tl.arange(0, BK), tl.arange(0, HP)
     left, right, vector = left + element * H * q, right + element * H * k, vector + element * H
     moderate = tl.load(flags + element) != 0
     bias = tl.load(key_bias + element * k + cols, mask=cols < k, other=-float("inf"))
-    inside = (cols < k)[:, None] & (columns < DV)[None, :]
-    x = tl.load(value + element * k * DV + cols[:, None] * DV + columns[None, :], mask=inside, other=0.0)
+    x = load_block(value + element * k * DV, cols, k, DV, DVP)
     right_sums = tl.zeros((BK, HP), tl.float32)
     value_sums = tl.zeros((BK, DVP), tl.float32)
-    start = 0
-    if CAUSAL:
-        start = tl.maximum(0, tl.program_id(0) * BK - offset) // BQ * BQ
-    for first in range(start, q, BQ):
+    for first in range(first_query(offset, CAUSAL, BQ, BK), q, BQ):
         rows = first + tl.arange(0, BQ)
         own = tl.load(row_bias + element * q + rows, mask=rows < q, other=0.0)
         known = tl.load(log_sum_exp + element * q + rows, mask=rows < q, other=0.0)
         dot = tl.load(dots + element * q + rows, mask=rows < q, other=0.0)
-        outer = (rows < q)[:, None] & (columns < DV)[None, :]
-        given = tl.load(gradient + element * q * DV + rows[:, None] * DV + columns[None, :], mask=outer, other=0.0)
+        given = load_block(gradient + element * q * DV, rows, q, DV, DVP)
         allowed = allowed_pairs(rows, cols, bias, q, k, offset, CAUSAL)
         logits = additive_tile(left, right, vector, moderate, rows, cols, q, k, H, BQ, BK)
-        weights = tl.exp(logits + own[:, None] + bias[None, :] - known[:, None])
-        weights = tl.where(allowed, weights, 0.0)
+        logits = logits + own[:, None] + bias[None, :]
+        weights, slopes = softmax_gradients(logits, known, dot, given, x, allowed, PRECISION)
         value_sums += tl.dot(tl.trans(weights), given, input_precision=PRECISION)
-        products = tl.dot(given, tl.trans(x), input_precision=PRECISION)
-        slopes = tl.where(allowed, weights * (products - dot[:, None]), 0.0)
         for unit in range(0, H, 2):
-            a1 = tl.load(left + unit * q + rows, mask=rows < q, other=0.0)
-            a2 = tl.load(left + (unit + 1) * q + rows, mask=rows < q, other=0.0)
-            b1 = tl.load(right + unit * k + cols, mask=cols < k, other=0.0)
-            b2 = tl.load(right + (unit + 1) * k + cols, mask=cols < k, other=0.0)
-            r1, r2 = _reciprocals(a1, a2, b1, b2, moderate)
+            r1, r2 = _reciprocals(left, right, moderate, unit, rows, cols, q, k)
             s1, s2 = tl.sum(slopes * (r1 - r1 * r1), 0), tl.sum(slopes * (r2 - r2 * r2), 0)
             first_unit, second_unit = units == unit, units == unit + 1
             right_sums += tl.where(first_unit[None, :], s1[:, None], tl.where(second_unit[None, :], s2[:, None], 0.0))
     v = tl.load(vector + units, mask=units < H, other=0.0)
     target = right_gradient + element * H * k + units[None, :] * k + cols[:, None]
     tl.store(target, 4.0 * v[None, :] * right_sums, mask=(cols < k)[:, None] & (units < H)[None, :])
-    tl.store(value_gradient + element * k * DV + cols[:, None] * DV + columns[None, :], value_sums, mask=inside)
+    store_block(value_gradient + element * k * DV, cols, k, value_sums, DV, DVP)

@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 from qkv.kernels.triton.additive_programs import additive_tile
-from qkv.kernels.triton.program_parts import allowed_pairs
+from qkv.kernels.triton.program_parts import allowed_pairs, last_key
 
 __all__ = ["attend_rows", "pool_cells"]
 
@@ -89,9 +89,7 @@ def attend_rows(
     result = tl.zeros((BQ, DVP), tl.float32)
     if TOPP > 0:
         best = tl.full((BQ, TOPP), -9223372036854775807, tl.int64)
-    stop = k
-    if CAUSAL:
-        stop = tl.minimum(k, tl.maximum(0, (tl.program_id(0) + 1) * BQ + offset))
+    stop = last_key(k, offset, CAUSAL, BQ)
     steps = tl.cdiv(stop, BK)
     width = tl.cdiv(across, C) * key_parts
     if MAPPED:
@@ -199,14 +197,14 @@ def pool_cells(
     height = _cell_lengths(row_starts, map_rows, down)
     for group in range(tl.program_id(1) * groups, tl.minimum(tl.cdiv(across, C), (tl.program_id(1) + 1) * groups)):
         sums = tl.zeros((R, C), tl.float32)
-        odd = tl.zeros((R,), tl.int32)
+        invalid = tl.zeros((R,), tl.int32)
         for row_part in range(row_parts):
             rows = _lanes(row_starts, tl.program_id(0), row_part, down, q, R, RS)
             exists = rows < q
             own = tl.load(row_bias + rows, mask=exists, other=0.0)
             known = tl.load(log_sum_exp + rows, mask=exists, other=0.0)
             known = tl.where(known == -float("inf"), 0.0, known)
-            odd = tl.maximum(odd, tl.max(tl.reshape((known != known).to(tl.int32), (R, RS)), 1))
+            invalid = tl.maximum(invalid, tl.max(tl.reshape((known != known).to(tl.int32), (R, RS)), 1))
             last = k
             if CAUSAL:
                 last = tl.max(tl.where(exists, rows, -1)) + offset
@@ -239,6 +237,6 @@ def pool_cells(
         if MEAN:
             width = _cell_lengths(key_starts, map_columns, across)
             sums = sums / (height[:, None] * width[None, :])
-        sums = tl.where((odd > 0)[:, None], float("nan"), sums)  # every weight of a row with a logit of NaN is NaN
+        sums = tl.where((invalid > 0)[:, None], float("nan"), sums)  # every weight of a row with a logit of NaN is NaN
         target = pooled + element * down * across + map_rows.to(tl.int64)[:, None] * across + map_columns[None, :]
         tl.store(target, sums, mask=(map_rows < down)[:, None] & (map_columns < across)[None, :])

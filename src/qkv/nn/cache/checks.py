@@ -115,11 +115,6 @@ def check_new_length(
 ) -> int | Int[Tensor, " batch"]:
     """Check the lengths to which a cache is cropped, and return them, as one integer if they are equal.
 
-    Args:
-        length: new length, or one for each batch element.
-        total: present length, or one for each batch element.
-        batch: number of batch elements; None if the cache is empty.
-
     Raises:
         KindError: if `length` is neither an integer nor an integer tensor.
         ShapeError: if `length` does not have one element per batch element.

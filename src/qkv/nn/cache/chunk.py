@@ -66,14 +66,14 @@ class Chunk:
         The tensors are replaced one by one, so that memory never holds two copies of the whole chunk.
         """
         first = start - self.start
-        kept = max(0, min(self.filled - first, size))
+        copied = max(0, min(self.filled - first, size))
         for name, x in self.tensors.items():
             with torch.inference_mode(False):
                 new = x.new_empty((*x.shape[:-2], size, x.shape[-1]))
-                new[..., :kept, :] = x[..., first : first + kept, :]
-                new[..., kept:, :] = 0
+                new[..., :copied, :] = x[..., first : first + copied, :]
+                new[..., copied:, :] = 0
                 self.tensors[name] = new
-        self.start, self.filled, self.shared = start, kept, False
+        self.start, self.filled, self.shared = start, copied, False
 
     def fork(self) -> Chunk:
         """Return a chunk with the filled rows of this chunk, in the same memory. Neither writes to it from now on."""

@@ -38,12 +38,6 @@ class ChunkList:
     """Preallocated rows of keys and values at consecutive positions, from the start of the first chunk on.
 
     Unused capacity is at most max(one chunk, 1/16 of the rows).
-
-    Args:
-        chunk: number of rows of the smallest chunk.
-        window: number of last rows that are needed; None means all rows.
-        int8: whether rows are quantized to int8.
-        memory: maximum size in bytes; None means no limit.
     """
 
     def __init__(self, chunk: int, window: int | None, int8: bool, memory: int | None) -> None:

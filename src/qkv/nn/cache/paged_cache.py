@@ -249,8 +249,8 @@ class PagedCache:
             )
         before = self._lengths or [0] * batch
         tables = self._tables or [[] for _ in range(batch)]
-        kept = 0 if self.window is None else max(0, min(before) - self.window + 1) // pool.size
-        dropped = max(self._dropped, kept)
+        unreachable = 0 if self.window is None else max(0, min(before) - self.window + 1) // pool.size
+        dropped = max(self._dropped, unreachable)
         freed = [table[: dropped - self._dropped] for table in tables]
         tables = [table[dropped - self._dropped :] for table in tables]
         after = [old + count for old, count in zip(before, counts, strict=True)]
@@ -428,8 +428,12 @@ class PagedCache:
             raise DamagedError(
                 f"{path} must be a complete paged cache, but reading failed: {error!r:.200}. Save the cache again."
             ) from None
-        held = sorted(pool.tensors.items())
-        own = (pool.size, str(pool.dtype).removeprefix("torch."), *((n, x.shape[0], x.shape[2]) for n, x in held))
+        tensors_of_pool = sorted(pool.tensors.items())
+        own = (
+            pool.size,
+            str(pool.dtype).removeprefix("torch."),
+            *((n, x.shape[0], x.shape[2]) for n, x in tensors_of_pool),
+        )
         if saved != own:
             raise OptionError(
                 f"pool must have the size of blocks, dtype, heads and widths of the saved one, {saved}, got {own}. "

@@ -54,11 +54,6 @@ class CacheState(TypedDict, total=False):
 def write_cache(path: Path, tensors: dict[str, Num[Tensor, "*_"]], state: CacheState, kind: Kind) -> None:
     """Write the tensors, options and state of a key-value cache to a safetensors file atomically.
 
-    Args:
-        tensors: the tensors by name.
-        state: the options and the state.
-        kind: which of the caches it is.
-
     Raises:
         MissingPackageError: if safetensors is not installed.
     """
@@ -73,10 +68,6 @@ def write_cache(path: Path, tensors: dict[str, Num[Tensor, "*_"]], state: CacheS
 
 def read_cache(path: Path, device: str, kind: Kind) -> tuple[dict[str, Num[Tensor, "*_"]], CacheState]:
     """Return the tensors, and the options and state, of a key-value cache from a file that `write_cache` wrote.
-
-    Args:
-        device: device of the tensors.
-        kind: which of the caches it must be.
 
     Raises:
         DataError: if the file does not exist or is not a cache.

@@ -162,17 +162,17 @@ class StateCache:
         self, right: Float[Tensor, "*_ features"], value: Float[Tensor, "*_ columns"]
     ) -> Float[Tensor, "*_ features columns"]:
         """Return the state, or zeros at the start, after a check that it fits features and values."""
-        wanted = (right.shape[-1], value.shape[-1])
+        sizes = (right.shape[-1], value.shape[-1])
         if self.state is None:
-            return right.new_zeros(wanted)
+            return right.new_zeros(sizes)
         batch, shape = broadcast_batch(key=right.shape[:-2], value=value.shape[:-2]), self.state.shape
         fits = len(batch) <= len(shape) - 2 and all(
             own in (1, old) for own, old in zip(reversed(batch), reversed(shape[:-2]), strict=False)
         )
-        if shape[-2:] != wanted or not fits:
+        if shape[-2:] != sizes or not fits:
             raise ShapeError(
-                f"key and value must fit the state of shape {tuple(shape)}, got batch axes {tuple(batch)}, {wanted[0]} "
-                f"features and {wanted[1]} columns. Use one cache per module, and reorder to change the batch."
+                f"key and value must fit the state of shape {tuple(shape)}, got batch axes {tuple(batch)}, {sizes[0]} "
+                f"features and {sizes[1]} columns. Use one cache per module, and reorder to change the batch."
             )
         return self.state
 
@@ -221,9 +221,9 @@ class StateCache:
                 f"the cache with rollback={max(self._largest, self._total) - length}, also before saving it."
             )
         call = next(call for call in self._calls if call.start <= length < call.start + call.right.shape[-2])
-        kept = call.first(length - call.start)
-        self._calls = [x for x in self._calls if x.start < call.start] + ([kept] if length > call.start else [])
-        self.state, self._total = kept.after(), length
+        remaining = call.first(length - call.start)
+        self._calls = [x for x in self._calls if x.start < call.start] + ([remaining] if length > call.start else [])
+        self.state, self._total = remaining.after(), length
         return self
 
     def copy(self) -> StateCache:

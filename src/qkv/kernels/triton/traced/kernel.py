@@ -7,30 +7,31 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from qkv.core import arrays
 from qkv.core.autograd_function import autograd_function
-from qkv.core.equation import BoundCall, TorchCall
+from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Shaped, Tensor
 from qkv.errors import GradientError
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
-from qkv.kernels.runtime.context import no_autocast, on_device
 from qkv.kernels.runtime.isolated_autograd import isolated_autograd
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
-from qkv.kernels.triton.block_sizes import AdditiveBlocks, Block, additive_blocks
-from qkv.kernels.triton.preparation import batch_elements, pair_biases, power_of_two, refuse_second_derivative
-from qkv.kernels.triton.program_kernel import ProgramKernel, product_precision
+from qkv.kernels.triton.program_kernel import (
+    AdditiveBlocks,
+    Block,
+    Launch,
+    ProgramKernel,
+    additive_blocks,
+    batch_elements,
+    pair_biases,
+    product_precision,
+    refuse_second_derivative,
+)
 from qkv.kernels.triton.traced.recording import KEYS, QUERIES, Operation, Recorded, Recording, TraceError
 from qkv.kernels.triton.traced.score_trace import ScoreTrace, load_programs, trace_score
 from qkv.kernels.triton.traced.translation import Input
-from qkv.plan.kernel_protocol import Result
 from qkv.plan.problem import Problem
 
-if TYPE_CHECKING:
-    from qkv.core.equation import TorchCall
-
-
-__all__ = ["traced_blocks", "TracedLaunch", "TracedScoreKernel"]
+__all__ = ["traced_blocks", "TracedScoreKernel"]
 
 
 def program_inputs(
@@ -40,14 +41,7 @@ def program_inputs(
     lengths: tuple[int, int],
     tensors: Sequence[Shaped[Tensor, "*_"]],
 ) -> list[Shaped[Tensor, "*_"]]:
-    """Return the arrays that a program reads, in single precision and contiguous.
-
-    Args:
-        inputs: the inputs of the program.
-        batch: lengths of the batch axes of the call.
-        lengths: numbers of queries and keys of the call.
-        tensors: the arguments of the recorded function, of which query and key have all batch axes.
-    """
+    """Return the arrays that a program reads, in single precision and contiguous."""
     computed: dict[Recorded, Tensor] = dict(zip(recording.arguments, tensors, strict=True))
     device = tensors[0].device
     for x in recording.constants:
@@ -61,10 +55,10 @@ def program_inputs(
     return [_arranged(x, computed[x.array], batch, lengths).to(device, non_blocking=True) for x in inputs]
 
 
-def _needed(recording: Recording, wanted: Sequence[Recorded]) -> set[Operation]:
+def _needed(recording: Recording, arrays: Sequence[Recorded]) -> set[Operation]:
     """Return the operations on which arrays depend."""
     found: set[Operation] = set()
-    stack = list(wanted)
+    stack = list(arrays)
     while stack:
         source = stack.pop().source
         if source is not None and source not in found:
@@ -138,48 +132,18 @@ if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
     class _Context(FunctionCtx):
-        launch: TracedLaunch
+        trace: ScoreTrace
+        launch: Launch
         saved_tensors: tuple[Tensor, ...]
 
 
-@dataclass(frozen=True)
-class TracedLaunch:
-    """What the programs compute besides the arrays.
-
-    Attributes:
-        trace: the trace of the score.
-        offset: position of query 0 under a causal mask; None without one.
-        blocks: sizes of the blocks of each program.
-        precision: precision of matrix products, as in `triton.language.dot`.
-    """
-
-    trace: ScoreTrace
-    offset: int | None
-    blocks: AdditiveBlocks
-    precision: str = "tf32x3"
-
-    def options(self, block: Block, value_width: int) -> dict[str, Any]:
-        """Return the compile-time arguments of a program.
-
-        Args:
-            block: the block of the program.
-        """
-        sizes = {"DV": value_width, "DVP": power_of_two(value_width), "CAUSAL": self.offset is not None}
-        return {**sizes, "PRECISION": self.precision, "BQ": block.queries, "BK": block.keys, "num_warps": block.warps}
-
-
-def traced_attention(call: TorchCall, launch: TracedLaunch) -> Float[Tensor, "*batch q value_width"]:
-    """Return the output of a call with a traced score under softmax, in single precision.
-
-    Args:
-        call: the call, whose arrays are in single precision.
-        launch: the trace of its score, and the sizes of the blocks.
-    """
+def traced_attention(call: TorchCall, trace: ScoreTrace, launch: Launch) -> Float[Tensor, "*batch q value_width"]:
+    """Return the output of a call with a traced score under softmax, in single precision."""
     import torch
 
     batch, tile = call.tile.batch, call.tile
     _, row_bias, key_bias = pair_biases(call, split_mask(call.mask, tile)[0])
-    recording, inputs = launch.trace.recording, launch.trace.translation.inputs
+    recording, inputs = trace.recording, trace.translation.inputs
 
     def sides(*tensors: Shaped[Tensor, "*_"]) -> list[Shaped[Tensor, "*_"]]:
         query, key = (torch.where(x.isfinite(), x, 0.0).expand(*batch, *x.shape[-2:]) for x in tensors[:2])
@@ -190,13 +154,14 @@ def traced_attention(call: TorchCall, launch: TracedLaunch) -> Float[Tensor, "*b
     given = isolated_autograd(sides, call.query, call.key, *arrays)
     value = batch_elements(call.value, batch)
     attend = autograd_function(_attend, _differentiate)
-    output: Tensor = attend(launch, value, row_bias, key_bias, *given)
+    output: Tensor = attend(trace, launch, value, row_bias, key_bias, *given)
     return output.reshape((*batch, tile.q_total, value.shape[-1]))
 
 
 def _attend(
     ctx: _Context,
-    launch: TracedLaunch,
+    trace: ScoreTrace,
+    launch: Launch,
     value: Float[Tensor, "element k value_width"],
     row_bias: Float[Tensor, "element q"],
     key_bias: Float[Tensor, "element k"],
@@ -204,7 +169,7 @@ def _attend(
 ) -> Float[Tensor, "element q value_width"]:
     import torch
 
-    programs = load_programs(launch.trace.source)
+    programs = load_programs(trace.source)
     value = value.contiguous()
     elements, k, value_width = value.shape
     q, block = row_bias.shape[-1], launch.blocks.forward
@@ -215,7 +180,7 @@ def _attend(
     grid = -(-q // block.queries), elements
     programs["attend"][grid](*arrays, q, k, launch.offset or 0, **launch.options(block, value_width))
     ctx.save_for_backward(value, row_bias, key_bias, output, log_sum_exp, *inputs)
-    ctx.launch = launch
+    ctx.trace, ctx.launch = trace, launch
     return output
 
 
@@ -225,9 +190,9 @@ def _differentiate(
     import torch
 
     refuse_second_derivative("triton_traced")
-    launch = ctx.launch
+    trace, launch = ctx.trace, ctx.launch
     value, row_bias, key_bias, output, log_sum_exp, *inputs = ctx.saved_tensors
-    programs, differentiated = load_programs(launch.trace.source), launch.trace.source.differentiated
+    programs, differentiated = load_programs(trace.source), trace.source.differentiated
     # The gradient of an output that is not finite reaches nothing but the logits that are not finite.
     finite = output.isfinite()
     gradient, output = (torch.where(finite, x, 0.0).contiguous() for x in (gradient, output))
@@ -236,13 +201,13 @@ def _differentiate(
     q, (_, own_queries, own_keys) = row_bias.shape[-1], launch.blocks
     row_blocks, key_blocks = -(-q // own_queries.queries), -(-k // own_keys.keys)
     results: list[Tensor | None] = []
-    for x, each, wanted in zip(launch.trace.translation.inputs, inputs, differentiated, strict=True):
+    for x, each, has_gradient in zip(trace.translation.inputs, inputs, differentiated, strict=True):
         parts = (elements, row_blocks, *each.shape[1:])
-        results.append(None if not wanted else torch.empty_like(each) if x.rows else each.new_empty(parts))
+        results.append(None if not has_gradient else torch.empty_like(each) if x.rows else each.new_empty(parts))
     value_gradient = torch.empty_like(value)
     arrays = *inputs, value, row_bias, key_bias, gradient, output, log_sum_exp, dots
     lengths = q, k, launch.offset or 0
-    targets = list(zip(launch.trace.translation.inputs, results, strict=True))
+    targets = list(zip(trace.translation.inputs, results, strict=True))
     of_queries = [found for x, found in targets if found is not None and x.rows != "k"]
     of_keys = [found for x, found in targets if found is not None and x.rows == "k"]
     options = launch.options(own_queries, value_width)
@@ -254,19 +219,13 @@ def _differentiate(
         for x, found in targets
     ]
     value_gradient = torch.where(value.isfinite(), value_gradient, 0.0)
-    return None, value_gradient, None, None, *gradients
+    return None, None, value_gradient, None, None, *gradients
 
 
 def traced_blocks(
     capability: tuple[int, int], inputs: Sequence[Input], value_width: int, rounded: bool
 ) -> AdditiveBlocks:
-    """Return the blocks of the three programs.
-
-    Args:
-        capability: compute capability of the GPU; (0, 0) for the interpreter.
-        inputs: the inputs of the programs.
-        rounded: whether matrix products round their inputs to TF32, which takes a third of the registers.
-    """
+    """Return the blocks of the three programs."""
     width = max(value_width, *(x.features for x in inputs), 1)
     if width > 64:
         return additive_blocks(capability, width, rounded)
@@ -283,11 +242,7 @@ _MAX_WIDTH = 256
 
 @dataclass(frozen=True)
 class TracedScoreKernel(ProgramKernel):
-    """Kernel for any score under softmax on GPUs, if the operators of the score have a translation.
-
-    Args:
-        interpreted, block: as in `ProgramKernel`.
-    """
+    """Kernel for any score under softmax on GPUs, if the operators of the score have a translation."""
 
     name: ClassVar[str] = "triton_traced"
 
@@ -345,21 +300,18 @@ class TracedScoreKernel(ProgramKernel):
             )
         return numbers * problem.itemsize + problem.cast_bytes
 
-    def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Run the programs, without reading anything back."""
+    def attend(
+        self, call: TorchCall, problem: Problem, offset: int | None, precision: str
+    ) -> tuple[Float[Tensor, "*batch q value_width"], tuple[Any, ...]]:
+        """Return the output of a call."""
         import torch
 
-        tensors = cast("TorchCall", call)
-        trace = trace_score(call.score, call.normalizer, _widths(problem), tensors.tile.batch)
+        trace = trace_score(call.score, call.normalizer, _widths(problem), call.tile.batch)
         closed = [x.constant for x in trace.recording.constants if x.constant is not None]
         if torch.is_grad_enabled() and any(x.requires_grad for x in closed):
             refuse_closure_gradients(call)
             raise GradientError(f"score {call.score} must not close over a tensor that requires a gradient.")
-        with no_autocast(tensors.value), on_device(tensors.value):
-            offset = split_mask(tensors.mask, tensors.tile)[1]
-            launch = TracedLaunch(trace, offset, self._blocks(problem), product_precision(problem.dtype))
-            output = traced_attention(tensors, launch)
-        return Result(arrays.cast(output, call.out_dtype))
+        return traced_attention(call, trace, Launch(offset, self._blocks(problem), precision)), ()
 
     def _trace(self, problem: Problem) -> ScoreTrace:
         return trace_score(problem.score, problem.normalizer, _widths(problem), problem.axes.batch)

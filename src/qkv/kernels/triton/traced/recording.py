@@ -95,10 +95,6 @@ _READS = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "unique", 
 def record(function: Callable[..., Shaped[Tensor, "*_"]], arguments: Sequence[Shaped[Tensor, "*_"]]) -> Recording:
     """Call a function on tensors without data, and return the operators that it called.
 
-    Args:
-        function: function of the arguments that returns a tensor.
-        arguments: tensors of the device "meta".
-
     Raises:
         TraceError: the function reads elements, changes a shared array, or fails.
     """

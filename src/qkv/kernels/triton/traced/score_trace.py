@@ -34,10 +34,6 @@ def fingerprint(value: Any, depth: int = _DEPTH) -> Hashable:
 
     Arrays of parts count by shape. Functions count by their code, their defaults, the variables that they close over
     and the global numbers, tensors and functions that they name; other objects count by identity.
-
-    Args:
-        value: a part, or the value of a field or variable.
-        depth: how many more levels of functions to follow.
     """
     if isinstance(value, Part):
         own = type(value).__module__.startswith(_OWN)
@@ -131,11 +127,6 @@ class ScoreTrace:
 
 def trace_score(score: Score, normalizer: Normalizer, widths: tuple[int, int], batch: tuple[int, ...]) -> ScoreTrace:
     """Return the trace of the logits of a score, divided by the temperature of a normalizer.
-
-    Args:
-        score: the score; its arrays count by shape.
-        widths: widths of query and key.
-        batch: lengths of the batch axes of the call.
 
     Raises:
         TraceError: the score cannot be traced; the message says why.

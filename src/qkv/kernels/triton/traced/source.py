@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from qkv.kernels.triton.preparation import power_of_two
-from qkv.kernels.triton.traced.derivatives import input_gradients
-from qkv.kernels.triton.traced.graph import Graph, Node
+from qkv.kernels.triton.program_kernel import power_of_two
+from qkv.kernels.triton.traced.graph import Graph, Node, input_gradients
 from qkv.kernels.triton.traced.tile_code import Counts, TileCode
 from qkv.kernels.triton.traced.translation import MOVES, Input, Translation
 
@@ -40,11 +39,7 @@ _CONDITIONS = ("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not")
 
 
 def masked_gradient(graph: Graph, gradient: Node, is_finite: Callable[[int], bool]) -> Node:
-    """Return a gradient that is 0 for excluded pairs.
-
-    Args:
-        is_finite: function of the index of an input that returns whether its elements are finite for excluded pairs.
-    """
+    """Return a gradient that is 0 for excluded pairs."""
     return _masked(graph, gradient, is_finite) or graph.apply("masked", gradient)
 
 
@@ -59,10 +54,10 @@ def _masked(graph: Graph, node: Node, is_finite: Callable[[int], bool]) -> Node 
         masked = _masked(graph, first, is_finite)
         return graph.mul(masked, second) if masked is not None and _bounded(second, is_finite) else None
     if node.operator in ("add", "sub", "neg", "where"):
-        kept = node.arguments[:1] if node.operator == "where" else ()
-        parts = [_masked(graph, x, is_finite) for x in node.arguments[len(kept) :]]
+        condition = node.arguments[:1] if node.operator == "where" else ()
+        parts = [_masked(graph, x, is_finite) for x in node.arguments[len(condition) :]]
         found = [x for x in parts if x is not None]
-        return graph.apply(node.operator, *kept, *found) if len(found) == len(parts) else None
+        return graph.apply(node.operator, *condition, *found) if len(found) == len(parts) else None
     return None
 
 
@@ -96,10 +91,12 @@ _HEAD = '''"""Programs that qkv generated from the operators of a score."""
 import triton
 import triton.language as tl
 
-from qkv.kernels.triton.program_parts import allowed_pairs, load_block
+from qkv.kernels.triton.program_parts import (
+    add_nonfinite_values, allowed_pairs, finish_rows, first_query, last_key, load_block, softmax_gradients,
+    store_block, update_rows,
+)
 from qkv.kernels.triton.traced.tile_programs import (
-    expm1, finish_rows, finite, log1p, maximum, power, row_products, sigmoid, sign, softplus, spoil_rows,
-    tanh, update_rows,
+    expm1, finite, log1p, maximum, power, row_products, sigmoid, sign, softplus, tanh,
 )
 
 
@@ -112,15 +109,11 @@ _SIZES = """    DV: tl.constexpr, DVP: tl.constexpr, CAUSAL: tl.constexpr, PRECI
 """
 
 _QUERIES = """    rows = tl.program_id(0) * BQ + tl.arange(0, BQ)
-    stop = k
-    if CAUSAL:
-        stop = tl.minimum(k, tl.maximum(0, (tl.program_id(0) + 1) * BQ + offset))
+    stop = last_key(k, offset, CAUSAL, BQ)
 """
 
 _KEYS = """    cols = tl.program_id(0) * BK + tl.arange(0, BK)
-    start = 0
-    if CAUSAL:
-        start = tl.maximum(0, tl.program_id(0) * BK - offset) // BQ * BQ
+    start = first_query(offset, CAUSAL, BQ, BK)
 """
 
 _ROW = "tl.load({0} + element * q + rows, mask=rows < q, other=0.0)"
@@ -131,9 +124,8 @@ _ALLOWED = "allowed = allowed_pairs(rows, cols, bias, q, k, offset, CAUSAL)"
 _BIAS = 'bias = tl.load(key_bias + cols, mask=cols < k, other=-float("inf"))'
 
 _SLOPES = (
-    "weights = tl.where(allowed, tl.exp({0} + own[:, None] + bias[None, :] - known[:, None]), 0.0)",
-    "products = tl.dot(given, tl.trans(finite(values)), input_precision=PRECISION)",
-    "slopes = tl.where(allowed, weights * (products - dot[:, None]), 0.0)",
+    "weights, slopes = softmax_gradients({0} + own[:, None] + bias[None, :], known, dot, given, finite(values), "
+    "allowed, PRECISION)"
 )
 
 
@@ -180,15 +172,13 @@ class _Writer:
             "    result = tl.zeros((BQ, DVP), tl.float32)",
             *self._logits(counts, other, "    "),
             "        values = load_block(value, cols, k, DV, DVP)",
-            "        largest, total, result = update_rows(logits, largest, total, result, values, PRECISION)",
+            "        largest, total, result = update_rows(logits, largest, total, result, finite(values), PRECISION)",
             "    result, known = finish_rows(largest, total, result)",
             "    if tl.load(any_bad + element) != 0:",
             *self._logits(Counts(), other, "        "),
             '            read = allowed & (logits != -float("inf"))',
-            "            result = spoil_rows(result, read, value, bad_value, first, k, DV, DVP, BQ, BK)",
-            "    columns = tl.arange(0, DVP)",
-            "    inside = (rows < q)[:, None] & (columns < DV)[None, :]",
-            "    tl.store(output + element * q * DV + rows[:, None] * DV + columns[None, :], result, mask=inside)",
+            "            result = add_nonfinite_values(result, read, value, bad_value, first, k, DV, DVP, BK)",
+            "    store_block(output + element * q * DV, rows, q, result, DV, DVP)",
             "    tl.store(log_sum_exp + element * q + rows, known, mask=rows < q)",
         ]
         return "\n".join(lines)
@@ -231,12 +221,7 @@ class _Writer:
             *(f"    {line}" for n, x in zip(mine, targets, strict=True) for line in _stores(n, x)),
         ]
         if side == "k":
-            lines += [
-                "    columns = tl.arange(0, DVP)",
-                "    inside = (cols < k)[:, None] & (columns < DV)[None, :]",
-                "    target = value_gradient + element * k * DV + cols[:, None] * DV + columns[None, :]",
-                "    tl.store(target, value_sums, mask=inside)",
-            ]
+            lines.append("    store_block(value_gradient + element * k * DV, cols, k, value_sums, DV, DVP)")
         return "\n".join(lines)
 
     def _targets(self) -> list[int]:
@@ -273,7 +258,7 @@ class _Writer:
         """Return the lines that add the gradients of a tile."""
         code = self._code(side, "        ")
         (logit,) = code.compute(self.translation.logit)
-        code.lines += [f"        {line.format(logit)}" for line in _SLOPES]
+        code.lines.append(f"        {_SLOPES.format(logit)}")
         if side == "k":
             code.lines.append("        value_sums += tl.dot(tl.trans(weights), given, input_precision=PRECISION)")
         code.names[self.translation.graph.slope(), ""] = "slopes"

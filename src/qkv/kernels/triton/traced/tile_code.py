@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from qkv.kernels.triton.traced.derivatives import reachable
-from qkv.kernels.triton.traced.graph import Node
+from qkv.kernels.triton.traced.graph import Node, reachable
 
 __all__ = ["Counts", "TileCode"]
 
@@ -80,11 +79,7 @@ class TileCode:
         return [self._name(node, "") for node in nodes]
 
     def accumulate(self, features: int, sums: Sequence[tuple[Node, Callable[[str, str], Sequence[str]]]]) -> None:
-        """Write a loop over features that hands nodes over.
-
-        Args:
-            sums: nodes, each with a function of its name and of the feature that returns lines of code.
-        """
+        """Write a loop over features, in which the function of each node adds lines for its name and the feature."""
         self._reduce([node for node, _ in sums])
         self._outside([node for node, _ in sums])
         scope = self._open(features)

@@ -11,7 +11,6 @@ import triton.language as tl
 __all__ = [
     "expm1",
     "finite",
-    "finish_rows",
     "log1p",
     "maximum",
     "power",
@@ -19,9 +18,7 @@ __all__ = [
     "sigmoid",
     "sign",
     "softplus",
-    "spoil_rows",
     "tanh",
-    "update_rows",
 ]
 
 
@@ -96,28 +93,6 @@ def finite(x):
 
 
 @triton.jit
-def update_rows(logits, largest, total, result, values, PRECISION: tl.constexpr):
-    """Return the running maximum, the sum of weights and the weighted values of rows after another tile."""
-    now = tl.maximum(largest, tl.max(logits, 1))
-    shift = tl.where(now == -float("inf"), 0.0, now)
-    weights = tl.exp(logits - shift[:, None])
-    scale = tl.exp(largest - shift)
-    total = total * scale + tl.sum(weights, 1)
-    result = result * scale[:, None] + tl.dot(weights, finite(values), input_precision=PRECISION)
-    return now, total, result
-
-
-@triton.jit
-def finish_rows(largest, total, result):
-    """Return the output and the log-sum-exp of rows, both 0 for rows without keys."""
-    nonempty = total != 0.0
-    result = tl.where(nonempty[:, None], result / tl.where(nonempty, total, 1.0)[:, None], 0.0)
-    shift = tl.where(largest == -float("inf"), 0.0, largest)
-    known = tl.where(nonempty, shift + tl.log(tl.where(nonempty, total, 1.0)), 0.0)
-    return result, known
-
-
-@triton.jit
 def row_products(x, y, BQ: tl.constexpr, PRECISION: tl.constexpr):
     """Return the inner product of each row of two blocks, rounded as products of rows with other rows are.
 
@@ -126,20 +101,3 @@ def row_products(x, y, BQ: tl.constexpr, PRECISION: tl.constexpr):
     index = tl.arange(0, BQ)
     products = tl.dot(x, tl.trans(y), input_precision=PRECISION)
     return tl.sum(tl.where(index[:, None] == index[None, :], products, 0.0), 1)
-
-
-@triton.jit
-def spoil_rows(
-    result, read, value, bad_value, first, k, DV: tl.constexpr, DVP: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr
-):
-    """Add the values of a tile that are not finite to the rows that read them."""
-    cols, columns = first + tl.arange(0, BK), tl.arange(0, DVP)
-    bad = tl.load(bad_value + cols, mask=cols < k, other=0)
-    if tl.max(bad) > 0:
-        for one in range(BK):
-            reads = tl.max((read & (cols == first + one)[None, :]).to(tl.int32), 1)
-            exists = (columns < DV) & (first + one < k)
-            raw = tl.load(value + (first + one) * DV + columns, mask=exists, other=0.0)
-            raw = tl.where(tl.abs(raw) < float("inf"), 0.0, raw)
-            result += tl.where((reads > 0)[:, None], raw[None, :], 0.0)
-    return result

@@ -46,9 +46,6 @@ def combine(*axes: Axes, name: str = "") -> Axes:
 def output_axes(operation: Operation, result: Recorded, known: dict[Recorded, Axes]) -> Axes:
     """Return the axes of a result of an operation.
 
-    Args:
-        known: the axes of all earlier arrays.
-
     Raises:
         TraceError: the operation mixes axes of different kinds.
     """
@@ -101,20 +98,20 @@ def _viewed(axes: Axes, old: tuple[int, ...], new: tuple[int, ...], name: str) -
     """Return the axes after a change of shape, where groups of axes have equal products."""
     result: list[Label] = []
     mine = [(label, n) for label, n in zip(axes, old, strict=True) if n != 1]
-    wanted = [n for n in new if n != 1]
-    while wanted:
-        length, taken = wanted.pop(0), [mine.pop(0)] if mine else []
-        if not taken:
+    lengths = [n for n in new if n != 1]
+    while lengths:
+        length, group = lengths.pop(0), [mine.pop(0)] if mine else []
+        if not group:
             raise TraceError(f"the operator {name} changes the shape of an empty array")
-        while math.prod(n for _, n in taken) < length and mine:
-            taken.append(mine.pop(0))
-        product = math.prod(n for _, n in taken)
+        while math.prod(n for _, n in group) < length and mine:
+            group.append(mine.pop(0))
+        product = math.prod(n for _, n in group)
         if product == length:
-            result.append(tuple(word for label, _ in taken for word in label))
+            result.append(tuple(word for label, _ in group for word in label))
             continue
-        if len(taken) != 1 or product % length or not _split(taken[0], length, wanted):
+        if len(group) != 1 or product % length or not _split(group[0], length, lengths):
             raise TraceError(f"the operator {name} mixes axes of different kinds")
-        first, rest = _split(taken[0], length, wanted) or ((), ())
+        first, rest = _split(group[0], length, lengths) or ((), ())
         result.append(first)
         mine.insert(0, (rest, product // length))
     labels = iter(result)
@@ -200,8 +197,8 @@ def _reduced(axes: Axes, old: tuple[int, ...], new: tuple[int, ...], operation: 
     if dims is None:
         return None
     gone = {n % len(old) for n in dims}
-    kept = tuple(label for n, label in enumerate(axes) if n not in gone)
-    return kept if len(kept) == len(new) else None
+    remaining = tuple(label for n, label in enumerate(axes) if n not in gone)
+    return remaining if len(remaining) == len(new) else None
 
 
 @dataclass(frozen=True)
@@ -251,10 +248,6 @@ class Translation:
 
 def translate(recording: Recording, batch: tuple[int, ...]) -> Translation:
     """Translate a recording whose first two arguments are query and key, with all batch axes of the call.
-
-    Args:
-        recording: the recording of a function that returns logits.
-        batch: the lengths of the batch axes.
 
     Raises:
         TraceError: an operator of pairs has no translation; the message names it.
@@ -364,12 +357,7 @@ class _Translator:
         return float(x) if key == "alpha" else self._operand(x, axes)
 
     def _node(self, x: Recorded, axes: Axes) -> Node:
-        """Return the node of an array, which is an input if it depends on queries or keys alone.
-
-        Args:
-            x: the array.
-            axes: the axes of the result for which it is used, which tell those that are unknown.
-        """
+        """Return the node of an array, which is an input if it depends on queries or keys alone."""
         if x in self.nodes:
             return self.nodes[x]
         if len(self.depends[x]) == 2:
