@@ -81,7 +81,7 @@ def decayed_calls(draw: Any) -> Call:
     # Under Sum, strong decays make sums so small that float64 has few digits for them.
     strength = draw(st.sampled_from([0.0, 0.1, 3.0] if call.normalizer.sums_to_one else [0.0, 0.1, 3.0, 200.0]))
     widths = [1]
-    if score.lift_kind == "exact":
+    if score.form.lift == "exact":
         widths.append(score.lifted_width(call.query.shape[-1], call.key.shape[-1]))
     shape = draw(st.sampled_from([own, *((*own, k, width) for width in widths)]))
     decay = np.asarray(-strength * rng.random(shape))

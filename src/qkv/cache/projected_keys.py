@@ -26,6 +26,7 @@ from qkv.core.typing import Float, Int, Num, Tensor
 from qkv.kernels.runtime.tile_loop import row_weights
 from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.scores import Score
+from qkv.scores.forms import Pairwise, ScaledProduct
 from qkv.scores.lifted_vectors import LIFT_RANGES
 
 __all__ = ["ProjectedKeys", "attend_projected"]
@@ -195,7 +196,9 @@ def _nothing_kept(
 
 def _is_supported(score: Score, ndim: int) -> bool:
     """Return whether the projection of a key by a score depends on nothing but the key and the arrays of the score."""
-    if score.positional or score.is_scaled_dot or score.keeps_dtype or score.accepts == "text" or score.constant:
+    form = score.form
+    constant = isinstance(form, Pairwise) and form.constant
+    if score.positional or isinstance(form, ScaledProduct) or score.keeps_dtype or score.accepts == "text" or constant:
         return False
     if score.signature() in _UNCHANGED:
         return False

@@ -43,7 +43,6 @@ class ALiBi(PointwiseScore):
     score: Score
     slope: Array | float = array_field(default=1.0)
     uses_positions: ClassVar[bool] = True
-    adds_offset = True
 
     def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch q k"]:
         """Return −slope · |i − j| for each pair of a query at position i and a key at position j of a tile."""

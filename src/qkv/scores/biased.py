@@ -11,7 +11,8 @@ from qkv.core.parts import array_field
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
 from qkv.errors import OptionError
-from qkv.scores.base import LiftKind, Score
+from qkv.scores.base import Score
+from qkv.scores.forms import LiftKind
 from qkv.scores.lifted_vectors import column_of_ones, concat_features
 from qkv.scores.wrapper import PointwiseScore
 
@@ -40,7 +41,6 @@ class Biased(PointwiseScore):
     score: Score
     bias: Array | None = array_field("q", "k", default=None)
     per_key: Array | None = array_field("k", default=None)
-    adds_offset = True
 
     def validate(self) -> None:
         """Check that exactly one of `bias` and `per_key` is given."""
@@ -52,9 +52,9 @@ class Biased(PointwiseScore):
             )
 
     @property
-    def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
-        """The `lift_kind` of the inner score if the bias is per key; None if the bias is per pair."""
-        return self.score.lift_kind if self.per_key is not None else None
+    def lift_kind(self) -> LiftKind | None:
+        """That of the inner score if the bias is per key; None if the bias is per pair."""
+        return self.score.form.lift if self.per_key is not None else None
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile

@@ -16,6 +16,7 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
 from qkv.errors import ShapeError
 from qkv.scores.base import InnerProductScore
+from qkv.scores.forms import Form, MappedProduct
 
 __all__ = ["Bilinear"]
 
@@ -66,14 +67,11 @@ class Bilinear(InnerProductScore):
             )
 
     @property
-    def lifts_keys(self) -> bool:  # type: ignore[override]
-        """Whether the keys are projected, which holds if the weight is factored."""
-        return self.key_factor is not None
-
-    @property
-    def product_maps(self) -> tuple[Array, Array | None, float]:  # type: ignore[override]
-        """Wᵀ, or Uᵀ and Vᵀ."""
-        return _transposed(self.weight), None if self.key_factor is None else _transposed(self.key_factor), 1.0
+    def form(self) -> Form:  # type: ignore[override]
+        """A product with the maps Wᵀ, or Uᵀ and Vᵀ."""
+        return MappedProduct(
+            _transposed(self.weight), None if self.key_factor is None else _transposed(self.key_factor)
+        )
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
         """Return the width of the key, or the rank if `key_factor` is given."""

@@ -15,7 +15,8 @@ from qkv.core.parts import array_field
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
 from qkv.errors import OptionError
-from qkv.scores.base import LiftKind, Score
+from qkv.scores.base import Score
+from qkv.scores.forms import LiftKind
 from qkv.scores.lifted_vectors import concat_features
 from qkv.scores.wrapper import PointwiseScore
 
@@ -51,12 +52,11 @@ class ClassTable(PointwiseScore):
     table: Array = array_field("query_classes", "key_classes")
     query_classes: Array = array_field("q", default=None)
     key_classes: Array = array_field("k", default=None)
-    adds_offset = True
 
     @property
-    def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
-        """The `lift_kind` of the inner score if there are at most 64 query classes or key classes, otherwise None."""
-        return self.score.lift_kind if min(self.table.shape[-2:]) <= _MAX_LIFTED_CLASSES else None
+    def lift_kind(self) -> LiftKind | None:
+        """That of the inner score if there are at most 64 query classes or key classes, otherwise None."""
+        return self.score.form.lift if min(self.table.shape[-2:]) <= _MAX_LIFTED_CLASSES else None
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile

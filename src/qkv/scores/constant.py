@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from qkv.core.arrays import namespace
 from qkv.core.typing import Array, Num
 from qkv.scores.base import GeneralScore
+from qkv.scores.forms import Pairwise
 
 __all__ = ["Constant"]
 
@@ -29,12 +30,10 @@ class Constant(GeneralScore):
         array([[0., 0.]])
     """
 
-    constant = True
+    form = Pairwise(constant=True)
 
     def check_widths(self, query_width: int, key_width: int) -> None:
         """Accept queries and keys of any widths, which may differ."""
-
-    saved_arrays = 0.0
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
         """Return 1, because `compare` computes no array of features for each pair."""

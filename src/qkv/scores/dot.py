@@ -15,6 +15,7 @@ from qkv.core.parts import require_number
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
 from qkv.scores.base import InnerProductScore
+from qkv.scores.forms import Form, ScaledProduct
 
 __all__ = ["Dot"]
 
@@ -42,7 +43,6 @@ class Dot(InnerProductScore):
     """
 
     scale: float = 1.0
-    is_scaled_dot = True
 
     def validate(self) -> None:
         """Check that the scale is a finite number."""
@@ -54,8 +54,7 @@ class Dot(InnerProductScore):
         """Return the queries times the scale, and the keys unchanged."""
         return (query if self.scale == 1 else query * self.scale), key
 
-    def scaled_lift(
-        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
-    ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"], float]:
-        """Return queries and keys unchanged, and the scale."""
-        return query, key, self.scale
+    @property
+    def form(self) -> Form:  # type: ignore[override]
+        """A number times <q, k>."""
+        return ScaledProduct(self.scale)

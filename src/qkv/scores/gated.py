@@ -15,11 +15,14 @@ from qkv.core.parts import array_field, expand_to_pairs
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
 from qkv.errors import ShapeError
+from qkv.scores import forms
 from qkv.scores.base import GeneralScore, Score
 from qkv.scores.check_widths import check_same_width
-from qkv.scores.lifted_vectors import concat_features, product_bound
+from qkv.scores.lifted_vectors import concat_features
 
 __all__ = ["GateWeights", "Gated", "gate_logits"]
+
+_SAVED = forms.SavedArrays(logits=2.0, copies=2.0, sides=(1.0, 1.0))
 
 
 class GateWeights(Score):
@@ -63,15 +66,11 @@ class Gated(GateWeights, GeneralScore):
     query_weight: Array = array_field("width")
     key_weight: Array = array_field("width")
     bias: Array | float = array_field(default=0.0)
-    gated_product = True
 
     @property
-    def gates(self) -> tuple[Array, Array, Array | float, Array | float]:  # type: ignore[override]
-        """w_q, w_k, b and 0."""
-        return self.query_weight, self.key_weight, self.bias, 0.0
-
-    lift_copies = 2.0
-    lift_saves = (1.0, 1.0)
+    def form(self) -> forms.Form:  # type: ignore[override]
+        """A product with a gate of the pair."""
+        return forms.Gated((self.query_weight, self.key_weight, self.bias, 0.0), saved=_SAVED)
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
         """Return 2 array elements per logit, one for the gate and one for the inner product."""
@@ -97,10 +96,6 @@ class Gated(GateWeights, GeneralScore):
         xp = namespace(left)
         gate = left[..., :, -1:] + xp.matrix_transpose(right[..., :, -1:])
         return sigmoid(gate) * xp.matmul(left[..., :-1], xp.matrix_transpose(right[..., :-1]))
-
-    def bound(self, left: Num[Array, "*#batch q columns"], right: Num[Array, "*#batch k columns"]) -> Num[Array, ""]:
-        """Return an upper bound of |<q, k>|, which also bounds |logit|, because the gate is at most 1."""
-        return product_bound(left[..., :-1], right[..., :-1])
 
 
 def gate_logits(x: Num[Array, "*#batch n width"], weight: Num[Array, "*#batch width"]) -> Num[Array, "*#batch n"]:

@@ -29,10 +29,12 @@ from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, Num
 from qkv.scores.base import GeneralScore, InnerProductScore, Score
+from qkv.scores.forms import Form, Pairwise, SavedArrays, SquaredDistance
 from qkv.scores.lifted_vectors import concat_features
 
 __all__ = ["Gaussian", "GaussianOfDifferences"]
 
+_SAVED = SavedArrays(copies=1.5, sides=(0.0, 1.0))
 _BLOCK = 2**18
 """Number of elements of the blocks in which the largest length of a vector is computed."""
 
@@ -58,7 +60,6 @@ class Gaussian(InnerProductScore):
     """
 
     bandwidth: Array | float = array_field(default=1.0)
-    lift_kind = "up_to_query_constant"
 
     @property
     def cancels(self) -> bool:  # type: ignore[override]
@@ -72,9 +73,10 @@ class Gaussian(InnerProductScore):
         )
 
     @property
-    def distance_factor(self) -> float | None:  # type: ignore[override]
-        """1/2h², or None if the bandwidth is an array with axes."""
-        return None if getattr(self.bandwidth, "ndim", 0) else 0.5 / float(self.bandwidth) ** 2
+    def form(self) -> Form:  # type: ignore[override]
+        """The squared distance times −1/2h², if the bandwidth is no array with axes."""
+        number = not getattr(self.bandwidth, "ndim", 0)
+        return SquaredDistance(0.5 / float(self.bandwidth) ** 2 if number else None, saved=_SAVED)
 
     def centre(self, key: Num[Array, "*batch k width"]) -> Num[Array, "*batch 1 width"]:
         """Return the mean of the keys, `(*batch, 1, width)`, or zeros if there are no keys.
@@ -85,9 +87,6 @@ class Gaussian(InnerProductScore):
         if key.shape[-2] == 0:
             return xp.zeros((*key.shape[:-2], 1, key.shape[-1]), dtype=key.dtype)
         return stop_gradient(xp.mean(key, axis=-2, keepdims=True))
-
-    lift_copies = 1.5
-    lift_saves = (0.0, 1.0)
 
     def lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
@@ -171,7 +170,7 @@ class GaussianOfDifferences(GeneralScore):
     bandwidth: Array | float = array_field(default=1.0)
     centre_point: Array | None = array_field("one", "width", default=None)
     reach: Array | None = array_field(default=None)
-    saved_arrays = 1.0
+    form = Pairwise(saved=SavedArrays(logits=1.0))
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
         """Return 3 operations per feature (difference, square and sum) plus 2."""

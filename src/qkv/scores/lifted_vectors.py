@@ -5,7 +5,7 @@ from __future__ import annotations
 from qkv.core.arrays import namespace, zeros
 from qkv.core.typing import Array, Num
 
-__all__ = ["LIFT_RANGES", "column_of_ones", "concat_features", "product_bound"]
+__all__ = ["LIFT_RANGES", "column_of_ones", "concat_features"]
 
 
 LIFT_RANGES = {"float32": (2.0**8, 2.0**22), "float64": (2.0**24, 2.0**46)}
@@ -31,10 +31,3 @@ def column_of_ones(x: Num[Array, "*batch n width"]) -> Num[Array, "*batch n 1"]:
     """Return an array of ones with the axes of `x`, except that the last has length 1."""
     # Slicing needs no lengths, which are unknown under some tracers, but a width of 0 leaves nothing to slice.
     return namespace(x).ones_like(x[..., :1]) if x.shape[-1] else zeros(x, (*x.shape[:-1], 1)) + 1
-
-
-def product_bound(left: Num[Array, "*#batch q width"], right: Num[Array, "*#batch k width"]) -> Num[Array, ""]:
-    """Return an upper bound of |<left_i, right_j>| for all rows: the product of both arrays' largest row norms."""
-    xp = namespace(left)
-    # vector_norm needs no temporary array of squares.
-    return xp.max(xp.linalg.vector_norm(left, axis=-1)) * xp.max(xp.linalg.vector_norm(right, axis=-1))

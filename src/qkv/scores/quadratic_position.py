@@ -14,7 +14,8 @@ from qkv.core.arrays import cast, namespace
 from qkv.core.parts import array_field, expand_to_pairs
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Int, Num
-from qkv.scores.base import LiftKind, Score
+from qkv.scores.base import Score
+from qkv.scores.forms import LiftKind
 from qkv.scores.lifted_vectors import LIFT_RANGES, concat_features
 from qkv.scores.wrapper import PointwiseScore
 
@@ -45,16 +46,15 @@ class QuadraticPosition(PointwiseScore):
     coefficient: Array | float = array_field(default=1.0)
     lifted: bool = True
     uses_positions: ClassVar[bool] = True
-    adds_offset = True
 
     @property
-    def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
+    def lift_kind(self) -> LiftKind | None:
         """The value "up_to_query_constant", because `lift` omits −c·i², or None if `offset` is used instead.
 
         That is if the inner score has no lift, and for an array of coefficients, whose elements are unknown.
         """
         numeric = self.lifted and isinstance(self.coefficient, (int, float))
-        return "up_to_query_constant" if numeric and self.score.lift_kind else None
+        return "up_to_query_constant" if numeric and self.score.form.lift else None
 
     def simplify(self, q: int, k: int) -> Score:
         """Return this score without its lift if 2c·i·j − c·j² − c·i² would lose digits for positions up to `k`."""

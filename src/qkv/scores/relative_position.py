@@ -51,7 +51,6 @@ class RelativePosition(PointwiseScore):
     bidirectional: bool = True
     max_distance: int = 128
     uses_positions: ClassVar[bool] = True
-    adds_offset = True
 
     def validate(self) -> None:
         """Check that `max_distance` is larger than 1."""

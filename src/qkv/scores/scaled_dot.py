@@ -15,6 +15,7 @@ from qkv.core.parts import require_number
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
 from qkv.scores.base import InnerProductScore
+from qkv.scores.forms import Form, ScaledProduct
 
 __all__ = ["ScaledDot"]
 
@@ -44,7 +45,6 @@ class ScaledDot(InnerProductScore):
     """
 
     scale: float | None = None
-    is_scaled_dot = True
 
     def validate(self) -> None:
         """Check that the scale is a finite number or None."""
@@ -60,8 +60,7 @@ class ScaledDot(InnerProductScore):
             return query / math.sqrt(max(1, query.shape[-1])), key
         return query * self.scale, key
 
-    def scaled_lift(
-        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
-    ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"], float]:
-        """Return queries and keys unchanged, and the scale."""
-        return query, key, 1 / math.sqrt(max(1, query.shape[-1])) if self.scale is None else self.scale
+    @property
+    def form(self) -> Form:  # type: ignore[override]
+        """A number times <q, k>."""
+        return ScaledProduct(self.scale)

@@ -14,6 +14,7 @@ from qkv.core.parts import array_field, expand_to_pairs
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
 from qkv.scores.base import InnerProductScore
+from qkv.scores.forms import Form, GatedSides
 from qkv.scores.gated import GateWeights, gate_logits
 
 __all__ = ["SeparableGate"]
@@ -47,9 +48,9 @@ class SeparableGate(GateWeights, InnerProductScore):
     key_bias: Array | float = array_field(default=0.0)
 
     @property
-    def gates(self) -> tuple[Array, Array, Array | float, Array | float]:  # type: ignore[override]
-        """w_q, w_k, b_q and b_k."""
-        return self.query_weight, self.key_weight, self.query_bias, self.key_bias
+    def form(self) -> Form:  # type: ignore[override]
+        """An inner product of gated queries and keys."""
+        return GatedSides((self.query_weight, self.key_weight, self.query_bias, self.key_bias))
 
     def lift_description(self) -> str:
         """Return a description of the gates that `lift` applies, for the printed plan."""

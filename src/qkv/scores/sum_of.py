@@ -15,7 +15,8 @@ from operator import add
 from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, Num, Shaped
 from qkv.errors import OptionError
-from qkv.scores.base import LiftKind, Score
+from qkv.scores.base import Score
+from qkv.scores.forms import Form, Pairwise, Product
 from qkv.scores.lifted_vectors import concat_features
 
 __all__ = ["SumOf"]
@@ -55,10 +56,12 @@ class SumOf(Score):
                 raise OptionError(f"each element of scores must be a score, such as Dot(), got {score!r}.")
 
     @property
-    def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
-        """None if any score has no lift, "exact" if all lifts are exact, otherwise "up_to_query_constant"."""
-        facts = {score.lift_kind for score in self.scores}
-        return None if None in facts else "up_to_query_constant" if len(facts) > 1 else facts.pop()
+    def form(self) -> Form:  # type: ignore[override]
+        """An inner product if all scores have a lift, which is exact if all lifts are; otherwise any function."""
+        lifts = {score.form.lift for score in self.scores}
+        if None in lifts:
+            return Pairwise()
+        return Product(lift="up_to_query_constant" if len(lifts) > 1 else lifts.pop())
 
     @property
     def positional(self) -> bool:  # type: ignore[override]

@@ -22,6 +22,7 @@ from qkv.database.keys.local_linear import LocalFits
 from qkv.database.keys.local_linear_search import compare_fits
 from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer
+from qkv.scores.forms import SquaredDistance
 
 __all__ = ["check_line", "comparison_note", "effective_evidence", "largest_effective", "line_aggregates"]
 
@@ -117,7 +118,9 @@ def comparison_note(comparison: Comparison, value: Column) -> tuple[str, ...]:
         if any(column.kind == "vector" for _, part in comparison.parts for column in part.key_columns):
             return ()  # equal vectors are no groups
         groups = _group_rows(comparison, coordinates.field)
-    elif not isinstance(comparison, DistanceComparison) or comparison.score.distance_factor is None:
+    elif not isinstance(comparison, DistanceComparison) or not (
+        isinstance(form := comparison.score.form, SquaredDistance) and form.factor is not None
+    ):
         return ()
     unit = value.units_per_day if value.kind == "timestamp" else 1.0
     found = compare_fits(coordinates.of(comparison.key), value.cells / unit, groups)

@@ -24,6 +24,7 @@ from qkv.kernels.batched.pair_logits import (
     scaled_product,
 )
 from qkv.kernels.runtime.isolated_autograd import project_call
+from qkv.scores.forms import Gated, GatedSides
 
 __all__ = ["GatedProducts", "PairGates", "SeparateGates"]
 
@@ -119,9 +120,7 @@ class PairGates(PairLogits):
 
     def operands(self, call: TorchCall) -> Tensors:
         """Return queries, keys, w and u, and those of b and c that are tensors."""
-        gates = call.score.gates
-        assert gates is not None
-        weight, key_weight, *biases = cast("list[Tensor]", gates)
+        weight, key_weight, *biases = cast("list[Tensor]", cast("Gated | GatedSides", call.score.form).gates)
         tensors = cast("list[Tensor]", [b[..., None, None] for b in biases if is_array(b)])
         return call.query, call.key, weight[..., None, :], key_weight[..., None, :], *tensors
 

@@ -12,6 +12,7 @@ from typing import cast
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.batched.pair_logits import Gradients, PairLogits, Tensors, finite_product, product, product_gradients
+from qkv.scores.forms import MappedProduct
 
 __all__ = ["MappedProducts", "map_gradient", "mapped"]
 
@@ -29,9 +30,8 @@ class MappedProducts(PairLogits):
 
     def operands(self, call: TorchCall) -> Tensors:
         """Return queries, keys, W and U."""
-        maps = call.score.product_maps
-        assert maps is not None
-        return cast("Tensors", (call.query, call.key, *maps[:2]))
+        form = cast("MappedProduct", call.score.form)
+        return cast("Tensors", (call.query, call.key, form.query_map, form.key_map))
 
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None

@@ -26,6 +26,7 @@ from qkv.kernels.batched.mask_bias import row_major
 from qkv.kernels.runtime.closure_gradients import refuse_recorded_closures
 from qkv.kernels.runtime.isolated_autograd import project_call, projects_nothing
 from qkv.kernels.runtime.microbenchmarks import has_fast_tanh
+from qkv.scores.forms import Offset
 from qkv.scores.wrapper import PointwiseScore
 
 if TYPE_CHECKING:
@@ -285,7 +286,7 @@ class Products(PairLogits):
     def operands(self, call: TorchCall) -> Tensors:
         """Return the projections, and the sum of the offsets that scores add to their products if there are any."""
         score, offsets = call.score, []
-        while self.has_offset and score.adds_offset and not score.is_inner_product:
+        while self.has_offset and isinstance(score.form, Offset):
             assert isinstance(score, PointwiseScore)
             offsets.append(cast("Tensor", score.offset(call.tile, call.value)))
             score = score.score

@@ -30,6 +30,7 @@ from qkv.kernels.batched.pair_logits import (
     scaled_product,
 )
 from qkv.kernels.runtime.isolated_autograd import project_call
+from qkv.scores.forms import Tanh, UnitProduct
 from qkv.scores.lifted_vectors import LIFT_RANGES
 
 __all__ = ["Distances", "SquaredDistances", "TanhSums", "UnitProducts"]
@@ -54,7 +55,7 @@ class UnitProducts(PairLogits):
         """Return queries and keys, and the temperature if it is a tensor."""
         if self.temperature is not None:
             return call.query, call.key
-        return call.query, call.key, cast("Tensor", call.score.unit_temperature).view(1, 1)
+        return call.query, call.key, cast("Tensor", cast("UnitProduct", call.score.form).temperature).view(1, 1)
 
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
@@ -267,11 +268,12 @@ class TanhSums(PairLogits):
 
     def operands(self, call: TorchCall) -> Tensors:
         """Return q, k and v, and W, U and b if there are any."""
-        score, vector = call.score, cast("Tensor", call.score.tanh_vector)[..., None, :]
-        if score.linear_maps is None:
+        form = cast("Tanh", call.score.form)
+        vector = cast("Tensor", form.vector)[..., None, :]
+        if form.maps is None:
             sides = cast("TorchCall", project_call(call))
             return sides.query, sides.key, vector
-        weight, key_weight, bias = cast("tuple[Tensor, Tensor, Tensor | None]", score.linear_maps)
+        weight, key_weight, bias = cast("tuple[Tensor, Tensor, Tensor | None]", form.maps)
         return call.query, call.key, vector, weight, key_weight, None if bias is None else bias[..., None, :]
 
     def forward(

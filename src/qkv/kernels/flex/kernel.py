@@ -28,6 +28,7 @@ from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.scores import Dot, ScaledDot, Softcap
+from qkv.scores.forms import ScaledProduct
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -181,9 +182,9 @@ class FlexKernel(Kernel):
         inner, modifications = modifications_of(problem.score)
         if not (problem.device.is_gpu or self.eager):
             yield "it runs on GPUs"
-        if inner.lift_kind is None or inner.inner is not None:
+        if inner.form.lift is None or inner.form.inner is not None:
             yield f"{problem.score} is not an inner product with a soft cap, positions or biases"
-        if inner.lift_kind != "exact" and any(isinstance(each, Softcap) for each in modifications):
+        if inner.form.lift != "exact" and any(isinstance(each, Softcap) for each in modifications):
             yield f"{inner} is an inner product only up to a term of the query, which a soft cap changes"
         yield from softmax_limits(problem.normalizer, number=True)
         if problem.readouts:
@@ -245,7 +246,9 @@ class FlexKernel(Kernel):
         width = max(inner.lifted_width(axes.query_width, axes.key_width), axes.value_width)
         changes = 6 + 8 * len(modifications) + (4 if problem.spec.mask is not None else 0)
         caps = sum(isinstance(each, Softcap) for each in modifications)
-        launches = 15 + (0 if inner.is_scaled_dot else 8) + (25 if problem.spec.mask is not None else 0)
+        launches = (
+            15 + (0 if isinstance(inner.form, ScaledProduct) else 8) + (25 if problem.spec.mask is not None else 0)
+        )
         return GpuWork(
             matrix=pairs * 4 * width * times,
             vector=pairs * changes * times,

@@ -26,6 +26,7 @@ from qkv.core.typing import Array, Float, Shaped
 from qkv.kernels.numpy_blocks.exponential import NATURAL, Exponential, faster_exponential
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.scores.base import Score
+from qkv.scores.forms import Product
 
 __all__ = ["BlockLogits", "ProjectedQueries", "block_logits"]
 
@@ -187,7 +188,7 @@ def block_logits(call: BoundCall) -> BlockLogits:
     """Return the fastest implementation of the logits of a call that supports its score and normalizer."""
     one = np.ones((*(1 for _ in call.batch), 1, 1), dtype=call.dtype)
     prepares = call.normalizer.prepare(one) is not one
-    inner_product = call.score.is_inner_product and not prepares
+    inner_product = isinstance(call.score.form, Product) and not prepares
     return _InnerProductBlocks(call) if inner_product else _ProjectedLogits(call)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from qkv.plan.cost import Cost, tile_sides
 from qkv.plan.problem import Problem
+from qkv.scores.forms import Product
 
 __all__ = ["SoftmaxTileSizes", "softmax_tile_sizes"]
 
@@ -55,7 +56,7 @@ def softmax_tile_sizes(problem: Problem, budget: int) -> SoftmaxTileSizes:
     pairs = max(min(256, budget), budget // (batch * elements))
     allowed = problem.memory // 4 // (batch * item * _elements_per_pair(problem))
     # Projected keys should stay in the cache. Keys that are used unchanged may exceed it.
-    cached = (budget if problem.score.lift_kind != "exact" else 8 * budget) // max(1, axes.key_width)
+    cached = (budget if problem.score.form.lift != "exact" else 8 * budget) // max(1, axes.key_width)
     fitting = problem.memory // 8 // (batch * _elements_per_key(problem) * item)
     max_keys = max(1, min(axes.k, _MAX_KEYS, cached, fitting))
     rows, cols = tile_sides(axes.q, max_keys, max(1, min(256, pairs), min(pairs, allowed)))
@@ -66,7 +67,7 @@ def softmax_tile_sizes(problem: Problem, budget: int) -> SoftmaxTileSizes:
 
 
 def _elements_per_pair(problem: Problem) -> int:
-    return 1 if problem.score.is_inner_product else 4 + 2 * problem.elements_per_logit
+    return 1 if isinstance(problem.score.form, Product) else 4 + 2 * problem.elements_per_logit
 
 
 def _elements_per_key(problem: Problem) -> int:
@@ -74,7 +75,7 @@ def _elements_per_key(problem: Problem) -> int:
     width = problem.axes.key_width + 2
     # Casting the keys and values of a tile copies them.
     copied = problem.axes.key_width + problem.axes.value_width
-    return copied if problem.score.lift_kind == "exact" else copied + 4 * width
+    return copied if problem.score.form.lift == "exact" else copied + 4 * width
 
 
 def _bytes_per_query(problem: Problem) -> int:

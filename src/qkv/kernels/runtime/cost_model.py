@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qkv.plan.problem import Problem
 from qkv.scores.base import Score
+from qkv.scores.forms import Gated, Product, Tanh, Wrapped
 
 __all__ = ["LARGE_BYTES", "PRODUCT_RATE", "amounts_of_work", "tile_seconds", "visible_pairs"]
 
@@ -36,14 +37,15 @@ def tile_seconds(problem: Problem, softmax: bool) -> float:
 
 def _score_passes(score: Score, query_width: int, key_width: int, elements: int, softmax: bool) -> float:
     """Return the number of elementwise passes over a tile that the score needs besides its matrix products."""
-    if score.is_inner_product:
-        return 0.0
-    if softmax and score.gated_product:
-        return 4.0
-    if softmax and score.tanh_vector is not None:
-        return 1.15 * elements
-    if score.inner is not None:
-        return 3.0 + _score_passes(score.inner, query_width, key_width, elements, softmax)
+    match score.form:
+        case Product():
+            return 0.0
+        case Gated() if softmax:
+            return 4.0
+        case Tanh() if softmax:
+            return 1.15 * elements
+        case Wrapped(inner=inner):
+            return 3.0 + _score_passes(inner, query_width, key_width, elements, softmax)
     return 4.0 * elements + 4
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qkv.plan.devices import GpuWork
 from qkv.plan.problem import Problem
+from qkv.scores.forms import Product, Wrapped
 
 __all__ = ["ROW_BLOCK_FACTOR", "TILE_FACTOR", "pairwise_gpu_work"]
 
@@ -26,7 +27,7 @@ def pairwise_gpu_work(problem: Problem, pairs: float, operations: float, passes:
     times = 3.5 if problem.gradient else 1.0
     elements = problem.elements_per_logit if problem.elements_per_logit > 1 else 0
     flop = float(score.flop_per_logit(axes.query_width, axes.key_width))
-    products, rest = (flop, 0.0) if score.is_inner_product or score.inner is not None else (0.0, flop)
+    products, rest = (flop, 0.0) if isinstance(score.form, (Product, Wrapped)) else (0.0, flop)
     return GpuWork(
         matrix=pairs * (products + 2 * axes.value_width) * times,
         vector=pairs * (rest + 10) * times,

@@ -20,6 +20,7 @@ from qkv.kernels.runtime.isolated_autograd import project_call
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.block_sizes import AdditiveBlocks, Block
 from qkv.kernels.triton.preparation import batch_elements, pair_biases, power_of_two, refuse_second_derivative
+from qkv.scores.forms import Tanh
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -88,7 +89,7 @@ def additive_sides(call: TorchCall) -> tuple[tuple[Tensor, ...], Bool[Tensor, "*
     sides = cast("TorchCall", project_call(replace(call, query=query, key=key, value=value, finite=(True, True))))
     odd = sides.query.shape[-1] % 2  # a unit of zeros makes their number even
     left, right = (batch_elements(torch.nn.functional.pad(x, (0, odd)), batch) for x in (sides.query, sides.key))
-    vector = cast("Tensor", call.score.tanh_vector)
+    vector = cast("Tensor", cast("Tanh", call.score.form).vector)
     temperature = expand_to_pairs(cast("Tensor | float", call.normalizer.temperature))
     if isinstance(temperature, torch.Tensor):
         vector = vector / (temperature[..., 0] if temperature.ndim else temperature)

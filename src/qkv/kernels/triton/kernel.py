@@ -18,6 +18,7 @@ from qkv.plan.cost import Cost
 from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Result
 from qkv.plan.problem import Problem
+from qkv.scores.forms import Tanh
 
 if TYPE_CHECKING:
     from qkv.core.equation import TorchCall
@@ -49,10 +50,10 @@ class TritonKernel(ProgramKernel):
         """Yield the reasons why the programs cannot compute a call."""
         axes, score = problem.axes, problem.score
         yield from super().limits(problem)
-        if score.tanh_vector is None:
+        if not isinstance(score.form, Tanh):
             yield f"{score} is not an additive score"
         yield from softmax_limits(problem.normalizer)
-        if score.tanh_vector is not None and not 0 < score.tanh_vector.shape[-1] <= _MAX_UNITS:
+        if isinstance(score.form, Tanh) and not 0 < score.form.vector.shape[-1] <= _MAX_UNITS:
             yield f"it supports 1 to {_MAX_UNITS} hidden units"
         if axes.value_width > _MAX_VALUE_WIDTH:
             yield f"it supports values up to {_MAX_VALUE_WIDTH} wide"

@@ -18,6 +18,7 @@ from qkv.plan.cost import Cost
 from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Result
 from qkv.plan.problem import Problem
+from qkv.scores.forms import Gated
 
 if TYPE_CHECKING:
     from qkv.core.equation import TorchCall
@@ -46,11 +47,12 @@ class TritonProductsKernel(ProgramKernel):
         """Yield the reasons why the programs cannot compute a call."""
         axes, normalizer, score = problem.axes, problem.normalizer, problem.score
         yield from super().limits(problem)
-        if not score.gated_product and (score.lift_kind is None or score.inner is not None):
+        gated = isinstance(score.form, Gated)
+        if not gated and (score.form.lift is None or score.form.inner is not None):
             yield f"{score} is neither an inner product nor a gated product"
         if _kind(normalizer) is None:
             yield f"it supports softmax, sparsemax, 1.5-entmax and top-k of softmax, not {normalizer}"
-        if not score.gated_product and _kind(normalizer) == (0, 0):
+        if not gated and _kind(normalizer) == (0, 0):
             yield "softmax of inner products runs on PyTorch's operators"
         if isinstance(normalizer, TopK) and normalizer.k > _MAX_TOP:
             yield f"it keeps up to {_MAX_TOP} keys for each query"
@@ -84,7 +86,7 @@ class TritonProductsKernel(ProgramKernel):
         axes, pairs = problem.axes, visible_pairs(problem, 64, 64)
         width = problem.score.lifted_width(axes.query_width, axes.key_width)
         passes, top = self._passes(problem), isinstance(problem.normalizer, TopK)
-        gated, gradient = problem.score.gated_product, problem.gradient
+        gated, gradient = isinstance(problem.score.form, Gated), problem.gradient
         # Three products of TF32, each at half of the throughput of bfloat16, for one in single precision.
         slowdown = 2 if problem.dtype in ("bfloat16", "float16") else 1
         products = 2 * width * passes + 2 * axes.value_width + (4 * (2 * width + axes.value_width) if gradient else 0)
@@ -109,7 +111,7 @@ class TritonProductsKernel(ProgramKernel):
         with no_autocast(tensors.value), on_device(tensors.value):
             offset = split_mask(tensors.mask, tensors.tile)[1]
             precision = product_precision(problem.dtype)
-            gated = tensors.score.gated_product
+            gated = isinstance(tensors.score.form, Gated)
             launch = ProductLaunch(offset, self._block(problem), gated, power, top, scale, precision)
             output = product_attention(tensors, launch)
         return Result(arrays.cast(output, call.out_dtype))

@@ -22,6 +22,7 @@ from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Result
 from qkv.plan.problem import Problem
 from qkv.readouts import ColumnSum, MeanDistance, PooledMap, Readout, TopWeights
+from qkv.scores.forms import ScaledProduct, Tanh
 
 if TYPE_CHECKING:
     from qkv.core.equation import TorchCall
@@ -53,7 +54,8 @@ class TritonReadoutsKernel(ProgramKernel):
         yield from super().limits(problem)
         if problem.gradient:
             yield "it computes readouts without gradient"
-        if score.tanh_vector is None and (score.lift_kind is None or score.inner is not None):
+        form = score.form
+        if not isinstance(form, Tanh) and (form.lift is None or form.inner is not None):
             yield f"{score} is neither an inner product nor an additive score"
         yield from softmax_limits(problem.normalizer)
         if max(_width(problem), axes.value_width) > _MAX_WIDTH:
@@ -79,7 +81,7 @@ class TritonReadoutsKernel(ProgramKernel):
         if self.interpreted and problem.dtype == "bfloat16":
             return False  # the interpreter multiplies the bits of bfloat16 as integers
         unscaled = isinstance(problem.normalizer.temperature, (int, float))
-        return unscaled and problem.score.is_scaled_dot and problem.score.tanh_vector is None
+        return unscaled and isinstance(problem.score.form, ScaledProduct)
 
     def cost(self, problem: Problem) -> Cost:
         """Estimate the cost of a call, which allocates copies of the inputs and the statistics of each query."""
@@ -97,7 +99,7 @@ class TritonReadoutsKernel(ProgramKernel):
     def gpu_work(self, problem: Problem) -> GpuWork:
         """Return the work of the programs, whose tiles never leave the registers."""
         axes, pairs, width = problem.axes, visible_pairs(problem, 64, 64), _width(problem)
-        additive = problem.score.tanh_vector is not None
+        additive = isinstance(problem.score.form, Tanh)
         mapped = self._mapped(problem) is not None
         maps = _maps(problem) - mapped
         top = _SORT_OPERATIONS if any(_top(readout) for readout in problem.readouts) else 0
@@ -150,7 +152,7 @@ class TritonReadoutsKernel(ProgramKernel):
 
 def _width(problem: Problem) -> int:
     """Return the number of hidden units, or the width of the vectors."""
-    if problem.score.tanh_vector is not None:
+    if isinstance(problem.score.form, Tanh):
         return problem.elements_per_logit
     return int(problem.score.lifted_width(problem.axes.query_width, problem.axes.key_width))
 

@@ -17,6 +17,7 @@ from qkv.kernels.triton.additive import additive_sides, centred_sides, nonfinite
 from qkv.kernels.triton.block_sizes import Block
 from qkv.kernels.triton.preparation import batch_elements, pair_biases, power_of_two
 from qkv.readouts import ColumnSum, Entropy, LogSumExp, MeanDistance, PooledMap, Readout, Top, TopWeights
+from qkv.scores.forms import Tanh
 
 __all__ = ["READ_BY_ROWS", "ReadoutLaunch", "attend_with_readouts", "cell_lanes"]
 
@@ -126,7 +127,7 @@ def _sides(call: TorchCall) -> tuple[_Sides, Tensor]:
     """Return the arrays of the programs, and which keys are allowed."""
     import torch
 
-    if call.score.tanh_vector is not None:
+    if isinstance(call.score.form, Tanh):
         (left, right, vector, value, row_bias, key_bias), allowed = additive_sides(call)
         left, right, flags = centred_sides(left, right, vector)
         vector, value = vector.contiguous(), value.contiguous()

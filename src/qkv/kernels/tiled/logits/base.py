@@ -1,13 +1,13 @@
 """Interface of the classes that compute the logits of a tile, and functions that these classes share.
 
     InnerProductLogits    inner product of the projections: one matrix product in forward, two in backward
-    AdditiveLogits        sum of tanh over hidden units (`Score.tanh_vector`)
-    GatedLogits           inner product multiplied by the sigmoid of a sum (`Score.gated_product`)
-    BiasedLogits          logits of an inner score plus an offset (`Score.adds_offset`)
-    SoftcapLogits         inner product with a soft cap (`Score.tanh_cap`)
+    AdditiveLogits        sum of tanh over hidden units (`Tanh`)
+    GatedLogits           inner product multiplied by the sigmoid of a sum (`Gated`)
+    BiasedLogits          logits of an inner score plus an offset (`Offset`)
+    SoftcapLogits         inner product with a soft cap (`Capped`)
     AutogradLogits        any other score, by its own method, differentiated by autograd tile by tile
 
-`kernels/tiled/softmax.py` selects the implementation from the facts of the score. Each implementation returns the
+`kernels/tiled/softmax.py` selects the implementation from the form of the score. Each implementation returns the
 logits in an array that may be overwritten, multiplied by a factor (temperature, log₂ e) and minus a shift of each
 query, because both operations can often be fused with other passes over the tile.
 """

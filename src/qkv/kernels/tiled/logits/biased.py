@@ -57,7 +57,6 @@ class BiasedLogits(TileLogits):
 
         def backward(gradient: Float[Tensor, "*#batch q k"], gradients: Gradients) -> None:
             accumulate_logits(offset, gradient, leaves, tensors_of(gradients.score.slice(*limits)))
-            assert gradients.score.inner is not None
-            inner_backward(gradient, replace(gradients, score=gradients.score.inner))
+            inner_backward(gradient, replace(gradients, score=cast("PointwiseScore", gradients.score).score))
 
         return logits.add_(offset.detach(), alpha=self.factor), backward

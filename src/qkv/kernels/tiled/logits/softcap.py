@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
@@ -10,22 +11,18 @@ from qkv.kernels.runtime.microbenchmarks import LARGEST_FACTOR, FasterOps
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, TileLogits, scale_and_shift_
 from qkv.kernels.tiled.logits.inner_product import InnerProductLogits
+from qkv.scores.wrapper import PointwiseScore
 
 __all__ = ["SoftcapLogits"]
 
 
 class SoftcapLogits(TileLogits):
-    """Logits and gradients of tiles for a soft-capped inner product, whose cap is a number."""
+    """Logits and gradients of tiles for the inner products of a call with a soft cap, which is a number."""
 
-    def __init__(self, call: TorchCall, factor: float, ops: FasterOps) -> None:
-        super().__init__(call, factor, ops)
-        score = call.score
-        assert score.inner is not None
-        assert score.tanh_cap is not None
-        self._cap = score.tanh_cap
-        if self._cap > LARGEST_FACTOR:
-            self.ops = replace(ops, sigmoid_tanh=False)
-        self._inner = InnerProductLogits(replace(call, score=score.inner), 1.0 / self._cap, ops)
+    def __init__(self, call: TorchCall, factor: float, ops: FasterOps, cap: float) -> None:
+        super().__init__(call, factor, ops if cap <= LARGEST_FACTOR else replace(ops, sigmoid_tanh=False))
+        self._cap = cap
+        self._inner = InnerProductLogits(call, 1.0 / cap, ops)
 
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
@@ -48,8 +45,7 @@ class SoftcapLogits(TileLogits):
         square = torch.mul(tanh, tanh, out=workspace.take("square of tanh", tuple(tanh.shape), tanh))
 
         def backward(gradient: Float[Tensor, "*#batch q k"], gradients: Gradients) -> None:
-            assert gradients.score.inner is not None
             gradient.addcmul_(gradient, square, value=-1)
-            inner_backward(gradient, replace(gradients, score=gradients.score.inner))
+            inner_backward(gradient, replace(gradients, score=cast("PointwiseScore", gradients.score).score))
 
         return scale_and_shift_(tanh, self._cap * self.factor, shift), backward

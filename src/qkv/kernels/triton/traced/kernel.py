@@ -28,6 +28,7 @@ from qkv.plan.cost import Cost
 from qkv.plan.devices import GpuWork
 from qkv.plan.kernel_protocol import Result
 from qkv.plan.problem import Problem
+from qkv.scores.forms import Form, Gated, Tanh
 
 if TYPE_CHECKING:
     from qkv.core.equation import TorchCall
@@ -306,12 +307,13 @@ class TracedScoreKernel(ProgramKernel):
         if axes.text or score.accepts == "text":
             yield "it compares numbers, not text"
         yield from softmax_limits(problem.normalizer)
-        if score.lift_kind is not None and score.inner is None:
-            yield f"{score} is an inner product, which PyTorch's operators compute"
-        if score.tanh_vector is not None:
-            yield f"the kernel 'triton' computes {score}"
-        if score.gated_product:
-            yield f"the kernel 'triton_products' computes {score}"
+        match score.form:
+            case Tanh():
+                yield f"the kernel 'triton' computes {score}"
+            case Gated():
+                yield f"the kernel 'triton_products' computes {score}"
+            case Form(lift=lift, inner=None) if lift is not None:
+                yield f"{score} is an inner product, which PyTorch's operators compute"
         if score.positional:
             yield f"{score} depends on positions"
         if any({"q", "k"} & set(names or ()) for _, names in score.array_fields()):
