@@ -99,7 +99,7 @@ def _counting(setting: Setting) -> Iterator[Callable[[], int]]:
     import triton
     from torch._dynamo.utils import counters
 
-    from qkv.kernels.flex import call as flex_call
+    from qkv.kernels.flex import kernel as flex_call
 
     compiled: list[object] = []
 

@@ -19,7 +19,7 @@ from collections.abc import Hashable
 import torch
 
 from qkv.cache.kernel import ChunkedTensor
-from qkv.core.arrays import accumulation_dtype
+from qkv.core.arrays import accumulation_dtype, dtype_name
 from qkv.core.positions import Positions
 from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Float, Int, Num, Tensor
@@ -27,7 +27,7 @@ from qkv.kernels.runtime.tile_loop import row_weights
 from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.scores import Score
 from qkv.scores.forms import Pairwise, ScaledProduct
-from qkv.scores.lifted_vectors import LIFT_RANGES
+from qkv.scores.lifted_vectors import lift_limits
 
 __all__ = ["ProjectedKeys", "attend_projected"]
 
@@ -162,10 +162,7 @@ def attend_projected(
         if len(_UNCHANGED) < _MAX_SIGNATURES:
             _UNCHANGED.add(kept.signature)
         return None
-    if (
-        score.cancels
-        and float(right.abs().amax()) > LIFT_RANGES["float64" if dtype == torch.float64 else "float32"][0] / 2
-    ):
+    if score.cancels and float(right.abs().amax()) > lift_limits(dtype_name(right))[0] / 2:
         if dtype == torch.float64:
             return None
         kept = _nothing_kept(score, query, k, first, torch.float64)

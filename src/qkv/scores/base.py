@@ -197,7 +197,8 @@ class Score(Part, ABC):
         query: Num[Array, "*#batch q query_width"],
         key: Num[Array, "*#batch k key_width"],
         centre: Centre = None,
-    ) -> tuple[Num[Array, ""], Num[Array, ""]]:
+        cheap: bool = False,
+    ) -> tuple[Num[Array, ""] | float, Num[Array, ""] | float]:
         """Return the largest ‖k‖² and ‖q‖² of lifted keys and queries, if `cancels`; elements not finite are left out.
 
         The rounding errors of logits are about as large as those of the first number, or of the logit.
@@ -206,6 +207,7 @@ class Score(Part, ABC):
             query: queries.
             key: keys.
             centre: the point that is subtracted from both; None: `centre(key)`.
+            cheap: whether upper bounds suffice, of any such point, which are infinite where they would take long.
         """
         raise NotImplementedError
 

@@ -10,13 +10,18 @@ regression analysis.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Any
+
+import numpy as np
 
 from qkv.core.arrays import (
     cast,
     dtype_name,
     is_array,
+    is_tensor,
     itemsize,
     library,
     namespace,
@@ -27,12 +32,12 @@ from qkv.core.arrays import (
 from qkv.core.guard import all_finite, zero_nonfinite
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Centre, Tile
-from qkv.core.typing import Array, Num
+from qkv.core.typing import Array, Num, Shaped
 from qkv.scores.base import GeneralScore, InnerProductScore, Score
 from qkv.scores.forms import Form, Pairwise, SavedArrays, SquaredDistance
 from qkv.scores.lifted_vectors import concat_features
 
-__all__ = ["Gaussian", "GaussianOfDifferences"]
+__all__ = ["Gaussian", "GaussianOfDifferences", "has_no_data"]
 
 _SAVED = SavedArrays(copies=1.5, sides=(0.0, 1.0))
 _BLOCK = 2**18
@@ -74,9 +79,10 @@ class Gaussian(InnerProductScore):
 
     @property
     def form(self) -> Form:  # type: ignore[override]
-        """The squared distance times −1/2h², if the bandwidth is no array with axes."""
-        number = not getattr(self.bandwidth, "ndim", 0)
-        return SquaredDistance(0.5 / float(self.bandwidth) ** 2 if number else None, saved=_SAVED)
+        """The squared distance times −1/2h², if the bandwidth is a number, and not a tensor, which may be traced."""
+        h = self.bandwidth
+        number = isinstance(h, (int, float)) or (isinstance(h, np.ndarray) and h.ndim == 0)
+        return SquaredDistance(0.5 / float(h) ** 2 if number else None, saved=_SAVED)
 
     def centre(self, key: Num[Array, "*batch k width"]) -> Num[Array, "*batch 1 width"]:
         """Return the mean of the keys, `(*batch, 1, width)`, or zeros if there are no keys.
@@ -116,9 +122,17 @@ class Gaussian(InnerProductScore):
         return -0.5 * namespace(query).sum(query * query, axis=-1)
 
     def lift_range(
-        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], centre: Centre = None
-    ) -> tuple[Num[Array, ""], Num[Array, ""]]:
+        self,
+        query: Num[Array, "*#batch q width"],
+        key: Num[Array, "*#batch k width"],
+        centre: Centre = None,
+        cheap: bool = False,
+    ) -> tuple[Num[Array, ""] | float, Num[Array, ""] | float]:
         """Return the largest ‖k − c‖²/h² and ‖q − c‖²/h² of rows that are finite, where c is `centre`."""
+        if cheap:
+            longest, total = _square_bounds(query, key)
+            h = _smallest(self.bandwidth) if total < math.inf else 1.0
+            return 4 * longest / (h * h), 4 * total / (h * h)  # ‖k − c‖ ≤ 2 max ‖k‖
         if centre is None:
             centre = self.centre(key)
         assert not isinstance(centre, tuple)
@@ -213,3 +227,41 @@ def _squares(query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k wi
         return difference * difference
     difference = query[..., :, None, :] - key[..., None, :, :]
     return namespace(query).sum(difference * difference, axis=-1)
+
+
+def has_no_data(*arrays: Shaped[Array, "*_"]) -> bool:
+    """Return whether reading arrays is an error, as it is while a graph of CUDA is captured."""
+    if not any(is_tensor(x) and x.is_cuda for x in arrays):
+        return False
+    return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
+
+
+def _square_bounds(query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]) -> tuple[float, float]:
+    """Return max ‖k‖² and Σ ‖q‖² of arrays of NumPy or PyTorch, infinity of others and of tensors without data."""
+    if 0 in key.shape:
+        return math.inf, math.inf
+    if isinstance(key, np.ndarray) and isinstance(query, np.ndarray) and key.dtype.kind == "f":
+        keys, queries = (  # einsum converts block by block
+            np.einsum("...i,...i->...", x, x, dtype=np.result_type(x, np.float32)) for x in (key, query)
+        )
+        return float(keys.max()), float(queries.sum())
+    if is_tensor(key) and is_tensor(query) and not has_no_data(query, key):
+        norm: Any = sys.modules["torch"].linalg.vector_norm
+        try:
+            longest, total = norm(key.detach(), dim=-1).amax().item(), norm(query.detach()).item()
+        except RuntimeError:  # a tensor without data
+            return math.inf, math.inf
+        return longest * longest, total * total
+    return math.inf, math.inf
+
+
+def _smallest(bandwidth: Array | float) -> float:
+    """Return the smallest magnitude of a bandwidth, 0 if it has no data."""
+    if not is_array(bandwidth):
+        return float(bandwidth)
+    if isinstance(bandwidth, np.ndarray):
+        return float(abs(bandwidth).min())
+    try:
+        return float(bandwidth.detach().abs().amin())  # type: ignore[attr-defined]
+    except (RuntimeError, AttributeError):
+        return 0.0

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from qkv.core.arrays import namespace, zeros
+from qkv.core.arrays import itemsize, namespace, zeros
 from qkv.core.typing import Array, Num
 
-__all__ = ["LIFT_RANGES", "column_of_ones", "concat_features"]
+__all__ = ["LIFT_RANGES", "column_of_ones", "concat_features", "lift_limits"]
 
 
 LIFT_RANGES = {"float32": (2.0**8, 2.0**22), "float64": (2.0**24, 2.0**46)}
@@ -14,6 +14,11 @@ LIFT_RANGES = {"float32": (2.0**8, 2.0**22), "float64": (2.0**24, 2.0**46)}
 The errors of logits are up to 3e-5 and 2e-9 with these lengths of keys. Those of the queries alone, which all logits of
 a query share, change a logit by less than 1.
 """
+
+
+def lift_limits(dtype: str) -> tuple[float, float]:
+    """Return the limits of `LIFT_RANGES` for arrays of a dtype; half precision is computed in float32."""
+    return LIFT_RANGES["float64" if itemsize(dtype) == 8 else "float32"]
 
 
 def concat_features(*arrays: Num[Array, "*#batch #n _"]) -> Num[Array, "*batch n width"]:

@@ -146,11 +146,12 @@ class SumOf(Score):
         query: Num[Array, "*#batch q query_width"],
         key: Num[Array, "*#batch k key_width"],
         centre: Centre = None,
-    ) -> tuple[Num[Array, ""], Num[Array, ""]]:
+        cheap: bool = False,
+    ) -> tuple[Num[Array, ""] | float, Num[Array, ""] | float]:
         """Return the sums of the ranges of the scores that cancel."""
         centers = centre if isinstance(centre, tuple) else (None,) * len(self.scores)
         own = zip(self.scores, centers, strict=True)
-        ranges = [score.lift_range(query, key, each) for score, each in own if score.cancels]
+        ranges = [score.lift_range(query, key, each, cheap) for score, each in own if score.cancels]
         return reduce(add, (each[0] for each in ranges)), reduce(add, (each[1] for each in ranges))
 
     def _with_scores(self, scores: Sequence[Score]) -> Score:

@@ -159,7 +159,7 @@ class ScoreContract(DifferentiableContract):
                 continue
             tile = Tile.whole(query.shape[-2], key.shape[-2], batch, END)
             left, right = score.lift(query, key, tile)
-            rest = score(query, key, END) - left @ np.swapaxes(right, -1, -2)
+            rest = score(query, key, END) - left @ _transposed(right)
             if score.form.lift == "up_to_query_constant":
                 rest = rest - rest[..., :1]
             assert np.abs(rest).max() <= 1e-12 * np.abs(score(query, key, END)).max()
@@ -180,15 +180,13 @@ class ScoreContract(DifferentiableContract):
                     norms = [np.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key)]
                     assert_close(score.lift(query, key, tile)[1] * norms[1], key, 1e-12)
                     if temperature is not None:
-                        wanted = (query / norms[0]) @ np.swapaxes(key / norms[1], -1, -2) / temperature
+                        wanted = (query / norms[0]) @ _transposed(key / norms[1]) / temperature
                 case forms.ScaledProduct() as form:
-                    wanted = form.factor(query.shape[-1]) * query @ np.swapaxes(key, -1, -2)
+                    wanted = form.factor(query.shape[-1]) * query @ _transposed(key)
                 case forms.MappedProduct() as form:
                     maps = (form.query_map, form.key_map)
-                    sides = [
-                        x if w is None else x @ np.swapaxes(w, -1, -2) for x, w in zip((query, key), maps, strict=True)
-                    ]
-                    wanted = form.factor * sides[0] @ np.swapaxes(sides[1], -1, -2)
+                    sides = [x if w is None else x @ _transposed(w) for x, w in zip((query, key), maps, strict=True)]
+                    wanted = form.factor * sides[0] @ _transposed(sides[1])
                 case forms.Distance(float() as slope):
                     wanted = -slope * np.linalg.norm(query[..., :, None, :] - key[..., None, :, :], axis=-1)
                 case forms.Gated(gates) | forms.GatedSides(gates) if gates is not None:
@@ -196,22 +194,22 @@ class ScoreContract(DifferentiableContract):
                         (x @ w[..., None]) + np.asarray(b)[..., None, None]
                         for x, w, b in zip((query, key), gates[:2], gates[2:], strict=True)
                     ]
-                    first, second = terms[0], np.swapaxes(terms[1], -1, -2)
+                    first, second = terms[0], _transposed(terms[1])
                     of_pair = isinstance(score.form, forms.Gated)
                     gate = sigmoid(first + second) if of_pair else sigmoid(first) * sigmoid(second)
-                    wanted = gate * (query @ np.swapaxes(key, -1, -2))
+                    wanted = gate * (query @ _transposed(key))
                 case forms.Product():
-                    wanted = left @ np.swapaxes(right, -1, -2)
+                    wanted = left @ _transposed(right)
                 case forms.Tanh(vector, maps):
                     hidden = np.tanh(left[..., :, None, :] + right[..., None, :, :])
                     wanted = (hidden @ vector[..., None, :, None])[..., 0]
                     if maps is not None:
                         assert_close(
                             left,
-                            query @ np.swapaxes(maps[0], -1, -2) + (0 if maps[2] is None else maps[2][..., None, :]),
+                            query @ _transposed(maps[0]) + (0 if maps[2] is None else maps[2][..., None, :]),
                             1e-12,
                         )
-                        assert_close(right, key @ np.swapaxes(maps[1], -1, -2), 1e-12)
+                        assert_close(right, key @ _transposed(maps[1]), 1e-12)
             if wanted is not None:
                 assert_close(score(query, key, END), wanted, 1e-12)
 
@@ -291,3 +289,7 @@ class ScoreContract(DifferentiableContract):
     def _sides(self, batch: tuple[int, ...] = (), q: int = 4, k: int = 6) -> tuple[ArrayLike, ArrayLike]:
         left, right = self.widths
         return self.rows(Draw(2, batch=batch), q, left), self.rows(Draw(3, batch=batch), k, right)
+
+
+def _transposed(x: ArrayLike) -> ArrayLike:
+    return np.swapaxes(x, -1, -2)

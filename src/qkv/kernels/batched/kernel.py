@@ -53,7 +53,7 @@ from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan.cost import Cost, memory_text
 from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
-from qkv.plan.precise_call import is_certainly_near
+from qkv.plan.precise_call import lift_suffices
 from qkv.plan.problem import Problem
 from qkv.scores.base import Score
 from qkv.scores.forms import (
@@ -333,7 +333,8 @@ def pair_logits_of(call: TorchCall, normalizer_scale: float) -> PairLogits:
             return SquaredDistances(scale, factor, call.normalizer.shift_invariant)
     cap, offset = None, False
     if isinstance(form, Capped) and isinstance(form.cap, (int, float)):
-        form, cap = form.inner.form, form.cap
+        cap = form.cap
+        form = form.inner.form
     while isinstance(form, Offset):
         form, offset = form.inner.form, True
     if not isinstance(form, Product) or (cap is not None and offset):  # −inf in an offset excludes a pair
@@ -488,7 +489,7 @@ class BatchedKernel(Kernel):
             if torch.is_autocast_enabled(sides[2].device.type):
                 return None
             attention = built.get(sides[2].device)
-            if score.cancels and not checks_itself and not is_certainly_near(score, query, key):
+            if score.cancels and not checks_itself and not lift_suffices(score, query, key, cheap=True):
                 return None
             tensors: Sequence[Tensor | None] = sides[:2]
             if attention is None or not (fixed_mask and attention.pairs.direct):

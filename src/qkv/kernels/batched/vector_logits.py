@@ -31,7 +31,7 @@ from qkv.kernels.batched.pair_logits import (
 )
 from qkv.kernels.runtime.isolated_autograd import project_call
 from qkv.scores.forms import Tanh, UnitProduct
-from qkv.scores.lifted_vectors import LIFT_RANGES
+from qkv.scores.lifted_vectors import lift_limits
 
 __all__ = ["Distances", "SquaredDistances", "TanhSums", "UnitProducts"]
 
@@ -161,7 +161,7 @@ class SquaredDistances(PairLogits):
         total, share = key.sum(-2, keepdim=True), 1 / key.shape[-2]
         left, right = torch.sub(query, total, alpha=share), torch.sub(key, total, alpha=share)
         lengths = (right * right).sum(-1, keepdim=True).mT
-        farthest = LIFT_RANGES["float64" if key.dtype == torch.float64 else "float32"][0]
+        farthest = lift_limits(str(key.dtype).removeprefix("torch."))[0]
         if lengths.amax().item() * (2 * self.factor) > farthest:
             return None
         if not self.shift_invariant:
