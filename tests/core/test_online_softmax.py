@@ -22,7 +22,7 @@ from qkv.core.online_softmax import (
     WeightedSums,
     rescale_factor,
 )
-from qkv.kernels.tiled.pooled_map import ElementMap
+from qkv.kernels.tiled.readouts import ElementMap
 from qkv.readouts.base import Reduction
 from qkv.readouts.cells import cell_lengths
 

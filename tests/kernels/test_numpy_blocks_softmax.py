@@ -18,7 +18,7 @@ from qkv.core.equation import attend_dense
 from qkv.core.tile import Tile
 from qkv.kernels import NumpyBlocksKernel
 from qkv.kernels.numpy_blocks import logits as block_logits
-from qkv.kernels.numpy_blocks.exponential import BINARY, NATURAL, Exponential
+from qkv.kernels.numpy_blocks.logits import BINARY, NATURAL, Exponential
 from qkv.scores.forms import Product
 
 SMALL = NumpyBlocksKernel(budget=64)

@@ -26,8 +26,7 @@ from qkv.core.typing import Float, Int, Num, Tensor
 from qkv.kernels.runtime.tile_loop import row_weights
 from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.scores import Score
-from qkv.scores.forms import Pairwise, ScaledProduct
-from qkv.scores.lifted_vectors import lift_limits
+from qkv.scores.forms import Pairwise, ScaledProduct, lift_limits
 
 __all__ = ["ProjectedKeys", "attend_projected"]
 

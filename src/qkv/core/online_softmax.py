@@ -10,7 +10,7 @@ the partial results of normalizers without exponentials. `kernels/runtime/tile_l
 loops are specialized, because they work in place or omit steps that they do not need:
 
     kernels/tiled/softmax.py              PyTorch: in place, base-2 exponentials, no maximum where logits are bounded
-    kernels/tiled/pooled_map.py           PyTorch: sums of each cell of a map, rescaled with the sums of the softmax
+    kernels/tiled/readouts.py             PyTorch: sums of each cell of a map, rescaled with the sums of the softmax
     kernels/numpy_blocks/accumulator.py   NumPy: float64, with a shift that is changed only to avoid an overflow
     kernels/fused/sdpa.py                 PyTorch: merges two finalized outputs by their log-sum-exp
     database/execute/accumulators.py      NumPy: float64, with a sum for the entropy of the weights

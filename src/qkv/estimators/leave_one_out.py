@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qkv.core.typing import Float
-from qkv.kernels.numpy_blocks.exponential import NATURAL
+from qkv.kernels.numpy_blocks.logits import NATURAL
 
 __all__ = ["BatchGradient", "MIN_PROBABILITY", "class_losses", "leave_one_out_loss", "weighted_means"]
 

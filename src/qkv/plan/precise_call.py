@@ -39,8 +39,8 @@ from qkv.plan.plan import Plan
 from qkv.readouts import LogSumExp, Readout
 from qkv.readouts.base import flatten, unflatten
 from qkv.scores import Score
+from qkv.scores.forms import lift_limits
 from qkv.scores.gaussian import has_no_data
-from qkv.scores.lifted_vectors import lift_limits
 
 __all__ = ["lift_suffices", "run_precisely"]
 

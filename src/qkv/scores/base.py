@@ -24,11 +24,19 @@ from qkv.core.positions import Positions
 from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, ArrayLike, Num, Shaped
 from qkv.errors import KindError, ShapeError
-from qkv.scores.check_widths import check_same_width
-from qkv.scores.forms import Form, Pairwise, Product, SavedArrays, ScaledProduct
-from qkv.scores.lifted_vectors import column_of_ones, concat_features
+from qkv.scores.forms import Form, Pairwise, Product, SavedArrays, ScaledProduct, column_of_ones, concat_features
 
-__all__ = ["GeneralScore", "InnerProductScore", "Score", "require_score"]
+__all__ = ["check_same_width", "GeneralScore", "InnerProductScore", "require_score", "Score"]
+
+
+def check_same_width(score: object, query_width: int, key_width: int) -> None:
+    """Raise a `ShapeError` if the widths of query and key differ."""
+    if query_width != key_width:
+        raise ShapeError(
+            f"query and key must have the same width for {type(score).__name__}, got widths {query_width} and "
+            f"{key_width}. Project them to the same width with Projected(score, query_weight, key_weight), or use "
+            f"Bilinear(weight) with a weight of shape ({query_width}, {key_width})."
+        )
 
 
 _REAL = ("float", "bfloat", "int", "uint", "bool")

@@ -1,9 +1,11 @@
-"""Dot-product score: the inner product of query and key, times an optional scale.
+"""Dot-product scores: the inner product of query and key, times a scale or divided by the square root of their width.
 
-    logit(q, k) = scale · <q, k>
+    Dot           logit(q, k) = scale · <q, k>
+    ScaledDot     logit(q, k) = <q, k> / sqrt(width)
 
-Source: Luong, Pham, Manning (2015), Effective approaches to attention-based neural machine translation,
-section 3.1 ("dot"), https://arxiv.org/abs/1508.04025.
+Sources: Luong, Pham, Manning (2015), Effective approaches to attention-based neural machine translation, section 3.1
+("dot"), https://arxiv.org/abs/1508.04025; Vaswani et al. (2017), Attention Is All You Need, section 3.2.1,
+https://arxiv.org/abs/1706.03762. Their d_k is called width in this project.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from qkv.core.typing import Array, Num
 from qkv.scores.base import InnerProductScore
 from qkv.scores.forms import Form, ScaledProduct
 
-__all__ = ["Dot"]
+__all__ = ["Dot", "ScaledDot"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,52 @@ class Dot(InnerProductScore):
     ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"]]:
         """Return the queries times the scale, and the keys unchanged."""
         return (query if self.scale == 1 else query * self.scale), key
+
+    @property
+    def form(self) -> Form:  # type: ignore[override]
+        """A number times <q, k>."""
+        return ScaledProduct(self.scale)
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledDot(InnerProductScore):
+    """Inner product of query and key, divided by the square root of their width or times another scale.
+
+    By default, inputs of unit variance give logits of unit variance at every width. `Dot` is the score without the
+    division, and `Projected(ScaledDot(), …)` is this score with learned projections.
+
+    Args:
+        scale: factor of the inner product in place of 1/sqrt(width), as in
+            `torch.nn.functional.scaled_dot_product_attention`; None: 1/sqrt(width).
+
+    Shapes:
+        query `(*batch, q, width)`, key `(*batch, k, width)` -> logits `(*batch, q, k)`
+
+    Raises:
+        ShapeError: the widths of query and key differ.
+        OptionError: the scale is not a finite number.
+
+    Example:
+        >>> import numpy as np
+        >>> ScaledDot()(np.array([[2.0, 0.0, 0.0, 0.0]]), np.eye(4))
+        array([[1., 0., 0., 0.]])
+    """
+
+    scale: float | None = None
+
+    def validate(self) -> None:
+        """Check that the scale is a finite number or None."""
+        if self.scale is not None:
+            require_number("ScaledDot", "scale", self.scale, math.isfinite, "a finite number or None")
+
+    def lift(
+        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
+    ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"]]:
+        """Return the queries times the scale, and the keys unchanged."""
+        # Scale before the product: in float16 the raw inner product can overflow.
+        if self.scale is None:
+            return query / math.sqrt(max(1, query.shape[-1])), key
+        return query * self.scale, key
 
     @property
     def form(self) -> Form:  # type: ignore[override]

@@ -34,8 +34,7 @@ from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, Num, Shaped
 from qkv.scores.base import GeneralScore, InnerProductScore, Score
-from qkv.scores.forms import Form, Pairwise, SavedArrays, SquaredDistance
-from qkv.scores.lifted_vectors import concat_features
+from qkv.scores.forms import Form, Pairwise, SavedArrays, SquaredDistance, concat_features
 
 __all__ = ["Gaussian", "GaussianOfDifferences", "has_no_data"]
 

@@ -16,8 +16,7 @@ from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, Num, Shaped
 from qkv.errors import OptionError
 from qkv.scores.base import Score
-from qkv.scores.forms import Form, Pairwise, Product
-from qkv.scores.lifted_vectors import concat_features
+from qkv.scores.forms import Form, Pairwise, Product, concat_features
 
 __all__ = ["SumOf"]
 

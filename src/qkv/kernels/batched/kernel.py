@@ -24,7 +24,6 @@ from qkv.core.random import dropout_rate
 from qkv.core.typing import Array, Bool, Float, Shaped, Tensor
 from qkv.kernels.batched.additive import STEP_BYTES
 from qkv.kernels.batched.gated_logits import GatedProducts, PairGates, SeparateGates
-from qkv.kernels.batched.mapped_products import MappedProducts
 from qkv.kernels.batched.mask_bias import depends_on_positions_alone, mask_bias
 from qkv.kernels.batched.pair_logits import (
     GivenLogits,
@@ -37,7 +36,7 @@ from qkv.kernels.batched.pair_logits import (
     shared_gradient,
 )
 from qkv.kernels.batched.row_weights import RowWeights, row_weights, softmax_in_place
-from qkv.kernels.batched.vector_logits import Distances, SquaredDistances, TanhSums, UnitProducts
+from qkv.kernels.batched.vector_logits import Distances, MappedProducts, SquaredDistances, TanhSums, UnitProducts
 from qkv.kernels.dense.kernel import DenseKernel
 from qkv.kernels.runtime.closure_gradients import (
     may_close_over_tensors,

@@ -5,8 +5,7 @@
     soft cap        z = c tanh(f <q, k> / c)
 
 All logits are multiplied by the scale s of the normalizer, so that it needs no further pass over them.
-`vector_logits.py`, `gated_logits.py` and `mapped_products.py` have the logits that are computed from queries and keys
-directly.
+`vector_logits.py` and `gated_logits.py` have the logits that are computed from queries and keys directly.
 """
 
 from __future__ import annotations

@@ -17,23 +17,99 @@ from qkv.core.distances import distance_gradients, pair_distances
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.batched.additive import tanh_sum_gradients, tanh_sums
-from qkv.kernels.batched.mapped_products import map_gradient
 from qkv.kernels.batched.pair_logits import (
     Gradients,
     PairLogits,
     Tensors,
     add_bias,
     biased_product,
+    finite_product,
     has_finite_sum,
     product,
     product_gradients,
     scaled_product,
 )
 from qkv.kernels.runtime.isolated_autograd import project_call
-from qkv.scores.forms import Tanh, UnitProduct
-from qkv.scores.lifted_vectors import lift_limits
+from qkv.scores.forms import MappedProduct, Tanh, UnitProduct, lift_limits
 
-__all__ = ["Distances", "SquaredDistances", "TanhSums", "UnitProducts"]
+__all__ = ["Distances", "mapped", "MappedProducts", "SquaredDistances", "TanhSums", "UnitProducts"]
+
+
+@dataclass(frozen=True)
+class MappedProducts(PairLogits):
+    """Inner products of W q and U k times `factor`.
+
+    The tensors are queries, keys, W and U `(*#batch, hidden, width)`, of which W or U may be None for no map.
+    """
+
+    factor: float = 1.0
+    merges = True
+    rounds = True
+
+    def operands(self, call: TorchCall) -> Tensors:
+        """Return queries, keys, W and U."""
+        form = cast("MappedProduct", call.score.form)
+        return cast("Tensors", (call.query, call.key, form.query_map, form.key_map))
+
+    def forward(
+        self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
+    ) -> Tensors | None:
+        """Return the scaled logits and both sides of the products, without a side that is given."""
+        left, right = self._sides(tensors)
+        logits = finite_product(left, right, self.factor * self.normalizer_scale, bias, gradient)
+        if logits is None:
+            return None
+        return logits, *[x for x, w in zip((left, right), tensors[2:], strict=True) if w is not None]
+
+    def gradients(
+        self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
+    ) -> Gradients:
+        """Return the gradient of each tensor."""
+        given, maps, computed = cast("list[Tensor]", tensors[:2]), tensors[2:], iter(cast("Sequence[Tensor]", saved))
+        left, right = (x if w is None else next(computed) for x, w in zip(given, maps, strict=True))
+        dtype, rounded = d.dtype, given[0].dtype
+        left, right = left.to(rounded), right.to(rounded)
+        wanted = needs[0] or needs[2], needs[1] or needs[3]
+        sides = product_gradients(d, left, right, self.factor * self.normalizer_scale, wanted)
+        found: list[Tensor | None] = []
+        found_maps: list[Tensor | None] = []
+        for n, (x, w, side) in enumerate(zip(given, maps, sides, strict=True)):
+            if w is None or side is None:
+                found.append(side)
+                found_maps.append(None)
+                continue
+            side = side.to(dtype)
+            found.append(product(side, w) if needs[n] else None)
+            found_maps.append(map_gradient(side, x.to(dtype), w) if needs[n + 2] else None)
+        return *found, *found_maps
+
+    def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
+        """Return the logits."""
+        left, right = self._sides(tensors)
+        return left @ right.mT * self.factor
+
+    def _sides(self, tensors: Tensors) -> tuple[Float[Tensor, "*_ q hidden"], Float[Tensor, "*_ k hidden"]]:
+        query, key, *maps = tensors
+        left, right = (
+            x if w is None else mapped(x, w) for x, w in zip(cast("list[Tensor]", [query, key]), maps, strict=True)
+        )
+        return left, right
+
+
+def mapped(x: Float[Tensor, "*#batch n width"], weight: Float[Tensor, "*_ hidden width"]) -> Float[Tensor, "*_"]:
+    """Return W x for each row x."""
+    return product(x, weight.mT)
+
+
+def map_gradient(
+    gradient: Float[Tensor, "batch n hidden"],
+    x: Float[Tensor, "batch n width"],
+    weight: Float[Tensor, "*_ hidden width"],
+) -> Float[Tensor, "*_ hidden width"]:
+    """Return the gradient of W, given that of W x."""
+    if weight.ndim > 2:
+        return product(gradient.mT, x)
+    return gradient.flatten(0, -2).mT @ x.flatten(0, -2)
 
 
 @dataclass(frozen=True)

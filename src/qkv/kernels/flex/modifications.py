@@ -21,7 +21,7 @@ from qkv.masks import Blocks, Documents, Mask, Pairs, Prefix
 from qkv.masks.base import And, Not, Or
 from qkv.masks.window import BandMask
 from qkv.scores import ALiBi, Biased, RelativePosition, Score, Softcap
-from qkv.scores.relative_position import bucket
+from qkv.scores.position_bias import bucket
 
 __all__ = [
     "BatchAxes",

@@ -4,7 +4,7 @@ The output is then φ(Q) (φ(K)ᵀ V), divided by φ(Q) Σ φ(K) for the normali
 computed, and time and memory are linear in the numbers of queries and keys.
 
 `product.py` computes this product, and with a causal mask passes a state from chunk to chunk of the keys
-(`recurrence.py`, with the gradients of PyTorch in `autograd.py`).
+(`recurrence.py`).
 
 Source: Katharopoulos et al. (2020), Transformers are RNNs: fast autoregressive transformers with linear attention,
 https://arxiv.org/abs/2006.16236.
@@ -283,7 +283,7 @@ def _all_finite(x: Array) -> bool:
 def _run_torch(call: BoundCall, problem: Problem) -> _Attempt:
     import torch
 
-    from qkv.kernels.linear.autograd import differentiable_recurrence
+    from qkv.kernels.linear.recurrence import differentiable_recurrence
     from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
     from qkv.kernels.runtime.gradients import call_tensors
     from qkv.kernels.runtime.isolated_autograd import project_call

@@ -6,8 +6,8 @@ Forward saves the output and the normalizer's summary of each query:
     backward:  dL/dw_ij = do_i · v_j        dL/dl = the normalizer's gradient, with Σ_j w_ij dL/dw_ij = do_i · o_i
                dL/dv_j += Σ_i w_ij do_i     dL/dq, dL/dk and the score's arrays from dL/dl, tile by tile
 
-Softmax is computed by `softmax.py`, other normalizers by `generic.py`; `schedule.py` assigns rows to workers. Second
-derivatives are computed by running the call again in row blocks (`kernels/runtime/differentiable_rows.py`).
+Softmax is computed by `softmax.py`, other normalizers by `GenericTiles`. Second derivatives are computed by running the
+call again in row blocks (`kernels/runtime/differentiable_rows.py`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from qkv.kernels.runtime.tile_loop import Limits, attend_rows, partial_rows, ran
 from qkv.kernels.runtime.tile_sizes import TileSizes
 from qkv.kernels.runtime.workers import run_on_workers, split_evenly, worker, worker_count
 from qkv.kernels.runtime.workspace import Workspace
-from qkv.kernels.tiled.logits.autograd import accumulate_logits
-from qkv.kernels.tiled.logits.base import Gradients, tensors_of
+from qkv.kernels.tiled.logits.base import Gradients, accumulate_logits, tensors_of
 from qkv.kernels.tiled.readouts import ReadoutCollector
 from qkv.kernels.tiled.softmax import SoftmaxTiles, logit_bound, supports_softmax
 

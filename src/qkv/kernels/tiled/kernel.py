@@ -235,8 +235,7 @@ def _hidden_units(problem: Problem) -> int:
 def _collect(call: TorchCall, problem: Problem, sizes: TileSizes) -> Result:
     """Compute the output and all readouts of a call in the same forward pass."""
     from qkv.kernels.tiled.autograd import forward
-    from qkv.kernels.tiled.pooled_map import align_to_cells
-    from qkv.kernels.tiled.readouts import ReadoutCollector
+    from qkv.kernels.tiled.readouts import ReadoutCollector, align_to_cells
 
     notes: list[str] = []
     collector = ReadoutCollector(problem.readouts, call.tile, like=call.value)

@@ -32,12 +32,9 @@ from qkv.kernels.runtime.tile_loop import ranges, visible_tiles
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.additive import AdditiveLogits
-from qkv.kernels.tiled.logits.autograd import AutogradLogits
-from qkv.kernels.tiled.logits.base import Gradients, Limits, RowSlices, TileLogits
-from qkv.kernels.tiled.logits.biased import BiasedLogits
+from qkv.kernels.tiled.logits.base import AutogradLogits, Gradients, Limits, RowSlices, TileLogits
 from qkv.kernels.tiled.logits.gated import GatedLogits
-from qkv.kernels.tiled.logits.inner_product import InnerProductLogits
-from qkv.kernels.tiled.logits.softcap import SoftcapLogits
+from qkv.kernels.tiled.logits.products import BiasedLogits, InnerProductLogits, SoftcapLogits
 from qkv.kernels.tiled.readouts import ReadoutCollector
 from qkv.masks import Mask
 from qkv.scores.forms import Capped, Gated, Offset, Product, Tanh

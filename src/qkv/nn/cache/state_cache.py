@@ -16,9 +16,9 @@ from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Int, Num
 from qkv.errors import DataError, GradientError, KindError, OptionError, RefusedError, ShapeError
-from qkv.kernels.linear.autograd import differentiable_recurrence
 from qkv.kernels.linear.decay import recur_with_decay
 from qkv.kernels.linear.product import divide_by_totals, step_decays, with_ones
+from qkv.kernels.linear.recurrence import differentiable_recurrence
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.masks import Mask
 from qkv.nn.cache.checks import check_index
