@@ -39,11 +39,9 @@ class Keys(Mask):
     key_only = True
 
     def validate(self) -> None:
-        """Check that the array is boolean."""
         object.__setattr__(self, "array", require_boolean("Keys", as_array(self.array)))
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` unless the last axis of the array has length `k` or 1."""
         if self.array.shape[-1] not in (1, k):
             raise ShapeError(
                 f"the array of Keys must have shape (*batch, {k}), with one element per key, got shape "
@@ -51,14 +49,9 @@ class Keys(Mask):
             )
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch 1 k"]:
-        """Return the boolean array as `(*batch, 1, k)`, because it is the same for all queries."""
         return self.array[..., None, :]
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return "all" if the mask allows all keys of the tile, "none" if it allows none, otherwise "part".
-
-        For a traced array the result is "part".
-        """
         return coverage_of(self.array[..., slice(*tile.cols)] if self.array.shape[-1] != 1 else self.array)
 
 
@@ -94,11 +87,9 @@ class Pairs(Mask):
     array: Array = array_field("q", "k")
 
     def validate(self) -> None:
-        """Check that the array is boolean."""
         object.__setattr__(self, "array", require_boolean("Pairs", as_array(self.array)))
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` unless the last two axes of the array have lengths `q` and `k`, or 1."""
         shape = tuple(self.array.shape)
         if len(shape) < 2 or shape[-2] not in (1, q) or shape[-1] not in (1, k):
             raise ShapeError(
@@ -107,14 +98,9 @@ class Pairs(Mask):
             )
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
-        """Return the boolean array, which broadcasts to `(*batch, q, k)`."""
         return self.array
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return "all" if the mask allows all pairs of the tile, "none" if it allows none, otherwise "part".
-
-        For a traced array the result is "part".
-        """
         return coverage_of(self.slice(slice(*tile.rows), slice(*tile.cols)).array)
 
 
@@ -144,7 +130,6 @@ class Blocks(Mask):
     size: int | tuple[int, int] = 64
 
     def validate(self) -> None:
-        """Check that `layout` is boolean and that the block sizes are positive integers."""
         object.__setattr__(self, "layout", require_boolean("Blocks", as_array(self.layout)))
         if len(self.sizes) != 2 or not all(is_int(n) and n >= 1 for n in self.sizes):
             raise OptionError(
@@ -157,7 +142,6 @@ class Blocks(Mask):
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` unless `layout` has one element per pair of blocks of `q` queries and `k` keys."""
         expected = tuple(-(-n // size) for n, size in zip((q, k), self.sizes, strict=True))
         if tuple(self.layout.shape[-2:]) != expected:
             raise ShapeError(
@@ -167,7 +151,6 @@ class Blocks(Mask):
             )
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
-        """Return a boolean array with the element of `layout` to which each pair of the tile belongs."""
         xp = namespace(self.layout)
         rows = tile.query_indices(self.layout) // self.sizes[0]
         cols = tile.key_positions(self.layout) // self.sizes[1]

@@ -100,26 +100,21 @@ class _Combined(Mask):
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """Whether at least one of the two masks depends on the positions of queries."""
         return self.left.positional or self.right.positional
 
     @property
     def key_only(self) -> bool:  # type: ignore[override]
-        """Whether both masks depend only on the key."""
         return self.left.key_only and self.right.key_only
 
     @property
     def relative(self) -> bool:  # type: ignore[override]
-        """Whether both masks depend only on key position − query position."""
         return self.left.relative and self.right.relative
 
     @property
     def bound_per_call(self) -> bool:  # type: ignore[override]
-        """Whether at least one of the two masks must be bound to every call."""
         return self.left.bound_per_call or self.right.bound_per_call
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` if either mask does not match `q` queries and `k` keys."""
         self.left.check(q, k)
         self.right.check(q, k)
 
@@ -130,20 +125,16 @@ class And(_Combined):
 
     @property
     def conjuncts(self) -> tuple[Mask, ...]:
-        """The masks that `left` combines with `&`, followed by the masks that `right` combines with `&`."""
         return (*self.left.conjuncts, *self.right.conjuncts)
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return a boolean array that is True for the pairs of the tile that both masks allow."""
         return self.left.allowed(tile, reference) & self.right.allowed(tile, reference)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return "none" if the coverage of either mask is "none", "all" if both are "all", otherwise "part"."""
         covers = (self.left.coverage(tile), self.right.coverage(tile))
         return "none" if "none" in covers else "all" if covers == ("all", "all") else "part"
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Return the intersection of the key ranges of both masks."""
         left, right = self.left.key_range(tile), self.right.key_range(tile)
         return max(left[0], right[0]), min(left[1], right[1])
 
@@ -156,16 +147,13 @@ class Or(_Combined):
     """Mask that allows the pairs of query and key that `left` or `right` allows."""
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return a boolean array that is True for the pairs of the tile that at least one of both masks allows."""
         return self.left.allowed(tile, reference) | self.right.allowed(tile, reference)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return "all" if the coverage of either mask is "all", "none" if both are "none", otherwise "part"."""
         covers = (self.left.coverage(tile), self.right.coverage(tile))
         return "all" if "all" in covers else "none" if covers == ("none", "none") else "part"
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Return the smallest range that contains the key ranges of both masks."""
         left, right = self.left.key_range(tile), self.right.key_range(tile)
         return min(left[0], right[0]), max(left[1], right[1])
 
@@ -181,11 +169,9 @@ class Not(Mask):
     mask: Mask
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return a boolean array that is True for the pairs of the tile that the inner mask excludes."""
         return ~self.mask.allowed(tile, reference)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return the coverage of the inner mask with "all" and "none" swapped."""
         swapped: dict[Coverage, Coverage] = {"all": "none", "none": "all", "part": "part"}
         return swapped[self.mask.coverage(tile)]
 

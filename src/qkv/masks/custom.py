@@ -75,7 +75,6 @@ class Custom(FunctionPart, Mask):
     bound_per_call = True
 
     def validate(self) -> None:
-        """Check the fields, and convert `parameters` and `batch_axes` to tuples."""
         self.check_function(
             "Pass a function of (query, key, *parameters) that returns booleans: lambda query, key: key <= query."
         )
@@ -90,7 +89,6 @@ class Custom(FunctionPart, Mask):
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """Whether the mask depends on the `positions` of the call, which is true if `align` is None."""
         return self.align is None
 
     def bind(

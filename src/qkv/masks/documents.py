@@ -64,12 +64,10 @@ class Documents(Mask):
         return cls(*(np.repeat(np.arange(len(x) - 1), np.diff(x)) for x in found))
 
     def validate(self) -> None:
-        """Convert the ids to arrays, and use the ids of the queries for the keys if `key_ids` is None."""
         object.__setattr__(self, "query_ids", as_array(self.query_ids))
         object.__setattr__(self, "key_ids", self.query_ids if self.key_ids is None else as_array(self.key_ids))
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` unless there are `q` ids of queries and `k` ids of keys."""
         assert self.key_ids is not None
         got = (self.query_ids.shape[-1], self.key_ids.shape[-1])
         if got != (q, k):
@@ -79,7 +77,6 @@ class Documents(Mask):
             )
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
-        """Return a boolean array that is True for the pairs of the tile whose query and key have the same id."""
         assert self.key_ids is not None
         return self.query_ids[..., :, None] == self.key_ids[..., None, :]
 

@@ -41,11 +41,9 @@ class Lengths(Mask):
     key_only = True
 
     def validate(self) -> None:
-        """Convert `lengths` to an array of integers unless it is an integer."""
         object.__setattr__(self, "lengths", require_integers("Lengths", "lengths", self.lengths))
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return a boolean array that is True for the keys of the tile with an index below the length."""
         return shorter_than(tile, reference, self.lengths)
 
     def coverage(self, tile: Tile) -> Coverage:
@@ -96,7 +94,6 @@ class Prefix(Mask):
     positional = True
 
     def validate(self) -> None:
-        """Convert `length` to an array of integers unless it is an integer."""
         object.__setattr__(self, "length", require_integers("Prefix", "length", self.length))
 
     @property
@@ -105,7 +102,6 @@ class Prefix(Mask):
         return Lengths(self.length) | Causal()
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return a boolean array that is True for pairs of the tile with a key in the prefix or not after the query."""
         return self.either.allowed(tile, reference)
 
     def key_range(self, tile: Tile) -> tuple[int, int]:

@@ -89,7 +89,6 @@ class Window(BandMask):
     positional = True
 
     def validate(self) -> None:
-        """Check that `before` and `after` are non-negative integers or None."""
         for name in ("before", "after"):
             n = getattr(self, name)
             if n is not None and (not is_int(n) or n < 0):
@@ -120,13 +119,11 @@ class Causal(BandMask):
     after = 0
 
     def validate(self) -> None:
-        """Check that the alignment is "start", "end" or None."""
         if self.align is not None:
             Positions(align=self.align)
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """Whether the mask depends on the `positions` of the call, which is true if `align` is None."""
         return self.align is None
 
     def causal_offset(self, tile: Tile) -> int | None:

@@ -55,7 +55,6 @@ class Custom(FunctionPart, Normalizer):
     sums_to_one = False
 
     def validate(self) -> None:
-        """Check the fields, and convert `parameters` and `batch_axes` to tuples."""
         self.check_function("Pass a function of (logits, *parameters) that returns weights.")
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:

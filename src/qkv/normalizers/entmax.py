@@ -72,7 +72,6 @@ class SparseNormalizer(Normalizer):
         return self.scale, self.power
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
-        """Return the weights max(0, z − τ)^p of whole rows of logits."""
         if logits.shape[-1] == 0:
             return logits
         xp, out = namespace(logits), excluded(logits)
@@ -93,7 +92,6 @@ class SparseNormalizer(Normalizer):
         return where(out, 0.0, weights)
 
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"]:
-        """Return a lower bound of the logits of keys with weight in each row, from the maxima of groups of keys."""
         xp = namespace(largest)
         while (half := largest.shape[-1] // 2) >= _BOUND_GROUPS:
             # Merging pairs of groups lowers the bound a little and halves the time.
@@ -117,7 +115,6 @@ class SparseNormalizer(Normalizer):
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
     ) -> Bool[Array, "*batch q k"]:
-        """Return a boolean array that is True for the keys with non-zero weight."""
         return weights != 0
 
 
@@ -208,7 +205,6 @@ class Entmax(SparseNormalizer):
     alpha: Array | float = array_field(default=1.5)
 
     def validate(self) -> None:
-        """Check that `alpha` is greater than 1."""
         require_number("Entmax", "alpha", self.alpha, lambda alpha: 1 < alpha < math.inf, "a number greater than 1")
 
     @property
@@ -228,7 +224,6 @@ class Entmax(SparseNormalizer):
         return {2.0: Sparsemax(), 1.5: Entmax15()}.get(float(self.alpha), self)
 
     def exponents(self) -> tuple[Array | float, Array | float]:
-        """Return α − 1 and 1 / (α − 1)."""
         alpha = expand_to_pairs(self.alpha)
         return alpha - 1, 1 / (alpha - 1)
 

@@ -96,7 +96,6 @@ class Mean(LinearNormalizer):
     differentiable: ClassVar[bool] = False
 
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return 1 for each key that is not excluded, and 0 for each excluded key."""
         return cast(~excluded(logits), logits.dtype)
 
 
@@ -137,7 +136,6 @@ class Sum(LinearNormalizer):
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
     ) -> Bool[Array, "*batch q k"]:
-        """Return a boolean array that is True for the keys whose score is not 0."""
         return weights != 0
 
     def logit_gradient(
@@ -173,7 +171,6 @@ class Identity(LinearNormalizer):
     linear: ClassVar[bool] = True
 
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return the logits, with 0 in place of −inf."""
         return where(excluded(logits), 0.0, logits)
 
     def logit_gradient(
@@ -208,7 +205,6 @@ class Sigmoid(LinearNormalizer):
     is_sigmoid: ClassVar[bool] = True
 
     def prepare(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return the logits plus the bias."""
         return logits + expand_to_pairs(self.bias) if is_array(self.bias) or self.bias else logits
 
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

@@ -48,7 +48,6 @@ class Softmax(Normalizer):
     symmetric: ClassVar[bool] = True
 
     def validate(self) -> None:
-        """Check that the temperature is positive."""
         require_number("Softmax", "temperature", self.temperature, lambda t: t > 0, "a positive number")
 
     @property

@@ -49,7 +49,6 @@ class TopK(Normalizer):
     has_threshold_bound: ClassVar[bool] = True
 
     def validate(self) -> None:
-        """Check that `k` is a positive integer and that `normalizer` is a `Normalizer`."""
         require_positive_integer("TopK", "k", self.k)
         if self.normalizer is None:
             object.__setattr__(self, "normalizer", Softmax())
@@ -79,7 +78,6 @@ class TopK(Normalizer):
 
     @property
     def inner(self) -> Normalizer:  # type: ignore[override]
-        """The normalizer of the kept logits."""
         return self.normalizer
 
     def accumulator_width(self, value_width: int) -> int:

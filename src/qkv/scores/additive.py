@@ -54,11 +54,9 @@ class Additive(GeneralScore):
 
     @property
     def form(self) -> Form:  # type: ignore[override]
-        """A sum of tanh of linear maps."""
         return Tanh(self.vector, (self.query_weight, self.key_weight, self.bias), saved=_SAVED)
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if the weights do not fit query and key, differ in hidden units, or lack `vector`."""
         expected = (self.query_weight.shape[-1], self.key_weight.shape[-1])
         if (query_width, key_width) != expected:
             raise ShapeError(

@@ -47,7 +47,6 @@ class Biased(PointwiseScore):
     per_key: Array | None = array_field("k", default=None)
 
     def validate(self) -> None:
-        """Check that exactly one of `bias` and `per_key` is given."""
         if (self.bias is None) == (self.per_key is None):
             given = "none" if self.bias is None else "both"
             raise OptionError(
@@ -69,11 +68,9 @@ class Biased(PointwiseScore):
         return concat_features(left, column_of_ones(left)), concat_features(right, self.per_key[..., None])
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the lifted width of the inner score plus 1, for the column of the bias."""
         return self.score.lifted_width(query_width, key_width) + 1
 
     def lift_description(self) -> str:
-        """Return the inner score's description of its lift, extended by the additional column for the bias."""
         return self._lift_description_with("additional column for the bias of the key")
 
     def simplify(self, q: int, k: int) -> Score:
@@ -148,11 +145,9 @@ class ClassTable(PointwiseScore):
         return concat_features(left, queries), concat_features(right, keys)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the lifted width of the inner score plus the smaller of the two numbers of classes."""
         return self.score.lifted_width(query_width, key_width) + int(min(self.table.shape[-2:]))
 
     def lift_description(self) -> str:
-        """Return the inner score's description of its lift, extended by the columns for the classes."""
         return self._lift_description_with("one-hot classes times rows of the table")
 
     def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch q k"]:

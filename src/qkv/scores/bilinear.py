@@ -45,7 +45,6 @@ class Bilinear(InnerProductScore):
     key_factor: Array | None = array_field("key_width", "rank", default=None)
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if `weight` or `key_factor` does not fit query and key, or if their ranks differ."""
         expected = (self.weight.shape[-2], self.weight.shape[-1])
         if self.key_factor is not None:
             rank, key_rank = expected[1], self.key_factor.shape[-1]
@@ -68,17 +67,14 @@ class Bilinear(InnerProductScore):
 
     @property
     def form(self) -> Form:  # type: ignore[override]
-        """A product with the maps Wᵀ, or Uᵀ and Vᵀ."""
         return MappedProduct(
             _transposed(self.weight), None if self.key_factor is None else _transposed(self.key_factor)
         )
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the width of the key, or the rank if `key_factor` is given."""
         return key_width if self.key_factor is None else int(self.key_factor.shape[-1])
 
     def lift_description(self) -> str:
-        """Return a description of the matrix products that `lift` computes, for the printed plan."""
         return "query · W" if self.key_factor is None else "query · U, key · V"
 
     def lift(

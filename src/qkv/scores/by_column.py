@@ -49,7 +49,6 @@ class ByColumn(GeneralScore):
     accepts_records = True
 
     def validate(self) -> None:
-        """Check that `columns` is a tuple of one or more tuples (name, score, weight)."""
         if not isinstance(self.columns, tuple) or not self.columns:
             raise OptionError(
                 f"columns must be a tuple of one or more tuples (name, score, weight), got {self.columns!r}."
@@ -63,13 +62,11 @@ class ByColumn(GeneralScore):
         return 1 + max(score.elements_per_logit(1, 1) for _, score, _ in self.columns)
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the sum of the operations per logit of the columns' scores, plus 2 for each column."""
         return sum(score.flop_per_logit(1, 1) + 2 for _, score, _ in self.columns)
 
     def compare(
         self, query: Shaped[Array, "*#batch q"], key: Shaped[Array, "*#batch k"]
     ) -> Shaped[Array, "*#batch q k"]:
-        """Return the logits: for each pair, the sum over columns of the column's weight times its score."""
         return reduce(add, (weight * _column_logits(name, score, query, key) for name, score, weight in self.columns))
 
 

@@ -40,13 +40,11 @@ class Constant(GeneralScore):
         return 1
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return 1 floating-point operation per logit, an addition of zeros."""
         return 1
 
     def compare(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"]
     ) -> Num[Array, "*#batch q k"]:
-        """Return an array of zeros, `(*batch, q, k)`."""
         xp = namespace(query)
         # Not 0 · q, which is NaN where q is not finite.
         return xp.sum(xp.zeros_like(query), axis=-1)[..., :, None] + xp.sum(xp.zeros_like(key), axis=-1)[..., None, :]

@@ -47,7 +47,6 @@ class Cosine(InnerProductScore):
     temperature: Array | float = array_field(default=1.0)
 
     def validate(self) -> None:
-        """Check that the temperature is positive if it is a number; the elements of an array are not checked."""
         require_number("Cosine", "temperature", self.temperature, lambda t: t > 0, "a positive number")
 
     @property
@@ -58,7 +57,6 @@ class Cosine(InnerProductScore):
         return UnitProduct(temperature if single else None, saved=_SAVED)
 
     def lift_description(self) -> str:
-        """Return a description of the normalization that `lift` applies, for the printed plan."""
         return "query and key normalized to length 1"
 
     def lift(

@@ -61,12 +61,10 @@ class Custom(FunctionPart, GeneralScore):
     batch_axes: tuple[int, ...] | None = None
 
     def validate(self) -> None:
-        """Check the fields, and convert `parameters` and `batch_axes` to tuples."""
         self.check_function("Pass a function of (query, key, *parameters) that returns logits.")
 
     @property
     def accepts_records(self) -> bool:  # type: ignore[override]
-        """Whether structured arrays are passed to the function, which holds unless it accepts numbers alone."""
         return self.accepts != "numbers"
 
     def check_widths(self, query_width: int, key_width: int) -> None:

@@ -72,7 +72,6 @@ class Decay(WrapperScore):
     default_normalizer = "identity"
 
     def validate(self) -> None:
-        """Check that one of the two decays is given, and that the inner score supports it."""
         number, per_key = self.log_decay, self.log_decay_per_key
         if (number is None) == (per_key is None):
             given = "none" if number is None else "both"
@@ -110,7 +109,6 @@ class Decay(WrapperScore):
         return self.score.flop_per_logit(query_width, key_width) + 22 * exponentials
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Check the widths for the inner score, and raise a `ShapeError` for another number of features."""
         self.score.check_widths(query_width, key_width)
         features = self.score.lifted_width(query_width, key_width)
         if self.form.per_feature and self.log_decay_per_key.shape[-1] != features:  # type: ignore[union-attr]
@@ -121,7 +119,6 @@ class Decay(WrapperScore):
             )
 
     def check_lengths(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` if there is not one decay for each of the `k` keys."""
         super().check_lengths(q, k)
         per_key = self.log_decay_per_key
         if per_key is not None and (per_key.ndim < 2 or per_key.shape[-2] != k):
@@ -133,11 +130,9 @@ class Decay(WrapperScore):
     def project(
         self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile
     ) -> tuple[Shaped[Array, "*_"], Shaped[Array, "*_"]]:
-        """Return the projections of the inner score."""
         return self.score.project(query, key, tile)
 
     def logits(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
-        """Return the logits of the inner score for a tile, multiplied by the decays."""
         if self.form.per_feature:
             return self.projected_logits(*self.project(query, key, tile), tile)
         logits = self.score.logits(query, key, tile)
@@ -146,7 +141,6 @@ class Decay(WrapperScore):
     def projected_logits(
         self, left: Shaped[Array, "*_"], right: Shaped[Array, "*_"], tile: Tile
     ) -> Num[Array, "*#batch #q #k"]:
-        """Return the decayed logits of a tile from the projections of its queries and keys."""
         if self.form.per_feature:
             left, right = with_equal_batch(left, right)
             products = left[..., :, None, :] * right[..., None, :, :]

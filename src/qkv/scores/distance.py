@@ -40,7 +40,6 @@ class DistanceKernel(GeneralScore):
     bandwidth: Array | float = array_field(default=1.0)
 
     def validate(self) -> None:
-        """Check that the bandwidth is positive if it is a number; the elements of an array are not checked."""
         require_number(type(self).__name__, "bandwidth", self.bandwidth, lambda h: h > 0, "a positive number")
 
     # Autograd saves the distance, the kernel, its logarithm and where the kernel is 0.
@@ -76,12 +75,10 @@ class Laplace(DistanceKernel):
 
     @property
     def form(self) -> Form:  # type: ignore[override]
-        """The distance times −1/h, if the bandwidth is a number."""
         slope = 1 / self.bandwidth if isinstance(self.bandwidth, (int, float)) else None
         return Distance(slope, saved=SavedArrays(logits=1.0))
 
     def log_kernel(self, u: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-        """Return −u for each element u."""
         return -u
 
 
@@ -99,7 +96,6 @@ class Boxcar(DistanceKernel):
     """
 
     def log_kernel(self, u: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-        """Return 0 for each element u that is at most 1, and −inf for the others."""
         return _log_where(u <= 1, namespace(u).ones_like(u))
 
 
@@ -119,7 +115,6 @@ class Epanechnikov(DistanceKernel):
     """
 
     def log_kernel(self, u: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-        """Return log(1 − u²) for each element u < 1, and −inf for the others."""
         return _log_where(u < 1, 1 - u * u)
 
 
@@ -137,7 +132,6 @@ class Triangular(DistanceKernel):
     """
 
     def log_kernel(self, u: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-        """Return log(1 − u) for each element u < 1, and −inf for the others."""
         return _log_where(u < 1, 1 - u)
 
 

@@ -47,18 +47,15 @@ class Dot(InnerProductScore):
     scale: float = 1.0
 
     def validate(self) -> None:
-        """Check that the scale is a finite number."""
         require_number("Dot", "scale", self.scale, math.isfinite, "a finite number")
 
     def lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"]]:
-        """Return the queries times the scale, and the keys unchanged."""
         return (query if self.scale == 1 else query * self.scale), key
 
     @property
     def form(self) -> Form:  # type: ignore[override]
-        """A number times <q, k>."""
         return ScaledProduct(self.scale)
 
 
@@ -89,14 +86,12 @@ class ScaledDot(InnerProductScore):
     scale: float | None = None
 
     def validate(self) -> None:
-        """Check that the scale is a finite number or None."""
         if self.scale is not None:
             require_number("ScaledDot", "scale", self.scale, math.isfinite, "a finite number or None")
 
     def lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"]]:
-        """Return the queries times the scale, and the keys unchanged."""
         # Scale before the product: in float16 the raw inner product can overflow.
         if self.scale is None:
             return query / math.sqrt(max(1, query.shape[-1])), key
@@ -104,5 +99,4 @@ class ScaledDot(InnerProductScore):
 
     @property
     def form(self) -> Form:  # type: ignore[override]
-        """A number times <q, k>."""
         return ScaledProduct(self.scale)

@@ -69,7 +69,6 @@ class Features(InnerProductScore):
     default_normalizer = "sum"
 
     def validate(self) -> None:
-        """Check the function and the width, and convert `parameters` to a tuple."""
         known = isinstance(self.function, str) and self.function in _MAPS
         if not (known or callable(self.function)):
             raise OptionError(
@@ -87,18 +86,15 @@ class Features(InnerProductScore):
         return Product(nonnegative=isinstance(self.function, str), saved=SavedArrays(copies=3.0))
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the number of features."""
         return self.width or query_width
 
     def lift_description(self) -> str:
-        """Return the name of the function, for the printed plan."""
         name = self.function if isinstance(self.function, str) else getattr(self.function, "__name__", "a function")
         return f"φ = {name}"
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return the features of queries and keys."""
         return self._features(query), self._features(key)
 
     def _features(self, x: Num[Array, "*batch n width"]) -> Shaped[Array, "*batch n features"]:

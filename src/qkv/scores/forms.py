@@ -265,7 +265,6 @@ class MappedProduct(Product):
 
     @property
     def copies_keys(self) -> bool:
-        """Whether there is a map of the keys."""
         return self.key_map is not None
 
 

@@ -35,7 +35,6 @@ class GateWeights(Score):
     key_weight: Array
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if the widths of query, key and gate weights differ."""
         check_same_width(self, query_width, key_width)
         for weight in (self.query_weight, self.key_weight):
             if weight.shape[-1] != query_width:
@@ -72,7 +71,6 @@ class Gated(GateWeights, GeneralScore):
 
     @property
     def form(self) -> forms.Form:  # type: ignore[override]
-        """A product with a gate of the pair."""
         return forms.Gated((self.query_weight, self.key_weight, self.bias, 0.0), saved=_SAVED)
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
@@ -139,17 +137,14 @@ class SeparableGate(GateWeights, InnerProductScore):
 
     @property
     def form(self) -> Form:  # type: ignore[override]
-        """An inner product of gated queries and keys."""
         return GatedSides((self.query_weight, self.key_weight, self.query_bias, self.key_bias))
 
     def lift_description(self) -> str:
-        """Return a description of the gates that `lift` applies, for the printed plan."""
         return "query and key multiplied by their gates"
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return queries and keys, each vector multiplied by its sigmoid gate."""
         return _gated(query, self.query_weight, self.query_bias), _gated(key, self.key_weight, self.key_bias)
 
 

@@ -71,7 +71,6 @@ class Gaussian(InnerProductScore):
         return type(self).lift is Gaussian.lift
 
     def validate(self) -> None:
-        """Check that the bandwidth is positive if it is a number; the elements of an array are not checked."""
         require_number(
             "Gaussian", "bandwidth", self.bandwidth, lambda h: h >= 1e-150, "a positive number, at least 1e-150"
         )
@@ -108,11 +107,9 @@ class Gaussian(InnerProductScore):
         return concat_features(query, one), concat_features(key, length)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the width of query and key plus 1, for the additional column of `lift`."""
         return max(query_width, key_width) + 1
 
     def lift_description(self) -> str:
-        """Return a description of what `lift` computes, for the printed plan."""
         return "mean key subtracted, additional column for −‖k‖²/2h²"
 
     def query_term(self, query: Num[Array, "*#batch q width"], tile: Tile) -> Num[Array, "*#batch q"]:

@@ -133,7 +133,6 @@ class Names(TextScore):
     scorers = ("distance.JaroWinkler.normalized_similarity", "distance.OSA.normalized_similarity")
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return an estimate of 3000 operations."""
         return 3000
 
     def coverage(self, query: str, keys: Sequence[str]) -> tuple[Float[np.ndarray, " k"], Bool[np.ndarray, " k"]]:

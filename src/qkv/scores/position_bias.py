@@ -89,7 +89,6 @@ class RelativePosition(PointwiseScore):
     uses_positions: ClassVar[bool] = True
 
     def validate(self) -> None:
-        """Check that `max_distance` is larger than 1."""
         require_number("RelativePosition", "max_distance", self.max_distance, lambda d: d > 1, "larger than 1")
 
     def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch q k"]:
@@ -169,11 +168,9 @@ class QuadraticPosition(PointwiseScore):
         return concat_features(left, 2 * c * i, one), concat_features(right, j, -c * j * j)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the lifted width of the inner score plus 2, for the additional columns of `lift`."""
         return self.score.lifted_width(query_width, key_width) + 2
 
     def lift_description(self) -> str:
-        """Return the inner score's description of its lift, extended by the two additional columns."""
         return self._lift_description_with("two additional columns for 2c·i·j and −c·j²")
 
     def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:

@@ -56,7 +56,6 @@ class Projected(WrapperScore):
         return of_projections(self.score.form, self.query_weight, self.key_weight)
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if a weight does not fit query or key, or the inner score rejects the new widths."""
         for side, weight, width in (
             ("query", self.query_weight, query_width),
             ("key", self.key_weight, key_width),
@@ -69,45 +68,36 @@ class Projected(WrapperScore):
         self.score.check_widths(*self._widths(query_width, key_width))
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the number of array elements per logit of the inner score for the projected widths."""
         return self.score.elements_per_logit(*self._widths(query_width, key_width))
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the number of operations per logit of the inner score for the projected widths."""
         return self.score.flop_per_logit(*self._widths(query_width, key_width))
 
     def logits(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> Num[Array, "*#batch q k"]:
-        """Return the logits of the inner score for the projected queries and keys of a tile."""
         return self.score.logits(*self._project(query, key), tile)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the lifted width of the inner score for the projected widths."""
         return self.score.lifted_width(*self._widths(query_width, key_width))
 
     def lift_description(self) -> str:
-        """Return the inner score's description of its lift, extended by the projection of query and key."""
         return self._lift_description_with("query and key projected")
 
     def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
-        """Return the `query_term` of the inner score for the projected queries, or None if it has none."""
         return self.score.query_term(_linear(query, self.query_weight), tile)
 
     def project(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q left_width"], Num[Array, "*#batch k right_width"]]:
-        """Return the projections that the inner score computes from the projected queries and keys."""
         return self.score.project(*self._project(query, key), tile)
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return the vectors of the inner score's `lift` for the projected queries and keys."""
         return self.score.lift(*self._project(query, key), tile)
 
     def by_differences(self, query: Array | None = None, key: Array | None = None) -> Score:
-        """Return this score of an inner score that is computed from differences of the projections."""
         if query is None or key is None:
             return super().by_differences()
         return self._with_inner(self.score.by_differences(*self._project(query, key)))
@@ -119,13 +109,11 @@ class Projected(WrapperScore):
         centre: Centre = None,
         cheap: bool = False,
     ) -> tuple[Num[Array, ""] | float, Num[Array, ""] | float]:
-        """Return the range of the inner score for the projected queries and keys."""
         if cheap:  # the projections take as long as the range itself
             return math.inf, math.inf
         return self.score.lift_range(*self._project(query, key), centre)
 
     def centre(self, key: Num[Array, "*batch k key_width"]) -> Centre:
-        """Return the point that the inner score subtracts from the projected queries and keys, or None."""
         return self.score.centre(_linear(key, self.key_weight))
 
     def _project(

@@ -43,12 +43,10 @@ class Softcap(PointwiseScore):
     cap: Array | float = array_field(default=50.0)
 
     def validate(self) -> None:
-        """Check that the cap is positive if it is a number; the elements of an array are not checked."""
         require_number("Softcap", "cap", self.cap, lambda c: c > 0, "a positive number")
 
     @property
     def form(self) -> Form:  # type: ignore[override]
-        """A soft cap of the inner logit."""
         return Capped(self.score, self.cap, saved=SavedArrays(logits=1.25))
 
     def transform(self, logits: Num[Array, "*#batch #q #k"], tile: Tile) -> Num[Array, "*#batch #q #k"]:

@@ -38,7 +38,6 @@ class OSA(Levenshtein):
 
     @staticmethod
     def distance(first: str, second: str) -> int:
-        """Return the number of edits between two strings."""
         return _edits(first, second, swaps=True)
 
 

@@ -45,7 +45,6 @@ class SumOf(Score):
     scores: tuple[Score, ...]
 
     def validate(self) -> None:
-        """Check that `scores` is a tuple of one or more scores."""
         if not isinstance(self.scores, tuple) or not self.scores:
             raise OptionError(
                 f"scores must be a tuple of one or more scores, got {self.scores!r}. Pass SumOf((score, …))."
@@ -64,67 +63,53 @@ class SumOf(Score):
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """Whether any of the summed scores depends on positions."""
         return any(score.positional for score in self.scores)
 
     @property
     def cancels(self) -> bool:  # type: ignore[override]
-        """Whether the logits of any of the summed scores cancel."""
         return any(score.cancels for score in self.scores)
 
     @property
     def accepts_records(self) -> bool:  # type: ignore[override]
-        """Whether all scores accept structured arrays."""
         return all(score.accepts_records for score in self.scores)
 
     @property
     def accepts(self) -> str:  # type: ignore[override]
-        """The kind of query and key, "numbers" or "text", that the scores require; "any" if they accept both."""
         return next((score.accepts for score in self.scores if score.accepts != "any"), "any")
 
     @property
     def default_normalizer(self) -> str:  # type: ignore[override]
-        """The default normalizer of the first of the summed scores."""
         return self.scores[0].default_normalizer
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if any summed score cannot compare widths `query_width` and `key_width`."""
         for score in self.scores:
             score.check_widths(query_width, key_width)
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the largest number of elements per logit of any summed score, plus 1 for the sum."""
         return 1 + max(score.elements_per_logit(query_width, key_width) for score in self.scores)
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the sum of the operations per logit of all scores, plus 1 addition for each score."""
         return sum(score.flop_per_logit(query_width, key_width) + 1 for score in self.scores)
 
     def logits(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
-        """Return the sum of the logits of all scores for a tile, `(*batch, q, k)`."""
         return reduce(add, (score.logits(query, key, at) for score, at in self._with_centers(tile)))
 
     def centre(self, key: Num[Array, "*batch k key_width"]) -> tuple[Centre, ...]:
-        """Return a tuple with the result of `centre` of each summed score."""
         return tuple(score.centre(key) for score in self.scores)
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return the vectors of the `lift` of all summed scores, concatenated along the last axis."""
         lefts, rights = zip(*(score.lift(query, key, at) for score, at in self._with_centers(tile)), strict=True)
         return concat_features(*lefts), concat_features(*rights)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the sum of the lifted widths of the summed scores."""
         return sum(score.lifted_width(query_width, key_width) for score in self.scores)
 
     def lift_description(self) -> str:
-        """Return a text that joins the descriptions of the lifts of all summed scores."""
         return "; ".join(["lifts concatenated", *filter(None, (score.lift_description() for score in self.scores))])
 
     def flatten(self) -> Score:
-        """Return an equal sum without nested sums, or the single score if only one remains."""
         scores: list[Score] = []
         for score in (score.flatten() for score in self.scores):
             scores += score.scores if isinstance(score, SumOf) else (score,)
@@ -133,11 +118,9 @@ class SumOf(Score):
         return self._with_scores(scores) if len(scores) == len(self.scores) else SumOf(tuple(scores))
 
     def simplify(self, q: int, k: int) -> Score:
-        """Return the sum of the simplified scores, or this score if none changes."""
         return self._with_scores([score.simplify(q, k) for score in self.scores])
 
     def by_differences(self, query: Array | None = None, key: Array | None = None) -> Score:
-        """Return the sum of the scores that are computed from differences."""
         return self._with_scores([score.by_differences(query, key) for score in self.scores])
 
     def lift_range(
@@ -147,7 +130,6 @@ class SumOf(Score):
         centre: Centre = None,
         cheap: bool = False,
     ) -> tuple[Num[Array, ""] | float, Num[Array, ""] | float]:
-        """Return the sums of the ranges of the scores that cancel."""
         centers = centre if isinstance(centre, tuple) else (None,) * len(self.scores)
         own = zip(self.scores, centers, strict=True)
         ranges = [score.lift_range(query, key, each, cheap) for score, each in own if score.cancels]
@@ -158,7 +140,6 @@ class SumOf(Score):
         return self if same else SumOf(tuple(scores))
 
     def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
-        """Return the sum of the query terms of the summed scores, or None if none has one."""
         terms = [score.query_term(query, at) for score, at in self._with_centers(tile)]
         given = [term for term in terms if term is not None]
         return reduce(add, given) if given else None

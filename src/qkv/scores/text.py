@@ -45,7 +45,6 @@ class TextScore(GeneralScore):
     """The result of each function for equal strings."""
 
     def validate(self) -> None:
-        """Raise a `MissingPackageError` if RapidFuzz is not installed."""
         require_string_functions()
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:

@@ -30,7 +30,6 @@ class WrapperScore(Score):
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """Whether the logits depend on positions, because of the wrapper or of its inner score."""
         return self.uses_positions or self.score.positional
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
@@ -38,11 +37,9 @@ class WrapperScore(Score):
         return self.score.flop_per_logit(query_width, key_width) + 4
 
     def simplify(self, q: int, k: int) -> Score:
-        """Return this score with its inner score simplified for `q` queries and `k` keys."""
         return self._with_inner(self.score.simplify(q, k))
 
     def by_differences(self, query: Array | None = None, key: Array | None = None) -> Score:
-        """Return this score of an inner score that is computed from differences."""
         # Otherwise a constant per query would change the logits by more than a constant.
         constant = isinstance(self.form, Offset)
         return self._with_inner(self.score.by_differences(*((query, key) if constant else (None, None))))
@@ -91,13 +88,11 @@ class PointwiseScore(WrapperScore):
         return logits + self.offset(tile, logits)
 
     def logits(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
-        """Return the logits of the inner score for a tile, changed by `transform`."""
         return self.transform(self.score.logits(query, key, tile), tile)
 
     def project(
         self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile
     ) -> tuple[Shaped[Array, "*_"], Shaped[Array, "*_"]]:
-        """Return the projections of this score if its `lift` is exact, otherwise those of the inner score."""
         if self.lift_kind == "exact":
             return super().project(query, key, tile)
         return self.score.project(query, key, tile)
@@ -105,7 +100,6 @@ class PointwiseScore(WrapperScore):
     def projected_logits(
         self, left: Shaped[Array, "*_"], right: Shaped[Array, "*_"], tile: Tile
     ) -> Num[Array, "*#batch #q #k"]:
-        """Return the changed logits of a tile, `(*batch, q, k)`, from the projections of its queries and keys."""
         if self.lift_kind == "exact":
             return super().projected_logits(left, right, tile)
         return self.transform(self.score.projected_logits(left, right, tile), tile)

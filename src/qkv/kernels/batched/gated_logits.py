@@ -34,14 +34,12 @@ class GatedProducts(PairLogits):
     """Inner products times a gate: the last columns of both projections belong to the gate."""
 
     def operands(self, call: TorchCall) -> Tensors:
-        """Return the projections."""
         sides = project_call(call)
         return cast("Tensor", sides.query), cast("Tensor", sides.key)
 
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
     ) -> Tensors | None:
-        """Return the scaled logits, the products and the gate."""
         left, right = cast("tuple[Tensor, Tensor]", tensors)
         if gradient and not (has_finite_sum(left) and has_finite_sum(right)):
             return None
@@ -51,7 +49,6 @@ class GatedProducts(PairLogits):
     def gradients(
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
     ) -> Gradients:
-        """Return the gradients of both projections."""
         import torch
 
         left, right = cast("tuple[Tensor, Tensor]", tensors)
@@ -59,7 +56,6 @@ class GatedProducts(PairLogits):
         return torch.cat([sides[0], terms[0]], -1), torch.cat([sides[1], terms[1]], -1)
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
-        """Return the logits."""
         left, right = cast("tuple[Tensor, Tensor]", tensors)
         gate = (left[..., -1:] + right[..., -1:].mT).sigmoid()
         return gate * (left[..., :-1] @ right[..., :-1].mT)
@@ -119,7 +115,6 @@ class PairGates(PairLogits):
     merges = True
 
     def operands(self, call: TorchCall) -> Tensors:
-        """Return queries, keys, w and u, and those of b and c that are tensors."""
         weight, key_weight, *biases = cast("list[Tensor]", cast("Gated | GatedSides", call.score.form).gates)
         tensors = cast("list[Tensor]", [b[..., None, None] for b in biases if is_array(b)])
         return call.query, call.key, weight[..., None, :], key_weight[..., None, :], *tensors
@@ -127,7 +122,6 @@ class PairGates(PairLogits):
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
     ) -> Tensors | None:
-        """Return the scaled logits, the products and the gate."""
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
         terms = self._terms(tensors)
         if gradient and not all([has_finite_sum(x) for x in (query, key, *terms)]):  # noqa: C419
@@ -137,13 +131,11 @@ class PairGates(PairLogits):
     def gradients(
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
     ) -> Gradients:
-        """Return the gradient of each tensor."""
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
         sides, terms = _gradients(d, query, key, saved, self.normalizer_scale)
         return self._gradients(tensors, sides, terms, needs)
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
-        """Return the logits."""
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
         left, right = self._terms(tensors)
         return (left + right.mT).sigmoid() * (query @ key.mT)
@@ -190,7 +182,6 @@ class SeparateGates(PairGates):
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
     ) -> Tensors | None:
-        """Return the scaled logits, and both gates and gated vectors."""
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
         gate, key_gate = (x.sigmoid_() for x in self._terms(tensors))
         left, right = query * gate, key * key_gate
@@ -200,7 +191,6 @@ class SeparateGates(PairGates):
     def gradients(
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
     ) -> Gradients:
-        """Return the gradient of each tensor."""
         import torch
 
         gate, key_gate, left, right = cast("Sequence[Tensor]", saved)
@@ -217,7 +207,6 @@ class SeparateGates(PairGates):
         return self._gradients(tensors, sides, (terms[0], terms[1]), needs)
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
-        """Return the logits."""
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
         left, right = self._terms(tensors)
         return (query * left.sigmoid()) @ (key * right.sigmoid()).mT

@@ -402,7 +402,6 @@ class BatchedKernel(Kernel):
     checks_distances: ClassVar[bool] = True
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield a reason for refusal for some normalizers, for text and for readouts."""
         if row_weights(problem.normalizer, problem.axes.k) is None:
             yield f"it computes softmax without a sink, top-k, sparsemax, entmax and sigmoid, not {problem.normalizer}"
         if problem.axes.text:
@@ -516,7 +515,6 @@ class BatchedKernel(Kernel):
         return run
 
     def run(self, call: TorchCall, problem: Problem) -> Result:  # type: ignore[override]
-        """Compute the output from one array of all logits."""
         with no_autocast(call.value):
             if not projects_nothing(call.score):  # otherwise the recorded logits are checked
                 refuse_closure_gradients(call)

@@ -233,7 +233,6 @@ class GivenLogits(PairLogits):
     merges = False
 
     def operands(self, call: TorchCall) -> Tensors:
-        """Return the logits that the score computes."""
         unchanged = projects_nothing(call.score)
         sides = call if unchanged else cast("TorchCall", project_call(call))
         found = call.score.projected_logits(sides.query, sides.key, call.tile)
@@ -244,7 +243,6 @@ class GivenLogits(PairLogits):
         return (logits if logits.shape[-2:] == shape else logits.expand(*logits.shape[:-2], *shape),)
 
     def forward(self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None) -> Tensors:
-        """Return the scaled logits."""
         import torch
 
         (logits,) = cast("list[Tensor]", tensors)
@@ -255,11 +253,9 @@ class GivenLogits(PairLogits):
     def gradients(
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
     ) -> Gradients:
-        """Return s d."""
         return (d if self.normalizer_scale == 1 else d.mul_(self.normalizer_scale),)
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
-        """Return the logits."""
         return cast("Tensor", tensors[0])
 
 
@@ -279,11 +275,9 @@ class Products(PairLogits):
 
     @property
     def direct(self) -> bool:
-        """Whether the operands are the queries and keys of the call."""
         return not (self.projected or self.has_offset)
 
     def operands(self, call: TorchCall) -> Tensors:
-        """Return the projections, and the sum of the offsets that scores add to their products if there are any."""
         score, offsets = call.score, []
         while self.has_offset and isinstance(score.form, Offset):
             assert isinstance(score, PointwiseScore)
@@ -296,7 +290,6 @@ class Products(PairLogits):
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
     ) -> Tensors | None:
-        """Return the scaled logits, and the tanh if there is a cap."""
         import torch
 
         left, right, *offsets = cast("list[Tensor]", tensors)
@@ -321,7 +314,6 @@ class Products(PairLogits):
     def gradients(
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
     ) -> Gradients:
-        """Return the gradients of both projections and of the offset."""
         import torch
 
         left, right = cast("list[Tensor]", tensors)[:2]
@@ -336,7 +328,6 @@ class Products(PairLogits):
         return *product_gradients(d, left, right, scale * self.scale, needs), *d_offset
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
-        """Return the logits."""
         left, right, *offset = cast("list[Tensor]", tensors)
         logits = sum(offset, left @ right.mT * self.scale)
         return logits if self.cap is None else (logits / self.cap).tanh() * self.cap

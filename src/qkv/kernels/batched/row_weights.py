@@ -108,7 +108,6 @@ class _SoftmaxRows(RowWeights):
     is_softmax = True
 
     def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
-        """Return the softmax of each row, in place if that takes less time and the logits may be overwritten."""
         import torch
 
         columns = _by_columns(logits)
@@ -122,13 +121,11 @@ class _SoftmaxRows(RowWeights):
         return torch._softmax(logits, -1, False)
 
     def differentiable(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
-        """Return the softmax of each row, which autograd can differentiate repeatedly."""
         return (logits * self.scale).softmax(-1)
 
     def logit_gradient(
         self, weights: Float[Tensor, "*batch q k"], gradient: Float[Tensor, "*batch q k"]
     ) -> Float[Tensor, "*batch q k"]:
-        """Return w (dw − Σ w dw)."""
         import torch
 
         columns = _by_columns(gradient)
@@ -160,7 +157,6 @@ class _TopRows(_SoftmaxRows):
         return weights.scatter_(-1, index, super().weights(largest, owned=True))
 
     def differentiable(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
-        """Return the weights of the normalizer itself, which autograd can differentiate repeatedly."""
         return cast("Tensor", self.normalizer.weights(logits))
 
 
@@ -169,7 +165,6 @@ class _SparseRows(RowWeights):
     power: float = 1
 
     def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
-        """Return the sparsemax or entmax weights of each row."""
         import torch
 
         keys = logits.shape[-1]
@@ -219,7 +214,6 @@ def _averages(
 @dataclass(frozen=True)
 class _SigmoidRows(RowWeights):
     def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
-        """Return the sigmoid of each logit plus the bias."""
         prepared = cast("Tensor", self.normalizer.prepare(logits))
         return prepared.sigmoid_() if owned else prepared.sigmoid()
 

@@ -47,14 +47,12 @@ class MappedProducts(PairLogits):
     rounds = True
 
     def operands(self, call: TorchCall) -> Tensors:
-        """Return queries, keys, W and U."""
         form = cast("MappedProduct", call.score.form)
         return cast("Tensors", (call.query, call.key, form.query_map, form.key_map))
 
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
     ) -> Tensors | None:
-        """Return the scaled logits and both sides of the products, without a side that is given."""
         left, right = self._sides(tensors)
         logits = finite_product(left, right, self.factor * self.normalizer_scale, bias, gradient)
         if logits is None:
@@ -64,7 +62,6 @@ class MappedProducts(PairLogits):
     def gradients(
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
     ) -> Gradients:
-        """Return the gradient of each tensor."""
         given, maps, computed = cast("list[Tensor]", tensors[:2]), tensors[2:], iter(cast("Sequence[Tensor]", saved))
         left, right = (x if w is None else next(computed) for x, w in zip(given, maps, strict=True))
         dtype, rounded = d.dtype, given[0].dtype
@@ -84,7 +81,6 @@ class MappedProducts(PairLogits):
         return *found, *found_maps
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
-        """Return the logits."""
         left, right = self._sides(tensors)
         return left @ right.mT * self.factor
 
@@ -124,11 +120,9 @@ class UnitProducts(PairLogits):
 
     @property
     def direct(self) -> bool:
-        """Whether the operands are the queries and keys of the call."""
         return self.temperature is not None
 
     def operands(self, call: TorchCall) -> Tensors:
-        """Return queries and keys, and the temperature if it is a tensor."""
         if self.temperature is not None:
             return call.query, call.key
         return call.query, call.key, cast("Tensor", cast("UnitProduct", call.score.form).temperature).view(1, 1)
@@ -136,7 +130,6 @@ class UnitProducts(PairLogits):
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
     ) -> Tensors | None:
-        """Return the scaled logits, the unit vectors of queries and keys in one tensor, and their norms."""
         import torch
 
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
@@ -201,7 +194,6 @@ class UnitProducts(PairLogits):
         return found[..., :q, :], found[..., q:, :], d_temperature
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
-        """Return the logits."""
         import torch
 
         units = []
@@ -281,7 +273,6 @@ class SquaredDistances(PairLogits):
         return d_query, torch.baddbmm(right * d.sum(-2, keepdim=True).mT, d.mT, left, beta=-scale, alpha=scale)
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
-        """Return the logits."""
         query, key = cast("tuple[Tensor, Tensor]", tensors)
         center = key.detach().mean(-2, keepdim=True)
         left, right = query - center, key - center
@@ -300,7 +291,6 @@ class Distances(PairLogits):
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
     ) -> Tensors | None:
-        """Return the scaled logits, the distances, and the indices of near pairs or None."""
         import torch
 
         query, key = cast("tuple[Tensor, Tensor]", tensors)
@@ -315,13 +305,11 @@ class Distances(PairLogits):
     def gradients(
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
     ) -> Gradients:
-        """Return the gradients of query and key."""
         (query, key), (found, near) = cast("tuple[Tensor, Tensor]", tensors), saved
         sides = distance_gradients(query, key, cast("Tensor", found), near, d)
         return tuple([x.mul_(-self.factor * self.normalizer_scale) for x in sides])
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
-        """Return the logits."""
         import torch
 
         query, key = cast("tuple[Tensor, Tensor]", tensors)
@@ -343,7 +331,6 @@ class TanhSums(PairLogits):
     merges = True
 
     def operands(self, call: TorchCall) -> Tensors:
-        """Return q, k and v, and W, U and b if there are any."""
         form = cast("Tanh", call.score.form)
         vector = cast("Tensor", form.vector)[..., None, :]
         if form.maps is None:
@@ -385,7 +372,6 @@ class TanhSums(PairLogits):
         )
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
-        """Return the logits."""
         left, right = self._project(tensors)
         hidden = (left[..., :, None, :] + right[..., None, :, :]).tanh()
         return (hidden @ cast("Tensor", tensors[2])[..., None, :, :].mT)[..., 0]

@@ -197,7 +197,6 @@ class DenseKernel(Kernel):
         return pairwise_gpu_work(problem, problem.axes.pairs, 40, passes=10 if problem.normalizer.online else 25)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Compute the output from one array of all logits, and the readouts from one array of all weights."""
         if problem.library == "torch":
             # Autograd would compute these gradients here, but other kernels, which run larger calls, would not.
             refuse_closure_gradients(call)

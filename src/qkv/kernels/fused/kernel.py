@@ -114,7 +114,6 @@ class TileOfCalls(Tile):
     _key_positions: Int[Tensor, " k"]
 
     def key_positions(self, reference: Array) -> Int[Array, " k"]:
-        """Return the positions of the keys, `(k,)`."""
         try:
             return self._key_positions
         except AttributeError:
@@ -150,7 +149,6 @@ class FusedKernel(Kernel):
     runs_on_gpu: ClassVar[bool] = True
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield the reasons why PyTorch's fused attention cannot compute a call in linear memory."""
         from qkv.kernels.fused.layout import layout_of
 
         axes = problem.axes
@@ -260,7 +258,6 @@ class FusedKernel(Kernel):
         return amounts
 
     def prepare(self, problem: Problem) -> PreparedCall | None:
-        """Return a fast path for scaled dot products of finite data, or None for other scores and masks."""
         return prepare_call(problem)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:

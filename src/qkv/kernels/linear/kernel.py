@@ -131,7 +131,6 @@ class LinearKernel(Kernel):
     )
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield the reasons why a call has no product form."""
         score, normalizer = problem.score, problem.normalizer
         if not normalizer.linear:
             yield f"it supports only weights that are linear in the logits, not {normalizer}"
@@ -151,7 +150,6 @@ class LinearKernel(Kernel):
             yield "decays are a recurrence only with a causal mask"
 
     def describe(self, problem: Problem) -> str:
-        """Describe the product that replaces the matrix of weights."""
         axes, score = problem.axes, problem.score
         width = score.lifted_width(axes.query_width, axes.key_width)
         notes = [f"rewritten as φ(Q) (φ(K)ᵀ V) with {width} features", score.lift_description()]
@@ -236,7 +234,6 @@ class LinearKernel(Kernel):
         return max(held + max(left, right), dividing)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Compute the product form, or run another kernel if the data does not allow the product form."""
         run = {"torch": _run_torch, "numpy": _run_numpy, "jax": _run_jax}[problem.library]
         output, reason = run(call, problem)
         if output is None:

@@ -342,7 +342,6 @@ class NumpyBlocksKernel(Kernel):
     row_block_budget: int = ROW_BLOCK_BUDGET
 
     def describe(self, problem: Problem) -> str:
-        """Describe the size of the tiles or row blocks of a call, as text for the plan."""
         if _uses_softmax(problem):
             tiles = softmax_tile_sizes(problem, self.budget)
             return f"tiles of {size_text(tiles.rows, tiles.cols)}, one pass over the keys"
@@ -377,7 +376,6 @@ class NumpyBlocksKernel(Kernel):
         )
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Compute the output and the readouts of a call, one block of queries at a time."""
         if _uses_softmax(problem):
             with ignore_numpy_warnings():
                 return Result(attend_softmax(call, softmax_tile_sizes(problem, self.budget)))

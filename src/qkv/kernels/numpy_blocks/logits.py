@@ -228,12 +228,10 @@ class _ProjectedLogits(BlockLogits):
     """Logits of tiles for any score and any normalizer, from projected queries and keys."""
 
     def project_queries(self, rows: Limits) -> ProjectedQueries:
-        """Return the projections of a range of queries."""
         score, query, key, tile = self._parts(rows, (0, 1))
         return ProjectedQueries(np.asarray(score.project(query, key, tile)[0]))
 
     def project_keys(self, cols: Limits, rows: int) -> Shaped[np.ndarray, " ..."]:
-        """Return the projections of a range of keys."""
         score, query, key, tile = self._parts((0, 1), cols)
         return np.asarray(score.project(query, key, tile)[1])
 

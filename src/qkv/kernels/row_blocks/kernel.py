@@ -58,7 +58,6 @@ class RowBlocksKernel(Kernel):
     max_candidates: int = 128
 
     def describe(self, problem: Problem) -> str:
-        """Describe the numbers of queries and keys in a row block, as text for the plan."""
         return f"row blocks of {size_text(self._rows(problem), problem.axes.k)}"
 
     def cost(self, problem: Problem) -> Cost:
@@ -124,7 +123,6 @@ class RowBlocksKernel(Kernel):
         return pairwise_gpu_work(problem, axes.pairs, 30 + 30 * blocks, passes=6 if problem.normalizer.online else 20)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Compute the output and the readouts of a call, one row block after the other."""
         import torch
 
         from qkv.kernels.row_blocks.autograd import RowBlocks

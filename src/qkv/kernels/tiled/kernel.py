@@ -115,12 +115,10 @@ class TiledKernel(Kernel):
     row_block_budget: int = ROW_BLOCK_BUDGET
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield a reason for refusal if the normalizer needs all logits of a row at once."""
         if not problem.normalizer.online:
             yield f"{problem.normalizer} needs whole rows of logits, not tiles"
 
     def describe(self, problem: Problem) -> str:
-        """Describe the numbers of queries and keys in a tile, as text for the plan."""
         sizes = tile_sizes(problem, self.budget)
         return f"tiles of {size_text(sizes.rows, sizes.cols)}; backward recomputes the logits"
 
@@ -190,7 +188,6 @@ class TiledKernel(Kernel):
         return pairwise_gpu_work(problem, pairs, operations, passes=5)
 
     def run(self, call: TorchCall, problem: Problem) -> Result:  # type: ignore[override]
-        """Compute the output and the readouts of a call, in one pass over the tiles if possible."""
         import torch
 
         from qkv.kernels.row_blocks.autograd import RowBlocks

@@ -39,7 +39,6 @@ class AdditiveLogits(TileLogits):
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return `factor` times the additive logits of a tile, minus `shift`."""
         out = workspace.take("logits", (rows[1] - rows[0], cols[1] - cols[0]), self.call.value).zero_()
         for units in self._units.forward:
             units.add_logits(rows, cols, out, workspace)
@@ -48,7 +47,6 @@ class AdditiveLogits(TileLogits):
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients` object."""
 
         def backward(gradient: Float[Tensor, "q k"], gradients: Gradients) -> None:
             vector = cast("Tensor", cast("Tanh", gradients.score.form).vector)
@@ -58,7 +56,6 @@ class AdditiveLogits(TileLogits):
         return self.logits(rows, cols, workspace, shift), backward
 
     def guard_notes(self) -> tuple[str, ...]:
-        """Return a note that states how many hidden units are expanded and how many use an elementwise tanh."""
         return (self._units.note,)
 
     @cached_property

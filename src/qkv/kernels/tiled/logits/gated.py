@@ -50,7 +50,6 @@ class GatedLogits(TileLogits):
             self._query_factors, self._key_factors = (RowSlices(pad(x, (0, 1), value=1.0)) for x in powers)
 
     def guard_notes(self) -> tuple[str, ...]:
-        """Return a note that states whether the gate is computed by a division or by a sigmoid."""
         if self._divides:
             return ("gates of moderate range: exponentials and a division for each pair",)
         return ("gates of wide range: one sigmoid for each pair",)
@@ -58,7 +57,6 @@ class GatedLogits(TileLogits):
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return `factor` times the gated inner products of a tile, minus `shift`."""
         product = self.ops.matmul_nt(self._scaled_left(rows), self._right(cols), workspace, "logits")
         if self._divides:
             product.div_(self._inverse_gate(rows, cols, workspace))

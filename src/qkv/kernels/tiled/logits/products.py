@@ -36,7 +36,6 @@ class InnerProductLogits(TileLogits):
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return `factor` times the inner products of the queries and keys of a tile, minus `shift`."""
         product = self.ops.matmul_nt(self._scaled_queries(rows), self._keys(cols), workspace, "logits")
         return scale_and_shift_(product, 1.0, shift)
 
@@ -66,7 +65,6 @@ class SoftcapLogits(TileLogits):
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return `factor` times the soft-capped logits of a tile, minus `shift`."""
         tanh = self.ops.tanh_(self._inner.logits(rows, cols, workspace))
         return scale_and_shift_(tanh, self._cap * self.factor, shift)
 
@@ -106,7 +104,6 @@ class BiasedLogits(TileLogits):
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return `factor` times the sum of inner logits and offset of a tile, minus `shift`."""
         tile, score = (
             self.call.tile.restrict(rows, cols),
             cast("PointwiseScore", self.call.score).slice(slice(*rows), slice(*cols)),
