@@ -16,7 +16,7 @@ from qkv import masks, normalizers, scores
 from qkv.core.equation import attend_dense
 from qkv.errors import NegativeScoreError
 from qkv.kernels import LinearKernel
-from qkv.kernels.linear import autograd, decay, recurrence
+from qkv.kernels.linear import decay, recurrence
 from qkv.kernels.linear import kernel as linear_kernel
 from qkv.testing.cases import Call, Case
 from qkv.testing.execution import oracle_of, run, run_eagerly
@@ -174,8 +174,8 @@ def test_planner_takes_the_scan_for_long_causal_calls_with_decays() -> None:
 def test_output_and_gradients_agree_with_the_equation(library: str, call: Call, chunk: int, pairs: int) -> None:
     setting = Setting(library, "float64")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(autograd, "CHUNK", chunk)
-        patch.setattr(autograd, "BLOCK_PAIRS", pairs)
+        patch.setattr(recurrence, "CHUNK", chunk)
+        patch.setattr(recurrence, "BLOCK_PAIRS", pairs)
         patch.setattr(recurrence, "CHUNK_OF_LOOPS", chunk)
         assert_agrees(run(call, setting, KERNEL), oracle_of(call, setting), setting, str(call.mask))
 
