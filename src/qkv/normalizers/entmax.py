@@ -92,7 +92,8 @@ class SparseNormalizer(Normalizer):
         return where(out, 0.0, weights)
 
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"]:
-        xp = namespace(largest)
+        xp, power = namespace(largest), self.power
+        assert power is not None
         while (half := largest.shape[-1] // 2) >= _BOUND_GROUPS:
             # Merging pairs of groups lowers the bound a little and halves the time.
             largest = xp.maximum(largest[..., :half], largest[..., half : 2 * half])
@@ -103,10 +104,10 @@ class SparseNormalizer(Normalizer):
             # Newton steps on ‖max(0, z − τ)‖_p, which is convex, so that no step overshoots the root.
             above = where(z > tau, z - tau, 0.0)
             total = xp.sum(above, axis=-1, keepdims=True)
-            if self.power == 1:
+            if power == 1:
                 tau = tau + (total - 1) / xp.sum(cast(above > 0, z.dtype), axis=-1, keepdims=True)
             else:
-                norm = xp.sum(above**self.power, axis=-1, keepdims=True) ** (1 / self.power)
+                norm = xp.sum(above**power, axis=-1, keepdims=True) ** (1 / power)
                 tau = tau + (norm - 1) * norm / total
         # The slack covers the rounding of τ and of the shifted logits. A row without keys gets NaN.
         slack: Array = 16 * xp.finfo(largest.dtype).eps * (1 + xp.abs(maximum))

@@ -68,10 +68,13 @@ def lift_suffices(
         centre: the point that the score subtracts from both; None: that of `score.centre`.
         cheap: whether to compare upper bounds that are computed in little time, so that False means nothing.
     """
-    for_keys, for_queries = lift_limits(dtype_name(key))
+    # Bound queries have the dtype of accumulation, unlike keys, which may be a file.
+    for_keys, for_queries = lift_limits(dtype_name(key if cheap else query))
+    key_range: Any
+    query_range: Any
     if cheap:
         key_range, query_range = score.lift_range(query, key, cheap=True)
-        return key_range <= for_keys and query_range <= for_queries
+        return bool(key_range <= for_keys and query_range <= for_queries)
     with ignore_numpy_warnings():
         key_range, query_range = score.lift_range(query, key, centre)
     suffices = (key_range <= for_keys) & (query_range <= for_queries)

@@ -110,7 +110,8 @@ def _four_axes(call: TorchCall, *sides: Num[Tensor, "*_"]) -> tuple[Layout, tupl
         sides = tuple(x.expand((*batch, *x.shape[-2:])) for x in sides)
         layout = layout_of(batch, batch, batch, batch)
         assert layout is not None
-    return layout, layout.sides(*sides)
+    query, key, value = sides
+    return layout, layout.sides((query, key, value))
 
 
 def _without_nonfinite(call: TorchCall) -> tuple[TorchCall, Num[Tensor, "*_ k"]]:
