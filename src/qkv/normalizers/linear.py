@@ -74,6 +74,32 @@ class LinearNormalizer(Normalizer):
         """Return the unnormalized weights of a tile, divided by the sum in the summary if `divides` is True."""
         return _share(self.mass(logits), summary[0]) if self.divides else self.mass(logits)
 
+    def slope(self, weights: Float[Array, "*batch q k"]) -> Float[Array, "*batch q k"] | None:
+        """Return the derivative of each element of `mass`, given weights that are not divided; None: 1."""
+        return None
+
+    def logit_gradient(
+        self,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        weight_gradient: Float[Array, "*batch q k"],
+        row_dot: Float[Array, "*batch q 1"],
+        summary: Summary,
+        tile: Tile,
+    ) -> Float[Array, "*batch q k"]:
+        """Return g times the slope, or (g − Σ w g) / Σ s where the scores s are divided by their sum.
+
+        g is the gradient with respect to the weights w. Excluded keys get 0.
+        """
+        if not self.differentiable:
+            return super().logit_gradient(logits, weights, weight_gradient, row_dot, summary, tile)
+        gradient, empty = weight_gradient, excluded(logits)
+        if self.divides:
+            total = summary[0]
+            gradient, empty = (gradient - row_dot) / nonzero(total), empty | (total == 0)
+        slope = self.slope(weights)
+        return where(empty, 0.0, gradient if slope is None else gradient * slope)
+
 
 def _share(part: Float[Array, "*batch q n"], total: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q n"]:
     # Filling with 0, besides the division by 1, makes the gradient of a row without keys 0 too.
@@ -138,23 +164,6 @@ class Sum(LinearNormalizer):
     ) -> Bool[Array, "*batch q k"]:
         return weights != 0
 
-    def logit_gradient(
-        self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        weight_gradient: Float[Array, "*batch q k"],
-        row_dot: Float[Array, "*batch q 1"],
-        summary: Summary,
-        tile: Tile,
-    ) -> Float[Array, "*batch q k"]:
-        """Return the gradient with respect to the scores, (g − Σ w g) / Σ s, with weights w and scores s.
-
-        g is the gradient with respect to the weights. Excluded keys get 0.
-        """
-        total = summary[0]
-        gradient = (weight_gradient - row_dot) / nonzero(total)
-        return where(excluded(logits) | (total == 0), 0.0, gradient)
-
 
 @dataclass(frozen=True, eq=False)
 class Identity(LinearNormalizer):
@@ -172,18 +181,6 @@ class Identity(LinearNormalizer):
 
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         return where(excluded(logits), 0.0, logits)
-
-    def logit_gradient(
-        self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        weight_gradient: Float[Array, "*batch q k"],
-        row_dot: Float[Array, "*batch q 1"],
-        summary: Summary,
-        tile: Tile,
-    ) -> Float[Array, "*batch q k"]:
-        """Return the gradient with respect to the logits: `weight_gradient`, with 0 for excluded keys."""
-        return where(excluded(logits), 0.0, weight_gradient)
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,14 +209,5 @@ class Sigmoid(LinearNormalizer):
         out = excluded(logits)
         return where(out, 0.0, sigmoid(where(out, 0.0, logits)))
 
-    def logit_gradient(
-        self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        weight_gradient: Float[Array, "*batch q k"],
-        row_dot: Float[Array, "*batch q 1"],
-        summary: Summary,
-        tile: Tile,
-    ) -> Float[Array, "*batch q k"]:
-        """Return the gradient with respect to the logits, w (1 − w) g, with weights w and their gradient g."""
-        return weights * (1 - weights) * weight_gradient
+    def slope(self, weights: Float[Array, "*batch q k"]) -> Float[Array, "*batch q k"]:
+        return weights * (1 - weights)
