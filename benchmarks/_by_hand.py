@@ -13,7 +13,7 @@ from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from benchmarks._calls import Call
 from qkv import masks, scores
-from qkv.scores.relative_position import bucket
+from qkv.scores.position_bias import bucket
 
 __all__ = ["FAMILIES", "Short", "entmax15", "make_score", "make_short", "sparsemax", "top_weights"]
 

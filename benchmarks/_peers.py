@@ -59,7 +59,7 @@ def flex(call: Call) -> Callable[[], tuple[Any, ...]]:
         # A table with one number per distance avoids logarithms within the kernel.
         distances = torch.zeros(1, 1, 2 * n - 1)
         relative = torch.arange(-(n - 1), n)
-        from qkv.scores.relative_position import bucket
+        from qkv.scores.position_bias import bucket
 
         numbers = bucket(relative, score.table.shape[-1], True, score.max_distance)
         distances = score.table.detach().reshape(heads, -1)[:, numbers].contiguous()

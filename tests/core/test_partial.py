@@ -22,7 +22,7 @@ from qkv.core.partial import (
     WeightedSums,
     rescale_factor,
 )
-from qkv.kernels.tiled.pooled_map import ElementMap
+from qkv.kernels.tiled.readouts import ElementMap
 from qkv.readouts.base import Reduction
 from qkv.readouts.cells import cell_lengths
 
@@ -216,7 +216,7 @@ def test_tiled_pooled_map_has_the_sums_of_the_shared_definition(cells, spread, o
 @SPREADS
 @pytest.mark.parametrize("base", ["NATURAL", "BINARY"])
 def test_numpy_accumulator_has_the_sums_of_the_shared_definition(base, spread, offset):
-    from qkv.kernels.numpy_blocks import exponential
+    from qkv.kernels.numpy_blocks import logits as exponential
     from qkv.kernels.numpy_blocks.kernel import ExponentialAccumulator
 
     logits, value, allowed = problem(spread, offset)

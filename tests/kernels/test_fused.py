@@ -177,7 +177,7 @@ def test_class_table_with_few_classes_on_one_side_is_an_inner_product(shape: tup
 
 def test_class_table_with_many_classes_is_looked_up() -> None:
     score = scores.ClassTable(scores.Dot(), np.zeros((70, 80)), np.zeros(4, int), np.zeros(6, int))
-    assert score.lift_kind is None
+    assert score.form.lift is None
 
 
 # -- what hides the data ---------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from qkv import masks, normalizers, scores
 from qkv.core.equation import attend_dense
 from qkv.errors import NegativeScoreError
 from qkv.kernels import LinearKernel
-from qkv.kernels.linear import autograd, decay, elements, recurrence
+from qkv.kernels.linear import decay, recurrence
+from qkv.kernels.linear import kernel as linear_kernel
 from qkv.testing.cases import Call, Case
 from qkv.testing.execution import oracle_of, run, run_eagerly
 from qkv.testing.kernel_harness import assert_agrees
@@ -81,7 +82,7 @@ def decayed_calls(draw: Any) -> Call:
     # Under Sum, strong decays make sums so small that float64 has few digits for them.
     strength = draw(st.sampled_from([0.0, 0.1, 3.0] if call.normalizer.sums_to_one else [0.0, 0.1, 3.0, 200.0]))
     widths = [1]
-    if score.lift_kind == "exact":
+    if score.form.lift == "exact":
         widths.append(score.lifted_width(call.query.shape[-1], call.key.shape[-1]))
     shape = draw(st.sampled_from([own, *((*own, k, width) for width in widths)]))
     decay = np.asarray(-strength * rng.random(shape))
@@ -173,8 +174,8 @@ def test_planner_takes_the_scan_for_long_causal_calls_with_decays() -> None:
 def test_output_and_gradients_agree_with_the_equation(library: str, call: Call, chunk: int, pairs: int) -> None:
     setting = Setting(library, "float64")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(autograd, "CHUNK", chunk)
-        patch.setattr(autograd, "BLOCK_PAIRS", pairs)
+        patch.setattr(recurrence, "CHUNK", chunk)
+        patch.setattr(recurrence, "BLOCK_PAIRS", pairs)
         patch.setattr(recurrence, "CHUNK_OF_LOOPS", chunk)
         assert_agrees(run(call, setting, KERNEL), oracle_of(call, setting), setting, str(call.mask))
 
@@ -269,7 +270,7 @@ def test_long_elements_without_a_gradient_agree_with_the_equation(call: Call, ba
     if call.value.size:
         call.value[(0,) * call.value.ndim] = bad
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(elements, "_LEAST", 1)
+        patch.setattr(linear_kernel, "_LEAST", 1)
         got = to_float64(run_eagerly(call, setting, KERNEL).output)
     assert_close(got, oracle_of(call, setting).output, 1e-11, min_scale=0.1)
 

@@ -18,7 +18,8 @@ from qkv.core.equation import attend_dense
 from qkv.core.tile import Tile
 from qkv.kernels import NumpyBlocksKernel
 from qkv.kernels.numpy_blocks import logits as block_logits
-from qkv.kernels.numpy_blocks.exponential import BINARY, NATURAL, Exponential
+from qkv.kernels.numpy_blocks.logits import BINARY, NATURAL, Exponential
+from qkv.scores.forms import Product
 
 SMALL = NumpyBlocksKernel(budget=64)
 """Tiles of 8 × 8."""
@@ -201,7 +202,7 @@ def test_mask_is_not_evaluated_in_tiles_that_it_allows_or_excludes_as_a_whole() 
     ids=str,
 )
 def test_scores_declare_whether_they_are_inner_products(score: scores.Score, product: bool) -> None:
-    assert score.is_inner_product is product
+    assert isinstance(score.form, Product) is product
 
 
 @pytest.mark.parametrize("budget", [64, 2**18])

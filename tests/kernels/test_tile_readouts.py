@@ -12,8 +12,7 @@ import pytest
 import qkv
 from qkv.core.tile import Tile
 from qkv.kernels.runtime.tile_readouts import readable_in_forward
-from qkv.kernels.tiled.pooled_map import align_to_cells
-from qkv.kernels.tiled.readouts import ReadoutCollector
+from qkv.kernels.tiled.readouts import ReadoutCollector, align_to_cells
 from qkv.readouts import Heads, PooledMap, Readout, TopWeights
 from qkv.testing.readouts import TileReader
 

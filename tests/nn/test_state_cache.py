@@ -51,7 +51,7 @@ def test_pieces_of_a_sequence_give_the_outputs_of_the_whole(
     key, value = (torch.randn(2, 1 if shared else 3, n, 4, dtype=torch.float64) for _ in range(2))
     gates = -torch.rand(2, 3, n, 4, dtype=torch.float64)
     whole = drawn_score(kind, 3, gates)
-    normalizer = normalizers.Sum() if divides and whole.nonnegative else normalizers.Identity()
+    normalizer = normalizers.Sum() if divides and whole.form.nonnegative else normalizers.Identity()
     real = torch.rand(n) < 0.8
     expected = qkv.attend(
         query, key, value, score=whole, normalizer=normalizer, mask=masks.Causal() & masks.Keys(real), kernel="dense"

@@ -19,7 +19,7 @@ from qkv.scores import (
     RelativePosition,
     Softcap,
 )
-from qkv.scores.relative_position import bucket
+from qkv.scores.position_bias import bucket
 from qkv.testing import ScoreContract
 
 from .test_inner_products import dot

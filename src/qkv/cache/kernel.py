@@ -35,6 +35,7 @@ from qkv.plan.planner import plan_problem
 from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
 from qkv.readouts import Readout
+from qkv.scores.forms import Product, ScaledProduct
 
 __all__ = ["ChunkedCall", "ChunkedKernel", "ChunkedTensor", "attend_chunked", "concat_chunks"]
 
@@ -265,13 +266,15 @@ _CHUNKED_KERNEL = ChunkedKernel()
 
 
 def _is_plain(call: ChunkedCall) -> bool:
-    return call.score.is_scaled_dot and call.mask is None
+    return isinstance(call.score.form, ScaledProduct) and call.mask is None
 
 
 def _row_logits(call: ChunkedCall) -> Float[Tensor, "*batch q k"]:
     """Return the logits of all queries and all keys, −inf where a key is masked."""
     query, score = typing.cast("Tensor", call.queries(call.tile.rows)), call.score
-    if score.is_scaled_dot:  # multiply the queries by the scale once, so that the keys are used unchanged
+    if isinstance(
+        score.form, ScaledProduct
+    ):  # multiply the queries by the scale once, so that the keys are used unchanged
         lifted, _, scale = score.scaled_lift(query, query, call.tile)
         query = typing.cast("Tensor", lifted if scale == 1 else lifted * scale)
     if _is_plain(call):
@@ -296,9 +299,10 @@ def _chunk_logits(
     def compare(
         query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> Shaped[Array, "*#batch #q #k"]:
-        if not (score.is_scaled_dot or score.is_inner_product):
+        form = score.form
+        if not isinstance(form, Product):
             return score.logits(query, key, tile)
-        left, right = (query, key) if score.is_scaled_dot else score.project(query, key, tile)
+        left, right = (query, key) if isinstance(form, ScaledProduct) else score.project(query, key, tile)
         return _product(typing.cast("Tensor", left), typing.cast("Tensor", right).mT)
 
     reference, finite = query.new_zeros(0, dtype=call.dtype), mask is None or call.finite_sides

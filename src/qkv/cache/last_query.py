@@ -21,6 +21,7 @@ from qkv.core.typing import Float, Int, Tensor
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.scores import Score
+from qkv.scores.forms import ScaledProduct
 
 __all__ = ["ALL_KEYS", "attend_last", "attend_rows", "last_keys", "prepare_step", "share_keys", "Step"]
 
@@ -99,7 +100,7 @@ def attend_last(
     import torch
 
     shape, first = query.shape, key.chunks[0]
-    if not (score.is_scaled_dot and key.finite and value.finite and (mask is None or mask.relative)):
+    if not (isinstance(score.form, ScaledProduct) and key.finite and value.finite and (mask is None or mask.relative)):
         return None
     if not query.dtype == key.dtype == value.dtype or value.chunks[0].shape != first.shape or not first.shape[-2]:
         return None
@@ -212,9 +213,12 @@ def _products(
 @lru_cache(maxsize=256)
 def prepare_step(score: Score, normalizer: Normalizer | None, mask: Mask | None, width: int) -> Step | None:
     """Return the step of parts without arrays, or None if it needs another kernel. Parts are compared by identity."""
-    import torch
-
-    if not score.is_scaled_dot or score.arrays() or (mask is not None and (mask.arrays() or not mask.relative)):
+    form = score.form
+    if (
+        not isinstance(form, ScaledProduct)
+        or score.arrays()
+        or (mask is not None and (mask.arrays() or not mask.relative))
+    ):
         return None
     temperature = 1.0
     if normalizer is None:
@@ -229,8 +233,7 @@ def prepare_step(score: Score, normalizer: Normalizer | None, mask: Mask | None,
     reach = last_keys(mask)
     if reach is None:
         return None
-    one = torch.ones((1, width))
-    scale = score.scaled_lift(one, one, Tile.whole(1, 1))[2] / temperature
+    scale = form.factor(width) / temperature
     return Step(float(scale), reach if reach != ALL_KEYS else None)
 
 

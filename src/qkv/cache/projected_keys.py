@@ -19,14 +19,14 @@ from collections.abc import Hashable
 import torch
 
 from qkv.cache.kernel import ChunkedTensor
-from qkv.core.arrays import accumulation_dtype
+from qkv.core.arrays import accumulation_dtype, dtype_name
 from qkv.core.positions import Positions
 from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Float, Int, Num, Tensor
 from qkv.kernels.runtime.tile_loop import row_weights
 from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.scores import Score
-from qkv.scores.lifted_vectors import LIFT_RANGES
+from qkv.scores.forms import Pairwise, ScaledProduct, lift_limits
 
 __all__ = ["ProjectedKeys", "attend_projected"]
 
@@ -161,10 +161,7 @@ def attend_projected(
         if len(_UNCHANGED) < _MAX_SIGNATURES:
             _UNCHANGED.add(kept.signature)
         return None
-    if (
-        score.cancels
-        and float(right.abs().amax()) > LIFT_RANGES["float64" if dtype == torch.float64 else "float32"][0] / 2
-    ):
+    if score.cancels and float(right.abs().amax()) > lift_limits(dtype_name(right))[0] / 2:
         if dtype == torch.float64:
             return None
         kept = _nothing_kept(score, query, k, first, torch.float64)
@@ -195,7 +192,9 @@ def _nothing_kept(
 
 def _is_supported(score: Score, ndim: int) -> bool:
     """Return whether the projection of a key by a score depends on nothing but the key and the arrays of the score."""
-    if score.positional or score.is_scaled_dot or score.keeps_dtype or score.accepts == "text" or score.constant:
+    form = score.form
+    constant = isinstance(form, Pairwise) and form.constant
+    if score.positional or isinstance(form, ScaledProduct) or score.keeps_dtype or score.accepts == "text" or constant:
         return False
     if score.signature() in _UNCHANGED:
         return False

@@ -17,7 +17,7 @@ The following loops are specialized, because they work in place or omit steps th
 `tests/core/test_partial.py` compares each of them with the steps of this module:
 
     kernels/tiled/softmax.py              PyTorch: in place, base-2 exponentials, no maximum where logits are bounded
-    kernels/tiled/pooled_map.py           PyTorch: sums of each cell of a map, rescaled with the sums of the softmax
+    kernels/tiled/readouts.py             PyTorch: sums of each cell of a map, rescaled with the sums of the softmax
     kernels/numpy_blocks/accumulator.py   NumPy: float64, with a shift that is changed only to avoid an overflow
     kernels/fused/sdpa.py                 PyTorch: merges two finalized outputs by their log-sum-exp
     readouts/base.py                      log-sum-exps alone; the largest weights, whose later tiles lose ties

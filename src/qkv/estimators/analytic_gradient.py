@@ -30,7 +30,7 @@ from scipy import sparse
 from qkv.core.typing import Float, Int
 from qkv.estimators.features import Features
 from qkv.estimators.metric import Metric
-from qkv.kernels.numpy_blocks.exponential import NATURAL
+from qkv.kernels.numpy_blocks.logits import NATURAL
 
 __all__ = [
     "class_losses",

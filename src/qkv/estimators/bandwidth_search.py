@@ -20,7 +20,7 @@ import numpy as np
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.typing import Float, Int
 from qkv.estimators.analytic_gradient import class_losses
-from qkv.kernels.numpy_blocks.exponential import NATURAL
+from qkv.kernels.numpy_blocks.logits import NATURAL
 
 __all__ = [
     "BATCH_GRID",

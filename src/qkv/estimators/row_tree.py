@@ -22,7 +22,7 @@ from torch import Tensor
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.typing import Float, Int
 from qkv.estimators.regression.neighbor_blocks import PointBlocks, split_into_blocks
-from qkv.kernels.numpy_blocks.exponential import NATURAL
+from qkv.kernels.numpy_blocks.logits import NATURAL
 from qkv.kernels.runtime.workers import run_on_workers, split_evenly
 
 __all__ = ["MIN_TREE_ROWS", "RowTree", "build_row_trees"]

@@ -100,22 +100,18 @@ class _Combined(Mask):
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """Whether at least one of the two masks depends on the positions of queries."""
         return self.left.positional or self.right.positional
 
     @property
     def key_only(self) -> bool:  # type: ignore[override]
-        """Whether both masks depend only on the key."""
         return self.left.key_only and self.right.key_only
 
     @property
     def relative(self) -> bool:  # type: ignore[override]
-        """Whether both masks depend only on key position − query position."""
         return self.left.relative and self.right.relative
 
     @property
     def bound_per_call(self) -> bool:  # type: ignore[override]
-        """Whether at least one of the two masks must be bound to every call."""
         return self.left.bound_per_call or self.right.bound_per_call
 
     def check(self, q: int, k: int) -> None:
@@ -135,7 +131,6 @@ class And(_Combined):
         return self.left.allowed(tile, reference) & self.right.allowed(tile, reference)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return "none" if the coverage of either mask is "none", "all" if both are "all", otherwise "part"."""
         covers = (self.left.coverage(tile), self.right.coverage(tile))
         return "none" if "none" in covers else "all" if covers == ("all", "all") else "part"
 
@@ -155,7 +150,6 @@ class Or(_Combined):
         return self.left.allowed(tile, reference) | self.right.allowed(tile, reference)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return "all" if the coverage of either mask is "all", "none" if both are "none", otherwise "part"."""
         covers = (self.left.coverage(tile), self.right.coverage(tile))
         return "all" if "all" in covers else "none" if covers == ("none", "none") else "part"
 

@@ -17,8 +17,8 @@ from qkv.core.positions import Align, Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, DType, Shaped
 from qkv.errors import GradientError, KindError, ShapeError
+from qkv.masks.arrays import coverage_of
 from qkv.masks.base import Coverage, Mask
-from qkv.masks.keys import coverage_of
 
 __all__ = ["Custom"]
 
@@ -89,7 +89,6 @@ class Custom(FunctionPart, Mask):
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """Whether the mask depends on the `positions` of the call, which is true if `align` is None."""
         return self.align is None
 
     def bind(

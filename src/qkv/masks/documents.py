@@ -64,7 +64,6 @@ class Documents(Mask):
         return cls(*(np.repeat(np.arange(len(x) - 1), np.diff(x)) for x in found))
 
     def validate(self) -> None:
-        """Convert the ids to arrays, and use the ids of the queries for the keys if `key_ids` is None."""
         object.__setattr__(self, "query_ids", as_array(self.query_ids))
         object.__setattr__(self, "key_ids", self.query_ids if self.key_ids is None else as_array(self.key_ids))
 

@@ -1,4 +1,7 @@
-"""Padding mask, which is defined by the number of keys of each batch element."""
+"""Masks of the first keys of each batch element: `Lengths`, and the causal mask with a visible prefix, `Prefix`.
+
+Source: Raffel et al. (2020), section 3.2.1, https://arxiv.org/abs/1910.10683, for the prefix.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from qkv.core.arrays import is_tensor, to_numpy
-from qkv.core.parts import array_field
+from qkv.core.parts import array_field, delegates
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Num
 from qkv.masks.base import Coverage, Mask, require_integers
+from qkv.masks.window import Causal
 
-__all__ = ["Lengths", "length_range", "shorter_than"]
+__all__ = ["Lengths", "Prefix"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,3 +66,46 @@ def length_range(lengths: Num[Array, "*batch"] | int) -> tuple[int, int] | None:
     """Return the smallest and the largest length, or None if `lengths` is empty or traced."""
     known = np.asarray(lengths) if isinstance(lengths, int) else to_numpy(lengths)
     return None if known is None or known.size == 0 else (int(known.min()), int(known.max()))
+
+
+@delegates("either", "coverage")
+@dataclass(frozen=True, eq=False)
+class Prefix(Mask):
+    """Causal mask that additionally allows every query to attend to the first `length` keys.
+
+    Args:
+        length: number of keys in the prefix, an integer or integers `(*batch,)`.
+
+    Raises:
+        KindError: the length is not an integer.
+        PositionError: query and key differ in length and no positions are given.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.core.tile import Tile
+        >>> Prefix(2).allowed(Tile.whole(3, 3), np.zeros(()))
+        array([[ True,  True, False],
+               [ True,  True, False],
+               [ True,  True,  True]])
+    """
+
+    length: Array | int = array_field()
+    positional = True
+
+    def validate(self) -> None:
+        object.__setattr__(self, "length", require_integers("Prefix", "length", self.length))
+
+    @property
+    def either(self) -> Mask:
+        """The union of both masks that allow a pair."""
+        return Lengths(self.length) | Causal()
+
+    def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
+        return self.either.allowed(tile, reference)
+
+    def key_range(self, tile: Tile) -> tuple[int, int]:
+        """Return the range from key 0 to the last query or to the end of the longest prefix, whichever is later."""
+        known = length_range(self.length)
+        if known is None:
+            return 0, tile.k_total
+        return 0, min(tile.k_total, max(Causal().key_range(tile)[1], known[1]))

@@ -1,17 +1,17 @@
-"""Sliding window mask, in which each query may attend to the keys near its own position."""
+"""Masks of positions relative to the query: `Causal`, up to its own position, and `Window`, near its own position."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from qkv.core.checks import is_int
-from qkv.core.positions import Align
+from qkv.core.positions import Align, Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool
 from qkv.errors import OptionError
 from qkv.masks.base import Coverage, Mask
 
-__all__ = ["BandMask", "Window"]
+__all__ = ["BandMask", "Causal", "Window"]
 
 
 class BandMask(Mask):
@@ -92,3 +92,40 @@ class Window(BandMask):
             n = getattr(self, name)
             if n is not None and (not is_int(n) or n < 0):
                 raise OptionError(f"{name} of Window must be a non-negative integer, or None for no limit, got {n!r}.")
+
+
+@dataclass(frozen=True, eq=False)
+class Causal(BandMask):
+    """Causal mask, which allows the pairs with key position ≤ query position.
+
+    Args:
+        align: "start" or "end", the alignment of queries and keys if their numbers differ; None: the `positions` of
+            the call.
+
+    Raises:
+        PositionError: query and key differ in length and no alignment is given.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.core.tile import Tile
+        >>> Causal(align="end").allowed(Tile.whole(2, 3), np.zeros(()))
+        array([[ True,  True, False],
+               [ True,  True,  True]])
+    """
+
+    align: Align | None = None
+    before = None
+    after = 0
+
+    def validate(self) -> None:
+        if self.align is not None:
+            Positions(align=self.align)
+
+    @property
+    def positional(self) -> bool:  # type: ignore[override]
+        return self.align is None
+
+    def causal_offset(self, tile: Tile) -> int | None:
+        """Return the position of query 0, or None if it is given by an array with one element per batch element."""
+        offset = tile.offset(self.align)
+        return offset if isinstance(offset, int) else None

@@ -27,6 +27,7 @@ from qkv.nn.part_module import PartModule, align_batch, current_part
 from qkv.nn.protocols import Cache
 from qkv.normalizers import Normalizer
 from qkv.scores import Score
+from qkv.scores.forms import ScaledProduct
 
 __all__ = ["append_and_attend", "attend_step", "decode"]
 
@@ -97,7 +98,7 @@ def _prepared(
     """Return the parts of modules if a step can be prepared for them, whatever the width, else None."""
     if not (type(score) is PartModule and type(normalizer) is PartModule and type(mask) is PartModule):
         return None
-    if score.arrays or normalizer.arrays or mask.arrays or not score.part.is_scaled_dot:
+    if score.arrays or normalizer.arrays or mask.arrays or not isinstance(score.part.form, ScaledProduct):
         return None
     return score.part, normalizer.part, mask.part
 

@@ -2,16 +2,10 @@
 
 from qkv.normalizers.base import Normalizer
 from qkv.normalizers.custom import Custom
-from qkv.normalizers.entmax import Entmax
-from qkv.normalizers.entmax15 import Entmax15
-from qkv.normalizers.hard import Hard
-from qkv.normalizers.identity import Identity
-from qkv.normalizers.mean import Mean
-from qkv.normalizers.sample import Sample
-from qkv.normalizers.sigmoid import Sigmoid
+from qkv.normalizers.entmax import Entmax, Entmax15, Sparsemax
+from qkv.normalizers.hard import Hard, Sample
+from qkv.normalizers.linear import Identity, Mean, Sigmoid, Sum
 from qkv.normalizers.softmax import Softmax
-from qkv.normalizers.sparsemax import Sparsemax
-from qkv.normalizers.sum import Sum
 from qkv.normalizers.topk import TopK
 
 __all__ = [

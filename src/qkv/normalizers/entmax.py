@@ -1,38 +1,188 @@
-"""The normalizer `Entmax`, the family of sparse alternatives to softmax with a fixed or learned exponent α.
+"""Sparse alternatives to softmax: `Sparsemax`, `Entmax15` and the family `Entmax` with a fixed or learned exponent α.
 
-    w_j = max(0, (α − 1) l_j − τ)^(1 / (α − 1)),   Σ w = 1
+    w_j = max(0, z_j − τ)^p,   Σ w = 1          z = (α − 1) l,   p = 1 / (α − 1)
 
-Sources: Peters, Niculae, Martins (2019), Sparse sequence-to-sequence models, https://arxiv.org/abs/1905.05702.
-Correia, Niculae, Martins (2019), Adaptively sparse transformers, https://arxiv.org/abs/1909.00015, for a learned α.
+    Sparsemax     α = 2: the Euclidean projection of the logits onto the simplex, argmin_p ‖p − l‖²,   p ≥ 0, Σ p = 1
+    Entmax15      α = 1.5
+
+The threshold τ is computed without a gradient, for α = 2 and 1.5 exactly by sorting. Two Newton steps that start at the
+threshold are recorded for the gradient: the first gives its first derivatives by the logits and α, the second its
+second derivatives.
+
+Sources: Martins, Astudillo (2016), From softmax to sparsemax, https://arxiv.org/abs/1602.02068; Peters, Niculae,
+Martins (2019), Sparse sequence-to-sequence models, https://arxiv.org/abs/1905.05702; Correia, Niculae, Martins (2019),
+Adaptively sparse transformers, https://arxiv.org/abs/1909.00015, for a learned α.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.core.arrays import is_array, namespace, row_max, statically_known_true, stop_gradient, to_numpy, where
+from qkv.core.arrays import (
+    arange,
+    cast,
+    is_array,
+    namespace,
+    row_max,
+    statically_known_true,
+    stop_gradient,
+    to_numpy,
+    where,
+)
 from qkv.core.partial import finite_shift, nonzero
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float
 from qkv.normalizers.base import Normalizer, excluded
-from qkv.normalizers.entmax15 import Entmax15
-from qkv.normalizers.sparsemax import Sparsemax
 
-__all__ = ["Entmax"]
+__all__ = ["Entmax", "Entmax15", "Sparsemax"]
+
+
+_BOUND_GROUPS = 128
+"""Minimum number of groups of keys from which a bound of the threshold is computed."""
+_BOUND_STEPS = 3
+"""Number of Newton steps for the lower bound of the threshold; every number of steps gives a valid bound."""
+
+
+class SparseNormalizer(Normalizer):
+    """Base class of normalizers with weights max(0, z − τ)^p that sum to 1, where z is the logit times `scale`.
+
+    p is `power`, and τ is the threshold at which the weights of the row sum to 1.
+    """
+
+    online = False
+    shift_invariant = True
+    symmetric: ClassVar[bool] = True
+    has_threshold_bound: ClassVar[bool] = True
+
+    @abstractmethod
+    def threshold(self, z: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
+        """Return the threshold τ of each row, `(*batch, q, 1)`.
+
+        The elements of `z` are at least −2, and the largest of each row that has keys is 0.
+        """
+
+    def exponents(self) -> tuple[Array | float, Array | float]:
+        """Return `scale` and `power`, as arrays if they differ between batch elements."""
+        assert self.scale is not None
+        assert self.power is not None
+        return self.scale, self.power
+
+    def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
+        if logits.shape[-1] == 0:
+            return logits
+        xp, out = namespace(logits), excluded(logits)
+        scale, power = self.exponents()
+        z = (where(out, 0.0, logits) - finite_shift(row_max(logits))) * scale
+        # No key below −2 has weight (τ ≥ −1), so excluded keys are set to −2, which avoids inf.
+        z = where(out | (z < -2), -2.0, z)
+        tau = stop_gradient(self.threshold(stop_gradient(z)))
+        for _ in range(2):
+            above, inside = _above(z, tau)
+            excess = xp.sum(where(inside, above**power, 0.0), axis=-1, keepdims=True) - 1
+            slopes = where(inside, power * above ** (power - 1), 0.0)
+            tau = tau + excess / nonzero(xp.sum(slopes, axis=-1, keepdims=True))
+        above, inside = _above(z, tau)
+        weights = where(inside, above**power, 0.0)
+        # A comparison with NaN is False and would turn it into 0; rows with NaN, or with inf − inf, become NaN.
+        weights = where(xp.any(xp.isnan(z), axis=-1, keepdims=True), math.nan, weights)
+        return where(out, 0.0, weights)
+
+    def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"]:
+        xp, power = namespace(largest), self.power
+        assert power is not None
+        while (half := largest.shape[-1] // 2) >= _BOUND_GROUPS:
+            # Merging pairs of groups lowers the bound a little and halves the time.
+            largest = xp.maximum(largest[..., :half], largest[..., half : 2 * half])
+        maximum = row_max(largest)
+        z = (largest - maximum) * self.scale
+        tau = xp.zeros_like(maximum) - 1
+        for _ in range(_BOUND_STEPS):
+            # Newton steps on ‖max(0, z − τ)‖_p, which is convex, so that no step overshoots the root.
+            above = where(z > tau, z - tau, 0.0)
+            total = xp.sum(above, axis=-1, keepdims=True)
+            if power == 1:
+                tau = tau + (total - 1) / xp.sum(cast(above > 0, z.dtype), axis=-1, keepdims=True)
+            else:
+                norm = xp.sum(above**power, axis=-1, keepdims=True) ** (1 / power)
+                tau = tau + (norm - 1) * norm / total
+        # The slack covers the rounding of τ and of the shifted logits. A row without keys gets NaN.
+        slack: Array = 16 * xp.finfo(largest.dtype).eps * (1 + xp.abs(maximum))
+        return tau / self.scale + maximum - slack
+
+    def support(
+        self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
+    ) -> Bool[Array, "*batch q k"]:
+        return weights != 0
+
+
+@dataclass(frozen=True, eq=False)
+class Sparsemax(SparseNormalizer):
+    """Normalizer that computes sparsemax of each row: weights that sum to 1, of which many can be exactly 0.
+
+    Example:
+        >>> import numpy as np
+        >>> Sparsemax().weights(np.array([[1.0, 0.6, -1.0]]))
+        array([[0.7, 0.3, 0. ]])
+    """
+
+    power = 1
+    scale = 1.0
+
+    def threshold(self, z: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
+        """Return the threshold τ of each row, (Σ z − 1) / n, with the sum over the n keys of the support."""
+        xp = namespace(z)
+        ordered = xp.sort(z, axis=-1, descending=True)
+        count = cast(arange(z, 1, z.shape[-1] + 1), z.dtype)
+        sums = xp.cumulative_sum(ordered, axis=-1)
+        size = xp.sum(cast(1 + count * ordered > sums, z.dtype), axis=-1, keepdims=True)
+        inside = where(count <= size, ordered, 0.0)
+        return (xp.sum(inside, axis=-1, keepdims=True) - 1) / xp.maximum(size, xp.ones_like(size))
+
+
+@dataclass(frozen=True, eq=False)
+class Entmax15(SparseNormalizer):
+    """Normalizer that computes 1.5-entmax of each row: weights that sum to 1, of which many can be exactly 0.
+
+    Example:
+        >>> import numpy as np
+        >>> Entmax15().weights(np.array([[1.0, 1.0, -3.0]]))
+        array([[0.5, 0.5, 0. ]])
+    """
+
+    power = 2
+    scale = 0.5
+
+    def threshold(self, z: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
+        """Return the threshold τ_k of each row, for the largest k at which τ_k is at most the k-th largest z.
+
+        τ_k = mean − √((1 − Σ(z − mean)²) / k), where the mean and the sum are over the k largest z.
+        """
+        xp = namespace(z)
+        ordered = xp.sort(z, axis=-1, descending=True)
+        count = cast(arange(z, 1, z.shape[-1] + 1), z.dtype)
+        mean = xp.cumulative_sum(ordered, axis=-1) / count
+        spread = xp.cumulative_sum(ordered * ordered, axis=-1) - count * mean * mean
+        inside = (1 - spread) / count
+        tau = mean - xp.sqrt(where(inside > 0, inside, 0.0))
+        size = xp.sum(cast(tau <= ordered, z.dtype), axis=-1, keepdims=True)
+        last = count == xp.maximum(size, xp.ones_like(size))
+        return xp.sum(where(last, tau, 0.0), axis=-1, keepdims=True)
+
 
 _MAX_STEPS = 160
 """Maximum number of steps of the search for τ: three times as many as bisection alone needs in float64."""
 _TRACED_STEPS = 30
 """Number of steps where the results cannot be inspected, as under `jax.jit`; each step is compiled."""
-_BOUND_STEPS = 4
+_BISECTIONS = 4
 """Number of steps for the lower bound of the threshold; every number of steps gives a valid bound."""
 
 
 @dataclass(frozen=True, eq=False)
-class Entmax(Normalizer):
+class Entmax(SparseNormalizer):
     """Normalizer that computes α-entmax of each row: weights that sum to 1, of which many can be exactly 0.
 
     α = 2 is `Sparsemax`, α = 1.5 is `Entmax15`, and α → 1 is `Softmax`: a larger α gives weight to fewer keys. With an
@@ -54,10 +204,6 @@ class Entmax(Normalizer):
     """
 
     alpha: Array | float = array_field(default=1.5)
-    online = False
-    shift_invariant = True
-    symmetric: ClassVar[bool] = True
-    has_threshold_bound: ClassVar[bool] = True
 
     def validate(self) -> None:
         require_number("Entmax", "alpha", self.alpha, lambda alpha: 1 < alpha < math.inf, "a number greater than 1")
@@ -78,31 +224,21 @@ class Entmax(Normalizer):
             return self
         return {2.0: Sparsemax(), 1.5: Entmax15()}.get(float(self.alpha), self)
 
+    def exponents(self) -> tuple[Array | float, Array | float]:
+        alpha = expand_to_pairs(self.alpha)
+        return alpha - 1, 1 / (alpha - 1)
+
+    def threshold(self, z: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
+        """Return the threshold τ of each row, found by a search."""
+        power = self.exponents()[1]
+        return _threshold(z, stop_gradient(power) if is_array(power) else power)[0]
+
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
         """Return the weights max(0, z − τ)^p of whole rows, where z = (α − 1)(l − max l) and p = 1 / (α − 1)."""
-        if logits.shape[-1] == 0:
-            return logits
-        xp, out = namespace(logits), excluded(logits)
-        alpha = expand_to_pairs(self.alpha)
-        power = 1 / (alpha - 1)
-        z = (where(out, 0.0, logits) - finite_shift(row_max(logits))) * (alpha - 1)
-        # No key below −2 has weight (τ ≥ −1), so excluded keys are set to −2, which avoids inf.
-        z = where(out | (z < -2), -2.0, z)
-        tau, _ = _threshold(stop_gradient(z), stop_gradient(power) if is_array(power) else power)
-        # The search has no gradient. Newton steps from the threshold give the derivatives of τ: the first step the
-        # first derivatives by z and α, the second step the second.
-        for _ in range(2):
-            above, inside = _above(z, tau)
-            excess = xp.sum(where(inside, above**power, 0.0), axis=-1, keepdims=True) - 1
-            slopes = where(inside, power * above ** (power - 1), 0.0)
-            tau = tau + excess / nonzero(xp.sum(slopes, axis=-1, keepdims=True))
-        above, inside = _above(z, tau)
-        weights = where(inside, above**power, 0.0)
+        weights = super().weights(logits, tile)
         # For α > 2 rounding of τ changes small weights by more than the precision of the sum.
-        weights = weights / nonzero(xp.sum(weights, axis=-1, keepdims=True))
-        # A comparison with NaN is False and would turn it into 0; rows with NaN, or with inf − inf, become NaN.
-        weights = where(xp.any(xp.isnan(z), axis=-1, keepdims=True), math.nan, weights)
-        return where(out, 0.0, weights)
+        total = nonzero(namespace(weights).sum(weights, axis=-1, keepdims=True))
+        return where(weights == 0, 0.0, weights / total)
 
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"]:
         """Return a lower bound of the logits of keys with weight in each row, from the maxima of groups of keys.
@@ -113,15 +249,10 @@ class Entmax(Normalizer):
         alpha = expand_to_pairs(stop_gradient(self.alpha) if is_array(self.alpha) else self.alpha)
         maximum = row_max(largest)
         z = (largest - maximum) * (alpha - 1)
-        _, tau = _threshold(where(xp.isnan(z) | (z < -2), -2.0, z), 1 / (alpha - 1), _BOUND_STEPS)
+        _, tau = _threshold(where(xp.isnan(z) | (z < -2), -2.0, z), 1 / (alpha - 1), _BISECTIONS)
         # The slack covers the rounding of τ and of the shifted logits. A row without keys gets NaN.
         slack: Array = 16 * xp.finfo(largest.dtype).eps * (1 + xp.abs(maximum) + 1 / (alpha - 1))
         return where(maximum == -xp.inf, math.nan, tau / (alpha - 1) + maximum - slack)
-
-    def support(
-        self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
-    ) -> Bool[Array, "*batch q k"]:
-        return weights != 0
 
 
 def _above(

@@ -1,9 +1,14 @@
-"""The normalizer `Hard`, which gives weight 1 to the key with the largest logit and 0 to all other keys.
+"""Normalizers that give weight 1 to one key of a row: `Hard` to that of the largest logit, `Sample` to a sampled one.
 
-    w_j = [j = argmax_i l_i]
+    Hard       w_j = [j = argmax_i l_i]
+    Sample     j ~ softmax(l / T), w_j = 1
 
-The output is the value of the best match. No gradient reaches the logits. For a gradient estimate, sample the key with
-`Sample` and use the readout `LogProbability`.
+The output of `Hard` is the value of the best match. The key of `Sample` is the argmax of l / T + Gumbel noise. No
+gradient reaches the logits. The readout `LogProbability` is log p_j, so the loss −(reward − baseline) · LogProbability
+gives the gradient estimate of REINFORCE.
+
+Sources: Xu et al. (2015), Show, attend and tell, section 4.1, https://arxiv.org/abs/1502.03044; Williams
+(1992), Simple statistical gradient-following algorithms, https://doi.org/10.1007/BF00992696.
 """
 
 from __future__ import annotations
@@ -11,14 +16,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from qkv.core import random
 from qkv.core.arrays import cast, namespace, row_max
 from qkv.core.partial import PartialResult, TopKeys
+from qkv.core.parts import array_field, delegates
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float
+from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer, Summary
 from qkv.normalizers.selection import is_selected, select_top, top_keys_of_tile, weigh_top_keys
+from qkv.normalizers.softmax import Softmax
 
-__all__ = ["Hard", "OneHot"]
+__all__ = ["Hard", "Sample"]
 
 
 class OneHot(Normalizer):
@@ -93,3 +102,40 @@ class Hard(OneHot):
     """
 
     shift_invariant = True
+
+
+@delegates("distribution", "prepare", "validate")
+@dataclass(frozen=True, eq=False)
+class Sample(OneHot):
+    """Normalizer that gives weight 1 to one key per query, sampled from the softmax with the seed of the call.
+
+    Args:
+        temperature: T > 0, a number or one number per batch element.
+
+    Raises:
+        OptionError: `temperature` is not positive, or the call has no seed.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.core.tile import Tile
+        >>> Sample().weights(np.array([[0.0, 50.0]]), Tile.whole(1, 2, seed=7))
+        array([[0., 1.]])
+    """
+
+    temperature: Array | float = array_field(default=1.0)
+    stochastic: ClassVar[bool] = True
+
+    @property
+    def distribution(self) -> Softmax:  # type: ignore[override]
+        """The softmax from which keys are sampled."""
+        return Softmax(self.temperature)
+
+    def perturb(self, logits: Float[Array, "*batch q k"], tile: Tile | None) -> Float[Array, "*batch q k"]:
+        """Return the rank of each key: the logit that `prepare` returned, plus Gumbel noise."""
+        if tile is None:
+            raise OptionError(
+                "tile must be given for Sample, because it holds the seed of the call, got None. Pass a tile with a "
+                "seed, such as Tile.whole(q, k, seed=0)."
+            )
+        # Gumbel noise is finite, so excluded keys stay at −inf.
+        return logits + tile.gumbel(logits, random.SAMPLE)

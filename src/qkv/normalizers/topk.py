@@ -78,7 +78,6 @@ class TopK(Normalizer):
 
     @property
     def inner(self) -> Normalizer:  # type: ignore[override]
-        """The normalizer of the kept logits."""
         return self.normalizer
 
     def accumulator_width(self, value_width: int) -> int:

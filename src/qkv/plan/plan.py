@@ -132,8 +132,8 @@ def _cost(cost: Cost) -> str:
 
 
 def _score_fact(problem: Problem) -> str:
-    if problem.score.lift_kind is not None:
-        exact = problem.score.lift_kind == "exact"
+    if (lift := problem.score.form.lift) is not None:
+        exact = lift == "exact"
         return "an inner product" if exact else "an inner product, up to a term of the query"
     elements = problem.elements_per_logit
     return f"compares pair by pair, {elements} number{'s' if elements > 1 else ''} for each logit"

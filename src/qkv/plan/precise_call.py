@@ -23,8 +23,6 @@ from qkv.core.arrays import (
     dtype_name,
     ignore_numpy_warnings,
     is_floating,
-    is_tensor,
-    itemsize,
     library,
     namespace,
     result_dtype,
@@ -40,10 +38,11 @@ from qkv.plan.kernel_protocol import Result
 from qkv.plan.plan import Plan
 from qkv.readouts import LogSumExp, Readout
 from qkv.readouts.base import flatten, unflatten
-from qkv.scores import Gaussian, Score
-from qkv.scores.lifted_vectors import LIFT_RANGES
+from qkv.scores import Score
+from qkv.scores.forms import lift_limits
+from qkv.scores.gaussian import has_no_data
 
-__all__ = ["is_certainly_near", "lift_suffices", "run_precisely"]
+__all__ = ["lift_suffices", "run_precisely"]
 
 _Run = Callable[..., tuple[Result, Plan | None]]
 
@@ -58,14 +57,24 @@ def lift_suffices(
     query: Num[Array, "*#batch q query_width"],
     key: Num[Array, "*#batch k key_width"],
     centre: Centre = None,
+    cheap: bool = False,
 ) -> Any:
-    """Return whether the lift of a bound score is accurate for bound arrays, as a bool, or an array if traced.
+    """Return whether the lift of a score is accurate for arrays, as a bool, or an array if they are traced.
 
     Args:
-        score: a score whose logits cancel.
+        score: a score whose logits cancel, bound to the arrays unless `cheap`.
+        query: queries.
+        key: keys.
         centre: the point that the score subtracts from both; None: that of `score.centre`.
+        cheap: whether to compare upper bounds that are computed in little time, so that False means nothing.
     """
-    for_keys, for_queries = LIFT_RANGES[dtype_name(query)]
+    # Bound queries have the dtype of accumulation, unlike keys, which may be a file.
+    for_keys, for_queries = lift_limits(dtype_name(key if cheap else query))
+    key_range: Any
+    query_range: Any
+    if cheap:
+        key_range, query_range = score.lift_range(query, key, cheap=True)
+        return bool(key_range <= for_keys and query_range <= for_queries)
     with ignore_numpy_warnings():
         key_range, query_range = score.lift_range(query, key, centre)
     suffices = (key_range <= for_keys) & (query_range <= for_queries)
@@ -95,14 +104,14 @@ def run_precisely(
     """
     score = fields[0]
     assert score is not None
-    if not traced and is_certainly_near(score, query, key):
+    if not traced and lift_suffices(score, query, key, cheap=True):
         return None
     axes = Axes.of(query.shape, key.shape, value.shape)
     if 0 in (axes.q, axes.k, axes.query_width):
         return None
     dtype = accumulation_dtype(query, key, value)
     name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
-    traced = traced or ("no data" if _has_no_data(query, key) else "")
+    traced = traced or ("no data" if has_no_data(query, key) else "")
     bound, sides, suffices = score, (query, key), None
     if not traced:
         bound = score.bind(value, axes.batch, dtype, {"q": axes.q, "k": axes.k})
@@ -141,44 +150,6 @@ def run_precisely(
     choose: Any = sys.modules["jax"].lax.cond if library(query) == "jax" else namespace(query).cond
     output = choose(suffices, run_lifted, lambda: run_exactly()[0].output)
     return Result(output, (), ("products or differences, chosen when the function runs",)), plans[0]
-
-
-def is_certainly_near(score: Score, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"]) -> bool:
-    """Return whether two cheap bounds show that a lift is accurate: ‖k − c‖ ≤ 2 max ‖k‖, and the sum of all ‖q‖².
-
-    They are computed for arrays of NumPy and PyTorch; otherwise the result is False.
-    """
-    if type(score) is not Gaussian or not (key.shape and 0 not in key.shape):
-        return False
-    h: Any = score.bandwidth
-    if isinstance(key, np.ndarray):
-        if not isinstance(query, np.ndarray) or key.dtype.kind != "f":
-            return False
-        longest, total = (  # einsum converts block by block
-            np.einsum("...i,...i->...", x, x, dtype=np.result_type(x, np.float32)) for x in (key, query)
-        )
-        longest, total = float(longest.max()), float(total.sum())
-        h = float(abs(h).min()) if isinstance(h, np.ndarray) else h
-    elif is_tensor(key) and is_tensor(query) and not _has_no_data(query, key):
-        tensors: Any = sys.modules["torch"]
-        norm = tensors.linalg.vector_norm
-        try:
-            longest, total = norm(key.detach(), dim=-1).amax().item(), norm(query.detach()).item()
-            h = h.detach().abs().amin().item() if isinstance(h, tensors.Tensor) else h
-        except RuntimeError:  # a tensor without data
-            return False
-        longest, total = longest * longest, total * total
-    else:
-        return False
-    for_keys, for_queries = LIFT_RANGES["float64" if itemsize(dtype_name(key)) == 8 else "float32"]
-    return bool(4 * longest <= for_keys * h * h and 4 * total <= for_queries * h * h)
-
-
-def _has_no_data(*arrays: Shaped[Array, "*_"]) -> bool:
-    """Return whether reading arrays is an error, as it is while a graph of CUDA is captured."""
-    if not any(is_tensor(x) and x.is_cuda for x in arrays):
-        return False
-    return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
 
 
 def _float64(x: Shaped[Array, "*_"]) -> Any:

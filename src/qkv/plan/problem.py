@@ -21,6 +21,7 @@ from qkv.plan.spec import Spec
 from qkv.readouts import Readout
 from qkv.scores.base import GeneralScore, Score
 from qkv.scores.custom import Custom
+from qkv.scores.forms import Distance
 
 if TYPE_CHECKING:
     import torch
@@ -51,8 +52,8 @@ def elements_by_trial(score: Score, axes: Axes, dtype: str) -> int | None:
         axes: the shapes of the call.
         dtype: name of the dtype of query and key.
     """
-    while score.inner is not None:
-        score = score.inner
+    while score.form.inner is not None:
+        score = score.form.inner
     stated = score.elements if isinstance(score, Custom) else type(score).elements_per_logit is not _ASSUMED
     if stated or not isinstance(score, GeneralScore) or axes.text:
         return None
@@ -209,7 +210,7 @@ class Problem:
     def elements_per_logit(self) -> int:
         """Number of array elements that the score holds in memory at once for each logit."""
         if self.library == "torch" and not self.traced:
-            if self.score.is_distance:
+            if isinstance(self.score.form, Distance):
                 return 1
             found = elements_by_trial(self.score, self.axes, self.dtype)
             if found is not None:

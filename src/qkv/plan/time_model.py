@@ -22,6 +22,17 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 from qkv.plan.problem import Problem
+from qkv.scores.forms import (
+    Distance,
+    Gated,
+    Offset,
+    Product,
+    ScaledProduct,
+    SquaredDistance,
+    Tanh,
+    UnitProduct,
+    Wrapped,
+)
 
 __all__ = [
     "FEW_KEYS",
@@ -66,21 +77,25 @@ _DEFAULT = Path(__file__).with_name("measured_times.json")
 
 def _score_kind(problem: Problem) -> str | None:
     """Return the kind of a score, which determines the coefficients, or None for kinds that were not measured."""
-    score = problem.score
-    if score.is_inner_product and not score.arrays() and score.distance_factor is not None:
-        return "squared distance"
-    if score.is_inner_product:
-        return "product" if score.is_scaled_dot else "mapped product" if score.unit_temperature is None else "cosine"
-    if score.tanh_vector is not None:
-        return "tanh"
-    if score.gated_product:
-        return "gated"
-    if score.inner is not None:
-        if not score.inner.is_inner_product:
-            return None
-        return "biased product" if score.adds_offset else "changed product"
-    if score.is_distance:
-        return "distance"
+    match problem.score.form:
+        case SquaredDistance(factor) if factor is not None and not problem.score.arrays():
+            return "squared distance"
+        case ScaledProduct():
+            return "product"
+        case UnitProduct(temperature) if temperature is not None:
+            return "cosine"
+        case Product():
+            return "mapped product"
+        case Tanh():
+            return "tanh"
+        case Gated():
+            return "gated"
+        case Wrapped(inner=inner) as form:
+            if not isinstance(inner.form, Product):
+                return None
+            return "biased product" if isinstance(form, Offset) else "changed product"
+        case Distance():
+            return "distance"
     return "pairwise" if problem.elements_per_logit > 2 else "narrow pairwise"
 
 

@@ -24,7 +24,7 @@ from qkv.core.typing import Array, Float, Shaped, Tensor
 from qkv.errors import GradientError
 from qkv.kernels.runtime.gradients import call_tensors
 from qkv.kernels.runtime.tile_loop import Limits, partial_rows
-from qkv.kernels.tiled.autograd import add_row_gradients, partial_result, ring_elements, tile_gradients
+from qkv.kernels.tiled.autograd import add_row_gradients, partial_result, tile_elements, tile_gradients
 from qkv.kernels.tiled.softmax import logit_bound, supports_softmax
 from qkv.normalizers import Normalizer
 from qkv.ring.local_parts import slice_part, travels
@@ -92,7 +92,7 @@ def _forward(call: TorchCall, shards: Shards) -> tuple[Float[Tensor, "*batch q v
                 found.bound = max(found.bound, bound := logit_bound(part))
             else:
                 bound = math.inf
-            more = partial_result(part, shards.sizes, ring_elements(part, shards.sizes, bound))
+            more = partial_result(part, shards.sizes, tile_elements(part, shards.sizes, bound=bound))
             old = partials[block.number]
             partials[block.number] = more if old is None else old.merge(more)
     output = call.value.new_zeros((*call.batch, call.tile.q_total, call.value.shape[-1]))
@@ -221,7 +221,7 @@ class _Gradients:
         part, sizes = _with_normalizer(block, self.found), self.shards.sizes
         query, key, value, *arrays = tile_gradients(
             part,
-            ring_elements(part, sizes, self.found.bound),
+            tile_elements(part, sizes, bound=self.found.bound),
             sizes,
             self.found.summaries[block.number],
             row_dot,

@@ -1,34 +1,26 @@
 """Scores, which compare queries with keys and compute a logit for each pair."""
 
 from qkv.scores.additive import Additive
-from qkv.scores.alibi import ALiBi
 from qkv.scores.base import GeneralScore, InnerProductScore, Score
-from qkv.scores.biased import Biased
+from qkv.scores.biased import Biased, ClassTable
 from qkv.scores.bilinear import Bilinear
 from qkv.scores.by_column import ByColumn
-from qkv.scores.class_table import ClassTable
 from qkv.scores.constant import Constant
 from qkv.scores.cosine import Cosine
 from qkv.scores.custom import Custom
 from qkv.scores.decay import Decay
 from qkv.scores.distance import Boxcar, Epanechnikov, Laplace, Triangular
-from qkv.scores.dot import Dot
+from qkv.scores.dot import Dot, ScaledDot
 from qkv.scores.exact import Exact
 from qkv.scores.features import Features
-from qkv.scores.gated import Gated
+from qkv.scores.gated import Gated, SeparableGate
 from qkv.scores.gaussian import Gaussian
-from qkv.scores.jaro_winkler import JaroWinkler
-from qkv.scores.levenshtein import Levenshtein
 from qkv.scores.names import Names
+from qkv.scores.position_bias import ALiBi, QuadraticPosition, RelativePosition
 from qkv.scores.projected import Projected
-from qkv.scores.quadratic_position import QuadraticPosition
-from qkv.scores.relative_position import RelativePosition
-from qkv.scores.scaled_dot import ScaledDot
-from qkv.scores.separable_gate import SeparableGate
 from qkv.scores.softcap import Softcap
-from qkv.scores.spelling import Spelling
 from qkv.scores.sum_of import SumOf
-from qkv.scores.token_set_ratio import TokenSetRatio
+from qkv.scores.text import JaroWinkler, Levenshtein, Spelling, TokenSetRatio
 from qkv.scores.wrapper import PointwiseScore
 
 __all__ = [

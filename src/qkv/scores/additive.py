@@ -17,8 +17,11 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
 from qkv.errors import ShapeError
 from qkv.scores.base import GeneralScore
+from qkv.scores.forms import Form, SavedArrays, Tanh
 
 __all__ = ["Additive"]
+
+_SAVED = SavedArrays(logits=2.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,17 +53,10 @@ class Additive(GeneralScore):
     vector: Array = array_field("hidden", default=None)
 
     @property
-    def tanh_vector(self) -> Num[Array, "*batch hidden"] | None:  # type: ignore[override]
-        """The vector v `(*batch, hidden)` of the weights of the hidden units."""
-        return self.vector
-
-    @property
-    def linear_maps(self) -> tuple[Array, Array, Array | None]:  # type: ignore[override]
-        """The weights W₁ and W₂ and the bias b."""
-        return self.query_weight, self.key_weight, self.bias
+    def form(self) -> Form:  # type: ignore[override]
+        return Tanh(self.vector, (self.query_weight, self.key_weight, self.bias), saved=_SAVED)
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if the weights do not fit query and key, differ in hidden units, or lack `vector`."""
         expected = (self.query_weight.shape[-1], self.key_weight.shape[-1])
         if (query_width, key_width) != expected:
             raise ShapeError(
@@ -117,8 +113,3 @@ class Additive(GeneralScore):
         left, right = with_equal_batch(left, right)
         hidden = xp.tanh(left[..., :, None, :] + right[..., None, :, :])
         return xp.matmul(hidden, self.vector[..., None, :, None])[..., 0]
-
-    def bound(self, left: Num[Array, "*#batch q hidden"], right: Num[Array, "*#batch k hidden"]) -> Num[Array, ""]:
-        """Return an upper bound of |logit|: Σ |v|, or the largest of these sums if v has batch axes."""
-        xp = namespace(left)
-        return xp.max(xp.sum(xp.abs(self.vector), axis=-1))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import ClassVar, Literal, TypeAlias, final
+from typing import final
 
 from qkv.core.arrays import as_array, dtype_name, is_array, is_text, library, namespace
 from qkv.core.axes import broadcast_batch
@@ -24,10 +24,19 @@ from qkv.core.positions import Positions
 from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, ArrayLike, Num, Shaped
 from qkv.errors import KindError, ShapeError
-from qkv.scores.check_widths import check_same_width
-from qkv.scores.lifted_vectors import column_of_ones, concat_features, product_bound
+from qkv.scores.forms import Form, Pairwise, Product, SavedArrays, ScaledProduct, column_of_ones, concat_features
 
-__all__ = ["GeneralScore", "InnerProductScore", "LiftKind", "require_score", "Score"]
+__all__ = ["check_same_width", "GeneralScore", "InnerProductScore", "require_score", "Score"]
+
+
+def check_same_width(score: object, query_width: int, key_width: int) -> None:
+    """Raise a `ShapeError` if the widths of query and key differ."""
+    if query_width != key_width:
+        raise ShapeError(
+            f"query and key must have the same width for {type(score).__name__}, got widths {query_width} and "
+            f"{key_width}. Project them to the same width with Projected(score, query_weight, key_weight), or use "
+            f"Bilinear(weight) with a weight of shape ({query_width}, {key_width})."
+        )
 
 
 _REAL = ("float", "bfloat", "int", "uint", "bool")
@@ -86,86 +95,26 @@ def _broadcasts(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     return all(n in (1, m) for n, m in zip(reversed(shape), reversed(expected), strict=False))
 
 
-LiftKind: TypeAlias = Literal["exact", "up_to_query_constant"]
-
-
 class Score(Part, ABC):
     """Base class of scores, which compute a logit for each pair of a query and a key.
 
     Attributes:
+        form: what kernels need to know to compute the logits in a faster way than pair by pair.
         default_normalizer: name of the normalizer used if the call gives none.
         positional: whether the logit depends on positions.
         accepts: the kind of queries and keys, "numbers", "text" or "any".
         accepts_records: whether queries and keys may be structured arrays, with a field per column.
-        constant: whether every pair has the same logit.
         keeps_dtype: whether query and key are compared in their own dtype instead of the dtype of accumulation.
-        lift_kind: "exact" if the logit is the inner product of the vectors of `lift`, "up_to_query_constant" if
-            that holds up to a term that depends on the query alone, None otherwise.
-        is_inner_product: whether `projected_logits` is the plain matrix product of the projections.
-        is_scaled_dot: whether the logit is a number times <query, key>, so that `scaled_lift` copies neither.
-        normalizes_keys: whether `lift` divides each key by its norm and does nothing else to keys.
-        nonnegative: whether no logit is negative, whatever query and key are.
-        is_distance: whether the logit is a function of the Euclidean distance of query and key.
-        saved_arrays: arrays of the size of the logits, besides the logits, that autograd saves; an estimate.
-        lifts_keys: whether `lift` computes new vectors for the keys; an inner product may use keys unchanged.
-        lift_copies: arrays of the size of a side that `lift` computes of it and autograd saves; an estimate.
-        lift_saves: those of the queries and of the keys that autograd saves besides the result of `lift`; an estimate.
-        lift_peak: those of one side that are in memory while `lift` is differentiated, without the gradient that it
-            returns; 0 if there are never more than before.
-        distance_factor: a if the logit is −a ‖q − k‖² with a single number a; otherwise None.
-        distance_slope: a if the logit is −a ‖q − k‖ with a single number a; otherwise None.
-        unit_temperature: T if the logit is <q, k> / (‖q‖ ‖k‖ T) with a number or array of one element; otherwise None.
-        tanh_vector: v if the logit is Σ_h v_h tanh(left_h + right_h) for projections left and right; otherwise None.
-        linear_maps: (W, U, b) if `project` returns W q + b and U k, where b may be None; otherwise None.
-        product_maps: (W, U, f) if the logit is f <W q, U k> with a number f, where W or U may be None for no map;
-            otherwise None.
-        gates: (w, u, b, c) if the logit is <q, k> times σ(<w, q> + b + <u, k> + c) for a `gated_product`, or times
-            σ(<w, q> + b) σ(<u, k> + c) for other scores; otherwise None.
-        gated_product: whether the logit is <left_:w, right_:w> σ(left_w + right_w) with the last column w of both.
         cancels: whether logits are differences of numbers that may be much larger, see `lift_range`.
-        inner: the inner score, if this score changes each logit of an inner score; otherwise None.
-        adds_offset: whether the logit is the logit of `inner` plus `offset(tile)`, which is independent of logits.
-        tanh_cap: c if the logit is c · tanh(logit of `inner` / c) with a single number c; otherwise None.
-        log_decay: g if the logit of `inner` is multiplied by e^(g |i − j|) for positions i and j; otherwise None.
-        log_decay_per_key: g_t if each product of features in the logit of `inner` is multiplied by e^(Σ g_t), with the
-            sum over the positions t after the earlier one of query and key; otherwise None. See `Decay`.
     """
 
+    form: Form = Pairwise()
     default_normalizer: str = "softmax"
     positional: bool = False
     accepts: str = "numbers"
     accepts_records: bool = False
-    constant: bool = False
     keeps_dtype: bool = False
-    lift_kind: LiftKind | None = None
-    is_scaled_dot: bool = False
-    normalizes_keys: bool = False
-    nonnegative: bool = False
-    is_distance: ClassVar[bool] = False
-    saved_arrays: ClassVar[float] = 0.0
-    lifts_keys: bool = True
-    lift_copies: ClassVar[float] = 1.0
-    lift_saves: ClassVar[tuple[float, float]] = (0.0, 0.0)
-    lift_peak: ClassVar[float] = 0.0
-    distance_factor: float | None = None
-    distance_slope: float | None = None
-    unit_temperature: Array | float | None = None
-    tanh_vector: Array | None = None
-    linear_maps: tuple[Array, Array, Array | None] | None = None
-    product_maps: tuple[Array | None, Array | None, float] | None = None
-    gates: tuple[Array, Array, Array | float, Array | float] | None = None
-    gated_product: bool = False
     cancels: bool = False
-    inner: Score | None = None
-    adds_offset: bool = False
-    tanh_cap: float | None = None
-    log_decay: Array | float | None = None
-    log_decay_per_key: Array | None = None
-
-    @property
-    def is_inner_product(self) -> bool:
-        """Whether the logits are the matrix product of the two arrays that `project` returns."""
-        return self.lift_kind is not None
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
         """Return the number of array elements per logit that are in memory while a tile is computed."""
@@ -215,7 +164,13 @@ class Score(Part, ABC):
     def scaled_lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"], float]:
-        """Return vectors of queries and keys, and a factor that turns their inner products into those of `lift`."""
+        """Return vectors of queries and keys, and a factor that turns their inner products into those of `lift`.
+
+        The vectors of a scaled inner product are the queries and keys themselves.
+        """
+        form = self.form
+        if isinstance(form, ScaledProduct):
+            return query, key, form.factor(query.shape[-1])
         return *self.lift(query, key, tile), 1.0
 
     def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
@@ -247,7 +202,8 @@ class Score(Part, ABC):
         query: Num[Array, "*#batch q query_width"],
         key: Num[Array, "*#batch k key_width"],
         centre: Centre = None,
-    ) -> tuple[Num[Array, ""], Num[Array, ""]]:
+        cheap: bool = False,
+    ) -> tuple[Num[Array, ""] | float, Num[Array, ""] | float]:
         """Return the largest ‖k‖² and ‖q‖² of lifted keys and queries, if `cancels`; elements not finite are left out.
 
         The rounding errors of logits are about as large as those of the first number, or of the logit.
@@ -256,6 +212,7 @@ class Score(Part, ABC):
             query: queries.
             key: keys.
             centre: the point that is subtracted from both; None: `centre(key)`.
+            cheap: whether upper bounds suffice, of any such point, which are infinite where they would take long.
         """
         raise NotImplementedError
 
@@ -270,7 +227,7 @@ class Score(Part, ABC):
 
         The default returns the vectors of `lift`, with `query_term` as a column, or both unchanged without a lift.
         """
-        if self.lift_kind is None:
+        if self.form.lift is None:
             return query, key
         left, right, term = self._lift_with_term(query, key, tile)
         if term is None:
@@ -288,7 +245,7 @@ class Score(Part, ABC):
         self, left: Shaped[Array, "*_"], right: Shaped[Array, "*_"], tile: Tile
     ) -> Shaped[Array, "*#batch #q #k"]:
         """Return the logits of a tile, `(*batch, q, k)`, from the projections of its queries and keys."""
-        if not self.is_inner_product:
+        if not isinstance(self.form, Product):
             return self.logits(left, right, tile)
         return namespace(left).matmul(left, namespace(left).matrix_transpose(right))
 
@@ -297,7 +254,7 @@ class Score(Part, ABC):
 
         If the bound is below 60, kernels compute exponentials without subtracting the maximum of each row.
         """
-        return product_bound(left, right) if self.is_inner_product else None
+        return self.form.bound(left, right)
 
     @final
     def __call__(
@@ -353,7 +310,7 @@ class Score(Part, ABC):
 class InnerProductScore(Score):
     """Base class of scores that are an inner product of two vectors, plus optionally a term of the query alone."""
 
-    lift_kind: LiftKind | None = "exact"
+    form: Form = Product()
 
     @abstractmethod
     def lift(
@@ -373,7 +330,7 @@ class InnerProductScore(Score):
 class GeneralScore(Score):
     """Base class of scores that compute the logit of a pair by an arbitrary function of query and key."""
 
-    saved_arrays = 2.0
+    form: Form = Pairwise(saved=SavedArrays(logits=2.0))
 
     @abstractmethod
     def compare(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"]) -> Shaped[Array, "*#batch #q #k"]:

@@ -16,6 +16,7 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
 from qkv.errors import ShapeError
 from qkv.scores.base import InnerProductScore
+from qkv.scores.forms import Form, MappedProduct
 
 __all__ = ["Bilinear"]
 
@@ -44,7 +45,6 @@ class Bilinear(InnerProductScore):
     key_factor: Array | None = array_field("key_width", "rank", default=None)
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if `weight` or `key_factor` does not fit query and key, or if their ranks differ."""
         expected = (self.weight.shape[-2], self.weight.shape[-1])
         if self.key_factor is not None:
             rank, key_rank = expected[1], self.key_factor.shape[-1]
@@ -66,14 +66,10 @@ class Bilinear(InnerProductScore):
             )
 
     @property
-    def lifts_keys(self) -> bool:  # type: ignore[override]
-        """Whether the keys are projected, which holds if the weight is factored."""
-        return self.key_factor is not None
-
-    @property
-    def product_maps(self) -> tuple[Array, Array | None, float]:  # type: ignore[override]
-        """Wᵀ, or Uᵀ and Vᵀ."""
-        return _transposed(self.weight), None if self.key_factor is None else _transposed(self.key_factor), 1.0
+    def form(self) -> Form:  # type: ignore[override]
+        return MappedProduct(
+            _transposed(self.weight), None if self.key_factor is None else _transposed(self.key_factor)
+        )
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
         return key_width if self.key_factor is None else int(self.key_factor.shape[-1])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from qkv.core.arrays import namespace
 from qkv.core.typing import Array, Num
 from qkv.scores.base import GeneralScore
+from qkv.scores.forms import Pairwise
 
 __all__ = ["Constant"]
 
@@ -29,25 +30,21 @@ class Constant(GeneralScore):
         array([[0., 0.]])
     """
 
-    constant = True
+    form = Pairwise(constant=True)
 
     def check_widths(self, query_width: int, key_width: int) -> None:
         """Accept queries and keys of any widths, which may differ."""
-
-    saved_arrays = 0.0
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
         """Return 1, because `compare` computes no array of features for each pair."""
         return 1
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return 1 floating-point operation per logit, an addition of zeros."""
         return 1
 
     def compare(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"]
     ) -> Num[Array, "*#batch q k"]:
-        """Return an array of zeros, `(*batch, q, k)`."""
         xp = namespace(query)
         # Not 0 · q, which is NaN where q is not finite.
         return xp.sum(xp.zeros_like(query), axis=-1)[..., :, None] + xp.sum(xp.zeros_like(key), axis=-1)[..., None, :]

@@ -17,8 +17,11 @@ from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Num
 from qkv.scores.base import InnerProductScore
+from qkv.scores.forms import Form, SavedArrays, UnitProduct
 
 __all__ = ["Cosine"]
+
+_SAVED = SavedArrays(copies=2.5, sides=(1.1, 1.1), peak=5.1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,20 +45,16 @@ class Cosine(InnerProductScore):
     """
 
     temperature: Array | float = array_field(default=1.0)
-    normalizes_keys = True
 
     def validate(self) -> None:
         require_number("Cosine", "temperature", self.temperature, lambda t: t > 0, "a positive number")
 
-    lift_copies = 2.5
-    lift_saves = (1.1, 1.1)
-    lift_peak = 5.1
-
     @property
-    def unit_temperature(self) -> Array | float | None:  # type: ignore[override]
-        """T, or None if it is an array of more than one element."""
+    def form(self) -> Form:  # type: ignore[override]
+        """An inner product of unit vectors, with one temperature or one for each batch element."""
         temperature = self.temperature
-        return temperature if isinstance(temperature, (int, float)) or math.prod(temperature.shape) == 1 else None
+        single = isinstance(temperature, (int, float)) or math.prod(temperature.shape) == 1
+        return UnitProduct(temperature if single else None, saved=_SAVED)
 
     def lift_description(self) -> str:
         return "query and key normalized to length 1"

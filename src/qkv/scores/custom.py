@@ -65,7 +65,6 @@ class Custom(FunctionPart, GeneralScore):
 
     @property
     def accepts_records(self) -> bool:  # type: ignore[override]
-        """Whether structured arrays are passed to the function, which holds unless it accepts numbers alone."""
         return self.accepts != "numbers"
 
     def check_widths(self, query_width: int, key_width: int) -> None:

@@ -23,6 +23,7 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Int, Num, Shaped
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.scores.base import Score
+from qkv.scores.forms import Decayed
 from qkv.scores.wrapper import WrapperScore
 
 __all__ = ["Decay"]
@@ -85,36 +86,32 @@ class Decay(WrapperScore):
                 f"log_decay_per_key of Decay must be an array, got {type(per_key).__name__}. Pass an array of shape "
                 "(*batch, k, 1), or a number as log_decay."
             )
-        elif per_key.ndim and per_key.shape[-1] != 1 and self.score.lift_kind != "exact":
+        elif per_key.ndim and per_key.shape[-1] != 1 and self.score.form.lift != "exact":
             raise KindError(
                 f"score of Decay must be an inner product for a decay per feature, got {self.score}. Pass Dot() or "
                 "Features(), or one decay per key, of shape (*batch, k, 1)."
             )
 
     @property
-    def inner(self) -> Score:  # type: ignore[override]
-        """The inner score, whose logits or products of features decay."""
-        return self.score
-
-    @property
-    def nonnegative(self) -> bool:  # type: ignore[override]
-        """Whether no logit of the inner score is negative, which a decay does not change."""
-        return self.score.nonnegative
+    def form(self) -> Decayed:  # type: ignore[override]
+        """The inner score with decays, which change no sign."""
+        nonnegative = self.score.form.nonnegative
+        return Decayed(self.score, self.log_decay, self.log_decay_per_key, nonnegative=nonnegative)
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
         """Return the elements of the inner score plus those of the decays: 1, or 2 per feature."""
-        per_feature = 2 * self.lifted_width(query_width, key_width) if self._per_feature else 1
+        per_feature = 2 * self.lifted_width(query_width, key_width) if self.form.per_feature else 1
         return self.score.elements_per_logit(query_width, key_width) + per_feature
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
         """Return an estimate of the number of floating-point operations per logit, 20 for each exponential."""
-        exponentials = self.lifted_width(query_width, key_width) if self._per_feature else 1
+        exponentials = self.lifted_width(query_width, key_width) if self.form.per_feature else 1
         return self.score.flop_per_logit(query_width, key_width) + 22 * exponentials
 
     def check_widths(self, query_width: int, key_width: int) -> None:
         self.score.check_widths(query_width, key_width)
         features = self.score.lifted_width(query_width, key_width)
-        if self._per_feature and self.log_decay_per_key.shape[-1] != features:  # type: ignore[union-attr]
+        if self.form.per_feature and self.log_decay_per_key.shape[-1] != features:  # type: ignore[union-attr]
             raise ShapeError(
                 f"log_decay_per_key of Decay must have width 1 or {features}, the number of features of {self.score}, "
                 f"got width {self.log_decay_per_key.shape[-1]}. "  # type: ignore[union-attr]
@@ -136,7 +133,7 @@ class Decay(WrapperScore):
         return self.score.project(query, key, tile)
 
     def logits(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
-        if self._per_feature:
+        if self.form.per_feature:
             return self.projected_logits(*self.project(query, key, tile), tile)
         logits = self.score.logits(query, key, tile)
         return logits * self._factors(tile, logits)[..., 0]
@@ -144,17 +141,12 @@ class Decay(WrapperScore):
     def projected_logits(
         self, left: Shaped[Array, "*_"], right: Shaped[Array, "*_"], tile: Tile
     ) -> Num[Array, "*#batch #q #k"]:
-        if self._per_feature:
+        if self.form.per_feature:
             left, right = with_equal_batch(left, right)
             products = left[..., :, None, :] * right[..., None, :, :]
             return namespace(left).sum(products * self._factors(tile, left), axis=-1)
         logits = self.score.projected_logits(left, right, tile)
         return logits * self._factors(tile, logits)[..., 0]
-
-    @property
-    def _per_feature(self) -> bool:
-        """Whether features decay differently."""
-        return self.log_decay_per_key is not None and self.log_decay_per_key.shape[-1] != 1
 
     def _factors(self, tile: Tile, reference: Array) -> Float[Array, "*#batch q k #features"]:
         """Return the decays of all pairs of a tile."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 from qkv.core.arrays import namespace, where
 from qkv.core.distances import distances
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.typing import Array, Bool, Num
 from qkv.scores.base import GeneralScore
+from qkv.scores.forms import Distance, Form, SavedArrays
 
 __all__ = ["Boxcar", "DistanceKernel", "Epanechnikov", "Laplace", "Triangular"]
 
@@ -42,8 +42,8 @@ class DistanceKernel(GeneralScore):
     def validate(self) -> None:
         require_number(type(self).__name__, "bandwidth", self.bandwidth, lambda h: h > 0, "a positive number")
 
-    is_distance: ClassVar[bool] = True
-    saved_arrays = 3.25  # the distance, the kernel, its logarithm and where the kernel is 0
+    # Autograd saves the distance, the kernel, its logarithm and where the kernel is 0.
+    form = Distance(saved=SavedArrays(logits=3.25))
 
     def compare(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
@@ -73,12 +73,10 @@ class Laplace(DistanceKernel):
         array([[-0. , -0.5, -1.5]])
     """
 
-    saved_arrays = 1.0
-
     @property
-    def distance_slope(self) -> float | None:  # type: ignore[override]
-        """1/h, or None if the bandwidth is an array."""
-        return 1 / self.bandwidth if isinstance(self.bandwidth, (int, float)) else None
+    def form(self) -> Form:  # type: ignore[override]
+        slope = 1 / self.bandwidth if isinstance(self.bandwidth, (int, float)) else None
+        return Distance(slope, saved=SavedArrays(logits=1.0))
 
     def log_kernel(self, u: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
         return -u

@@ -17,6 +17,7 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Num, Shaped
 from qkv.errors import OptionError, ShapeError
 from qkv.scores.base import InnerProductScore
+from qkv.scores.forms import Form, Product, SavedArrays
 
 __all__ = ["Features"]
 
@@ -66,7 +67,6 @@ class Features(InnerProductScore):
     parameters: tuple[Array, ...] = ()
     width: int | None = None
     default_normalizer = "sum"
-    lift_copies = 3.0
 
     def validate(self) -> None:
         known = isinstance(self.function, str) and self.function in _MAPS
@@ -81,9 +81,9 @@ class Features(InnerProductScore):
             object.__setattr__(self, "parameters", tuple(self.parameters))
 
     @property
-    def nonnegative(self) -> bool:  # type: ignore[override]
-        """Whether no feature is negative, which is known of the named functions alone."""
-        return isinstance(self.function, str)
+    def form(self) -> Form:  # type: ignore[override]
+        """An inner product; that no feature is negative is known of the named functions alone."""
+        return Product(nonnegative=isinstance(self.function, str), saved=SavedArrays(copies=3.0))
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
         return self.width or query_width

@@ -1,6 +1,9 @@
-"""Gated score: the inner product of query and key, times a sigmoid gate that depends on both.
+"""Gated scores: the inner product of query and key, times a sigmoid gate of the pair or a gate of each of them.
 
-    logit(q, k) = σ(W_g [q; k] + b) · <q, k>          W_g [q; k] = <w_q, q> + <w_k, k>
+    Gated             logit(q, k) = σ(W_g [q; k] + b) · <q, k>          W_g [q; k] = <w_q, q> + <w_k, k>
+    SeparableGate     logit(q, k) = σ(<w_q, q> + b_q) · σ(<w_k, k> + b_k) · <q, k>
+
+`SeparableGate` is an inner product of gated vectors, so fused kernels and vector indices support it.
 
 Source: Dhingra et al. (2017), Gated-attention readers for text comprehension,
 https://arxiv.org/abs/1606.01549, for gates on attention. In this module the gate is a scalar for each pair.
@@ -15,11 +18,14 @@ from qkv.core.parts import array_field, expand_to_pairs
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
 from qkv.errors import ShapeError
-from qkv.scores.base import GeneralScore, Score
-from qkv.scores.check_widths import check_same_width
-from qkv.scores.lifted_vectors import concat_features, product_bound
+from qkv.scores import forms
+from qkv.scores.base import GeneralScore, InnerProductScore, Score, check_same_width
+from qkv.scores.forms import Form, GatedSides, concat_features
 
-__all__ = ["GateWeights", "Gated", "gate_logits"]
+__all__ = ["Gated", "SeparableGate"]
+
+
+_SAVED = forms.SavedArrays(logits=2.0, copies=2.0, sides=(1.0, 1.0))
 
 
 class GateWeights(Score):
@@ -62,15 +68,10 @@ class Gated(GateWeights, GeneralScore):
     query_weight: Array = array_field("width")
     key_weight: Array = array_field("width")
     bias: Array | float = array_field(default=0.0)
-    gated_product = True
 
     @property
-    def gates(self) -> tuple[Array, Array, Array | float, Array | float]:  # type: ignore[override]
-        """w_q, w_k, b and 0."""
-        return self.query_weight, self.key_weight, self.bias, 0.0
-
-    lift_copies = 2.0
-    lift_saves = (1.0, 1.0)
+    def form(self) -> forms.Form:  # type: ignore[override]
+        return forms.Gated((self.query_weight, self.key_weight, self.bias, 0.0), saved=_SAVED)
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
         """Return 2 array elements per logit, one for the gate and one for the inner product."""
@@ -97,10 +98,6 @@ class Gated(GateWeights, GeneralScore):
         gate = left[..., :, -1:] + xp.matrix_transpose(right[..., :, -1:])
         return sigmoid(gate) * xp.matmul(left[..., :-1], xp.matrix_transpose(right[..., :-1]))
 
-    def bound(self, left: Num[Array, "*#batch q columns"], right: Num[Array, "*#batch k columns"]) -> Num[Array, ""]:
-        """Return an upper bound of |<q, k>|, which also bounds |logit|, because the gate is at most 1."""
-        return product_bound(left[..., :-1], right[..., :-1])
-
 
 def gate_logits(x: Num[Array, "*#batch n width"], weight: Num[Array, "*#batch width"]) -> Num[Array, "*#batch n"]:
     """Return the inner product of `weight` and each row of `x`, `(*batch, n)`."""
@@ -109,3 +106,49 @@ def gate_logits(x: Num[Array, "*#batch n width"], weight: Num[Array, "*#batch wi
     ):  # PyTorch multiplies by one vector about four times as fast as by a matrix of one column
         return namespace(x).matmul(x, weight)
     return namespace(x).matmul(x, weight[..., :, None])[..., 0]
+
+
+@dataclass(frozen=True, eq=False)
+class SeparableGate(GateWeights, InnerProductScore):
+    """Inner product of query and key, times a sigmoid gate of the query and a sigmoid gate of the key.
+
+    Args:
+        query_weight: w_q `(width,)`.
+        key_weight: w_k `(width,)`.
+        query_bias: b_q, a number or one number per batch element.
+        key_bias: b_k, a number or one number per batch element.
+
+    Shapes:
+        query `(*batch, q, width)`, key `(*batch, k, width)` -> logits `(*batch, q, k)`
+
+    Raises:
+        ShapeError: the widths of query, key and gate weights differ.
+
+    Example:
+        >>> import numpy as np
+        >>> SeparableGate(np.zeros(2), np.zeros(2))(np.array([[2.0, 0.0]]), np.array([[6.0, 1.0]]))
+        array([[3.]])
+    """
+
+    query_weight: Array = array_field("width")
+    key_weight: Array = array_field("width")
+    query_bias: Array | float = array_field(default=0.0)
+    key_bias: Array | float = array_field(default=0.0)
+
+    @property
+    def form(self) -> Form:  # type: ignore[override]
+        return GatedSides((self.query_weight, self.key_weight, self.query_bias, self.key_bias))
+
+    def lift_description(self) -> str:
+        return "query and key multiplied by their gates"
+
+    def lift(
+        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
+    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+        return _gated(query, self.query_weight, self.query_bias), _gated(key, self.key_weight, self.key_bias)
+
+
+def _gated(
+    x: Num[Array, "*#batch n width"], weight: Num[Array, "*#batch width"], bias: Num[Array, "*#batch"] | float
+) -> Num[Array, "*#batch n width"]:
+    return x * sigmoid(gate_logits(x, weight)[..., None] + expand_to_pairs(bias))

@@ -10,13 +10,18 @@ regression analysis.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Any
+
+import numpy as np
 
 from qkv.core.arrays import (
     cast,
     dtype_name,
     is_array,
+    is_tensor,
     itemsize,
     library,
     namespace,
@@ -27,12 +32,13 @@ from qkv.core.arrays import (
 from qkv.core.guard import all_finite, zero_nonfinite
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Centre, Tile
-from qkv.core.typing import Array, Num
+from qkv.core.typing import Array, Num, Shaped
 from qkv.scores.base import GeneralScore, InnerProductScore, Score
-from qkv.scores.lifted_vectors import concat_features
+from qkv.scores.forms import Form, Pairwise, SavedArrays, SquaredDistance, concat_features
 
-__all__ = ["Gaussian", "GaussianOfDifferences"]
+__all__ = ["Gaussian", "GaussianOfDifferences", "has_no_data"]
 
+_SAVED = SavedArrays(copies=1.5, sides=(0.0, 1.0))
 _BLOCK = 2**18
 """Number of elements of the blocks in which the largest length of a vector is computed."""
 
@@ -58,7 +64,6 @@ class Gaussian(InnerProductScore):
     """
 
     bandwidth: Array | float = array_field(default=1.0)
-    lift_kind = "up_to_query_constant"
 
     @property
     def cancels(self) -> bool:  # type: ignore[override]
@@ -71,9 +76,11 @@ class Gaussian(InnerProductScore):
         )
 
     @property
-    def distance_factor(self) -> float | None:  # type: ignore[override]
-        """1/2h², or None if the bandwidth is an array with axes."""
-        return None if getattr(self.bandwidth, "ndim", 0) else 0.5 / float(self.bandwidth) ** 2
+    def form(self) -> Form:  # type: ignore[override]
+        """The squared distance times −1/2h², if the bandwidth is a number, and not a tensor, which may be traced."""
+        h = self.bandwidth
+        number = isinstance(h, (int, float)) or (isinstance(h, np.ndarray) and h.ndim == 0)
+        return SquaredDistance(0.5 / float(h) ** 2 if number else None, saved=_SAVED)
 
     def centre(self, key: Num[Array, "*batch k width"]) -> Num[Array, "*batch 1 width"]:
         """Return the mean of the keys, `(*batch, 1, width)`, or zeros if there are no keys.
@@ -84,9 +91,6 @@ class Gaussian(InnerProductScore):
         if key.shape[-2] == 0:
             return xp.zeros((*key.shape[:-2], 1, key.shape[-1]), dtype=key.dtype)
         return stop_gradient(xp.mean(key, axis=-2, keepdims=True))
-
-    lift_copies = 1.5
-    lift_saves = (0.0, 1.0)
 
     def lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
@@ -103,7 +107,6 @@ class Gaussian(InnerProductScore):
         return concat_features(query, one), concat_features(key, length)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the width of query and key plus 1, for the additional column of `lift`."""
         return max(query_width, key_width) + 1
 
     def lift_description(self) -> str:
@@ -115,9 +118,17 @@ class Gaussian(InnerProductScore):
         return -0.5 * namespace(query).sum(query * query, axis=-1)
 
     def lift_range(
-        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], centre: Centre = None
-    ) -> tuple[Num[Array, ""], Num[Array, ""]]:
+        self,
+        query: Num[Array, "*#batch q width"],
+        key: Num[Array, "*#batch k width"],
+        centre: Centre = None,
+        cheap: bool = False,
+    ) -> tuple[Num[Array, ""] | float, Num[Array, ""] | float]:
         """Return the largest ‖k − c‖²/h² and ‖q − c‖²/h² of rows that are finite, where c is `centre`."""
+        if cheap:
+            longest, total = _square_bounds(query, key)
+            h = _smallest(self.bandwidth) if total < math.inf else 1.0
+            return 4 * longest / (h * h), 4 * total / (h * h)  # ‖k − c‖ ≤ 2 max ‖k‖
         if centre is None:
             centre = self.centre(key)
         assert not isinstance(centre, tuple)
@@ -169,7 +180,7 @@ class GaussianOfDifferences(GeneralScore):
     bandwidth: Array | float = array_field(default=1.0)
     centre_point: Array | None = array_field("one", "width", default=None)
     reach: Array | None = array_field(default=None)
-    saved_arrays = 1.0
+    form = Pairwise(saved=SavedArrays(logits=1.0))
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
         """Return 3 operations per feature (difference, square and sum) plus 2."""
@@ -212,3 +223,41 @@ def _squares(query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k wi
         return difference * difference
     difference = query[..., :, None, :] - key[..., None, :, :]
     return namespace(query).sum(difference * difference, axis=-1)
+
+
+def has_no_data(*arrays: Shaped[Array, "*_"]) -> bool:
+    """Return whether reading arrays is an error, as it is while a graph of CUDA is captured."""
+    if not any(is_tensor(x) and x.is_cuda for x in arrays):
+        return False
+    return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
+
+
+def _square_bounds(query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]) -> tuple[float, float]:
+    """Return max ‖k‖² and Σ ‖q‖² of arrays of NumPy or PyTorch, infinity of others and of tensors without data."""
+    if 0 in key.shape:
+        return math.inf, math.inf
+    if isinstance(key, np.ndarray) and isinstance(query, np.ndarray) and key.dtype.kind == "f":
+        keys, queries = (  # einsum converts block by block
+            np.einsum("...i,...i->...", x, x, dtype=np.result_type(x, np.float32)) for x in (key, query)
+        )
+        return float(keys.max()), float(queries.sum())
+    if is_tensor(key) and is_tensor(query) and not has_no_data(query, key):
+        norm: Any = sys.modules["torch"].linalg.vector_norm
+        try:
+            longest, total = norm(key.detach(), dim=-1).amax().item(), norm(query.detach()).item()
+        except RuntimeError:  # a tensor without data
+            return math.inf, math.inf
+        return longest * longest, total * total
+    return math.inf, math.inf
+
+
+def _smallest(bandwidth: Array | float) -> float:
+    """Return the smallest magnitude of a bandwidth, 0 if it has no data."""
+    if not is_array(bandwidth):
+        return float(bandwidth)
+    if isinstance(bandwidth, np.ndarray):
+        return float(abs(bandwidth).min())
+    try:
+        return float(bandwidth.detach().abs().amin())  # type: ignore[attr-defined]
+    except (RuntimeError, AttributeError):
+        return 0.0

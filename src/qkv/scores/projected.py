@@ -7,10 +7,8 @@ Source: Vaswani et al. (2017), Attention Is All You Need, section 3.2.2, https:/
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from functools import lru_cache
-
-import numpy as np
 
 from qkv.core.arrays import namespace
 from qkv.core.parts import array_field, delegates
@@ -18,12 +16,12 @@ from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, Num
 from qkv.errors import ShapeError
 from qkv.scores.base import Score
+from qkv.scores.forms import Form, of_projections
 from qkv.scores.wrapper import WrapperScore
 
 __all__ = ["Projected"]
 
 
-@delegates("score", "is_inner_product", "nonnegative", "tanh_vector", "gated_product", "lift_kind")
 @delegates("score", "projected_logits", "bound")
 @dataclass(frozen=True, eq=False)
 class Projected(WrapperScore):
@@ -53,12 +51,9 @@ class Projected(WrapperScore):
     key_weight: Array | None = array_field("hidden", "key_width", default=None)
 
     @property
-    def product_maps(self) -> tuple[Array | None, Array | None, float] | None:  # type: ignore[override]
-        """W_Q, W_K and the factor of the inner score, if it is a scaled inner product."""
-        weight = self.key_weight if self.query_weight is None else self.query_weight
-        if weight is None or not self.score.is_scaled_dot:
-            return None
-        return self.query_weight, self.key_weight, _factor(self.score, weight.shape[-2])
+    def form(self) -> Form:  # type: ignore[override]
+        """The form of the inner score as far as it holds for queries and keys that are projected before."""
+        return of_projections(self.score.form, self.query_weight, self.key_weight)
 
     def check_widths(self, query_width: int, key_width: int) -> None:
         for side, weight, width in (
@@ -112,7 +107,10 @@ class Projected(WrapperScore):
         query: Num[Array, "*#batch q query_width"],
         key: Num[Array, "*#batch k key_width"],
         centre: Centre = None,
-    ) -> tuple[Num[Array, ""], Num[Array, ""]]:
+        cheap: bool = False,
+    ) -> tuple[Num[Array, ""] | float, Num[Array, ""] | float]:
+        if cheap:  # the projections take as long as the range itself
+            return math.inf, math.inf
         return self.score.lift_range(*self._project(query, key), centre)
 
     def centre(self, key: Num[Array, "*batch k key_width"]) -> Centre:
@@ -134,10 +132,3 @@ def _linear(
 ) -> Num[Array, "*#batch n hidden"]:
     xp = namespace(x)
     return x if weight is None else xp.matmul(x, xp.matrix_transpose(weight))
-
-
-@lru_cache(maxsize=64)
-def _factor(score: Score, width: int) -> float:
-    """Return the number by which a score multiplies inner products of vectors of a width."""
-    vectors = np.zeros((1, width))
-    return score.scaled_lift(vectors, vectors, Tile.whole(1, 1))[2]

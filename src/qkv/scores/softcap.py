@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from qkv.core.arrays import asarray_like, namespace, where
+from qkv.core.arrays import namespace, where
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Num, Shaped
+from qkv.core.typing import Array, Num
 from qkv.scores.base import Score
+from qkv.scores.forms import Capped, Form, SavedArrays
 from qkv.scores.wrapper import PointwiseScore
 
 __all__ = ["Softcap"]
@@ -38,7 +39,6 @@ class Softcap(PointwiseScore):
         array([[0., 5.]])
     """
 
-    saved_arrays = 1.25
     score: Score
     cap: Array | float = array_field(default=50.0)
 
@@ -46,12 +46,8 @@ class Softcap(PointwiseScore):
         require_number("Softcap", "cap", self.cap, lambda c: c > 0, "a positive number")
 
     @property
-    def tanh_cap(self) -> float | None:  # type: ignore[override]
-        """The cap if it is a Python number, or None if it is an array."""
-        return self.cap if isinstance(self.cap, (int, float)) else None
-
-    def bound(self, left: Shaped[Array, "*_"], right: Shaped[Array, "*_"]) -> Num[Array, ""]:
-        return namespace(left).max(asarray_like(left, self.cap, left.dtype))
+    def form(self) -> Form:  # type: ignore[override]
+        return Capped(self.score, self.cap, saved=SavedArrays(logits=1.25))
 
     def transform(self, logits: Num[Array, "*#batch #q #k"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
         """Return cap · tanh(logit / cap) for each logit; logits of −inf are unchanged."""

@@ -15,8 +15,8 @@ from operator import add
 from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, Num, Shaped
 from qkv.errors import OptionError
-from qkv.scores.base import LiftKind, Score
-from qkv.scores.lifted_vectors import concat_features
+from qkv.scores.base import Score
+from qkv.scores.forms import Form, Pairwise, Product, concat_features
 
 __all__ = ["SumOf"]
 
@@ -54,34 +54,31 @@ class SumOf(Score):
                 raise OptionError(f"each element of scores must be a score, such as Dot(), got {score!r}.")
 
     @property
-    def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
-        """None if any score has no lift, "exact" if all lifts are exact, otherwise "up_to_query_constant"."""
-        facts = {score.lift_kind for score in self.scores}
-        return None if None in facts else "up_to_query_constant" if len(facts) > 1 else facts.pop()
+    def form(self) -> Form:  # type: ignore[override]
+        """An inner product if all scores have a lift, which is exact if all lifts are; otherwise any function."""
+        lifts = {score.form.lift for score in self.scores}
+        if None in lifts:
+            return Pairwise()
+        return Product(lift="up_to_query_constant" if len(lifts) > 1 else lifts.pop())
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """Whether any of the summed scores depends on positions."""
         return any(score.positional for score in self.scores)
 
     @property
     def cancels(self) -> bool:  # type: ignore[override]
-        """Whether the logits of any of the summed scores cancel."""
         return any(score.cancels for score in self.scores)
 
     @property
     def accepts_records(self) -> bool:  # type: ignore[override]
-        """Whether all scores accept structured arrays."""
         return all(score.accepts_records for score in self.scores)
 
     @property
     def accepts(self) -> str:  # type: ignore[override]
-        """The kind of query and key, "numbers" or "text", that the scores require; "any" if they accept both."""
         return next((score.accepts for score in self.scores if score.accepts != "any"), "any")
 
     @property
     def default_normalizer(self) -> str:  # type: ignore[override]
-        """The default normalizer of the first of the summed scores."""
         return self.scores[0].default_normalizer
 
     def check_widths(self, query_width: int, key_width: int) -> None:
@@ -113,7 +110,6 @@ class SumOf(Score):
         return "; ".join(["lifts concatenated", *filter(None, (score.lift_description() for score in self.scores))])
 
     def flatten(self) -> Score:
-        """Return an equal sum without nested sums, or the single score if only one remains."""
         scores: list[Score] = []
         for score in (score.flatten() for score in self.scores):
             scores += score.scores if isinstance(score, SumOf) else (score,)
@@ -132,10 +128,11 @@ class SumOf(Score):
         query: Num[Array, "*#batch q query_width"],
         key: Num[Array, "*#batch k key_width"],
         centre: Centre = None,
-    ) -> tuple[Num[Array, ""], Num[Array, ""]]:
+        cheap: bool = False,
+    ) -> tuple[Num[Array, ""] | float, Num[Array, ""] | float]:
         centers = centre if isinstance(centre, tuple) else (None,) * len(self.scores)
         own = zip(self.scores, centers, strict=True)
-        ranges = [score.lift_range(query, key, each) for score, each in own if score.cancels]
+        ranges = [score.lift_range(query, key, each, cheap) for score, each in own if score.cancels]
         return reduce(add, (each[0] for each in ranges)), reduce(add, (each[1] for each in ranges))
 
     def _with_scores(self, scores: Sequence[Score]) -> Score:
@@ -143,7 +140,6 @@ class SumOf(Score):
         return self if same else SumOf(tuple(scores))
 
     def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
-        """Return the sum of the query terms of the summed scores, or None if none has one."""
         terms = [score.query_term(query, at) for score, at in self._with_centers(tile)]
         given = [term for term in terms if term is not None]
         return reduce(add, given) if given else None

@@ -10,6 +10,7 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num, Shaped
 from qkv.errors import KindError
 from qkv.scores.base import Score, require_score
+from qkv.scores.forms import Form, LiftKind, Offset, Product, Wrapped
 
 __all__ = ["PointwiseScore", "WrapperScore"]
 
@@ -29,7 +30,6 @@ class WrapperScore(Score):
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """Whether the logits depend on positions, because of the wrapper or of its inner score."""
         return self.uses_positions or self.score.positional
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
@@ -39,7 +39,8 @@ class WrapperScore(Score):
         return self._with_inner(self.score.simplify(q, k))
 
     def by_differences(self, query: Array | None = None, key: Array | None = None) -> Score:
-        constant = self.adds_offset  # otherwise a constant per query would change the logits by more than a constant
+        # Otherwise a constant per query would change the logits by more than a constant.
+        constant = isinstance(self.form, Offset)
         return self._with_inner(self.score.by_differences(*((query, key) if constant else (None, None))))
 
     def _with_inner(self, inner: Score) -> Score:
@@ -51,19 +52,21 @@ class WrapperScore(Score):
 
 @delegates("score", "query_term")
 class PointwiseScore(WrapperScore):
-    """Base class of scores that change each logit of an inner score. Subclasses define `offset` or `transform`.
-
-    A subclass that defines `offset` declares `adds_offset = True`, so that kernels add the offset by themselves.
-    """
+    """Base class of scores that change each logit of an inner score. Subclasses define `offset` or `transform`."""
 
     @property
-    def inner(self) -> Score:  # type: ignore[override]
-        """The inner score, whose logits this score changes."""
-        return self.score
+    def lift_kind(self) -> LiftKind | None:
+        """How far the changed logits are the inner products of the vectors of `lift`; None if there is no `lift`."""
+        return None
 
     @property
-    def is_inner_product(self) -> bool:
-        return self.lift_kind == "exact"
+    def form(self) -> Form:  # type: ignore[override]
+        """An inner product if `lift` is exact, otherwise an offset or another function of the inner logit."""
+        lift = self.lift_kind
+        if lift == "exact":
+            return Product(inner=self.score)
+        # Whatever adds an offset to logits uses the transform of this class.
+        return (Offset if type(self).transform is PointwiseScore.transform else Wrapped)(self.score, lift=lift)
 
     def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch #q #k"]:
         """Return the array to add to the inner logits of a tile; it broadcasts to `(*batch, q, k)`.
@@ -89,14 +92,13 @@ class PointwiseScore(WrapperScore):
     def project(
         self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], tile: Tile
     ) -> tuple[Shaped[Array, "*_"], Shaped[Array, "*_"]]:
-        """Return the projections of this score if its `lift` is exact, otherwise those of the inner score."""
-        if self.is_inner_product:
+        if self.lift_kind == "exact":
             return super().project(query, key, tile)
         return self.score.project(query, key, tile)
 
     def projected_logits(
         self, left: Shaped[Array, "*_"], right: Shaped[Array, "*_"], tile: Tile
     ) -> Num[Array, "*#batch #q #k"]:
-        if self.is_inner_product:
+        if self.lift_kind == "exact":
             return super().projected_logits(left, right, tile)
         return self.transform(self.score.projected_logits(left, right, tile), tile)

@@ -29,7 +29,7 @@ from qkv.core.typing import ArrayLike
 from qkv.errors import ShapeError
 from qkv.masks import Pairs
 from qkv.normalizers import NORMALIZERS
-from qkv.scores import PointwiseScore, Score
+from qkv.scores import Score, forms
 from qkv.testing.cases import Call, Draw, PairIndex, element, floats
 from qkv.testing.execution import oracle_of, run
 from qkv.testing.gradients import torch_gradients
@@ -125,11 +125,6 @@ class ScoreContract(DifferentiableContract):
             with pytest.raises(ShapeError, match=rf"\b{left + 8}\b.*\b({left}|{right})\b.*(Give|Project|must be)"):
                 score(np.zeros((2, left + 8)), np.zeros((2, right)), END)
 
-    def test_declares_an_offset_only_if_it_changes_logits_in_no_other_way(self) -> None:
-        score = self.make(Draw(1))
-        if isinstance(score, PointwiseScore):
-            assert score.adds_offset == (type(score).transform is PointwiseScore.transform)
-
     def test_states_what_a_logit_costs(self) -> None:
         score = self.make(Draw(1))
         assert score.elements_per_logit(*self.widths) >= 1
@@ -157,54 +152,76 @@ class ScoreContract(DifferentiableContract):
         for batch in ((), (2,)):
             score = self.make(Draw(1, batch=batch))
             query, key = self._sides(batch)
-            if score.lift_kind is None:
+            if score.form.lift is None:
                 continue
             tile = Tile.whole(query.shape[-2], key.shape[-2], batch, END)
             left, right = score.lift(query, key, tile)
-            rest = score(query, key, END) - left @ np.swapaxes(right, -1, -2)
-            if score.lift_kind == "up_to_query_constant":
+            rest = score(query, key, END) - left @ _transposed(right)
+            if score.form.lift == "up_to_query_constant":
                 rest = rest - rest[..., :1]
             assert np.abs(rest).max() <= 1e-12 * np.abs(score(query, key, END)).max()
 
-    def test_facts_about_distances_norms_linear_maps_and_gates_hold(self) -> None:
+    def test_logits_are_those_that_the_form_states(self) -> None:
         for batch in ((), (2,)):
             score = self.make(Draw(1, batch=batch))
             query, key = self._sides(batch)
-            if score.distance_factor is not None:
-                squares = np.square(query[..., :, None, :] - key[..., None, :, :]).sum(axis=-1)
-                assert_close(score(query, key, END), -score.distance_factor * squares, 1e-12)
-            if score.normalizes_keys:
-                tile = Tile.whole(query.shape[-2], key.shape[-2], batch, END)
-                norms = np.linalg.norm(key, axis=-1, keepdims=True)
-                assert_close(score.lift(query, key, tile)[1] * norms, key, 1e-12)
-            if score.distance_slope is not None:
-                distances = np.linalg.norm(query[..., :, None, :] - key[..., None, :, :], axis=-1)
-                assert_close(score(query, key, END), -score.distance_slope * distances, 1e-12)
-            if score.unit_temperature is not None:
-                units = [x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key)]
-                cosines = units[0] @ np.swapaxes(units[1], -1, -2)
-                assert_close(score(query, key, END), cosines / score.unit_temperature, 1e-12)
-            if score.product_maps is not None:
-                *maps, factor = score.product_maps
-                sides = [
-                    x if w is None else x @ np.swapaxes(w, -1, -2) for x, w in zip((query, key), maps, strict=True)
-                ]
-                assert_close(score(query, key, END), factor * sides[0] @ np.swapaxes(sides[1], -1, -2), 1e-12)
-            if score.gates is not None:
-                weights, biases = score.gates[:2], score.gates[2:]
-                terms = [
-                    (x @ w[..., None]) + np.asarray(b)[..., None, None]
-                    for x, w, b in zip((query, key), weights, biases, strict=True)
-                ]
-                left, right = terms[0], np.swapaxes(terms[1], -1, -2)
-                gate = sigmoid(left + right) if score.gated_product else sigmoid(left) * sigmoid(right)
-                assert_close(score(query, key, END), gate * (query @ np.swapaxes(key, -1, -2)), 1e-12)
-            if score.linear_maps is not None:
-                weight, key_weight, bias = score.linear_maps
-                left, right = score.project(query, key, Tile.whole(query.shape[-2], key.shape[-2], batch, END))
-                offset = 0 if bias is None else bias[..., None, :]
-                assert_close(left, query @ np.swapaxes(weight, -1, -2) + offset, 1e-12)
-                assert_close(right, key @ np.swapaxes(key_weight, -1, -2), 1e-12)
+            if isinstance(score.form, forms.Pairwise):
+                continue
+            tile = Tile.whole(query.shape[-2], key.shape[-2], batch, END)
+            left, right = score.project(query, key, tile)
+            wanted = None
+            match score.form:
+                case forms.SquaredDistance(float() as factor):
+                    wanted = -factor * np.square(query[..., :, None, :] - key[..., None, :, :]).sum(axis=-1)
+                case forms.UnitProduct(temperature):
+                    norms = [np.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key)]
+                    assert_close(score.lift(query, key, tile)[1] * norms[1], key, 1e-12)
+                    if temperature is not None:
+                        wanted = (query / norms[0]) @ _transposed(key / norms[1]) / temperature
+                case forms.ScaledProduct() as form:
+                    wanted = form.factor(query.shape[-1]) * query @ _transposed(key)
+                case forms.MappedProduct() as form:
+                    maps = (form.query_map, form.key_map)
+                    sides = [x if w is None else x @ _transposed(w) for x, w in zip((query, key), maps, strict=True)]
+                    wanted = form.factor * sides[0] @ _transposed(sides[1])
+                case forms.Distance(float() as slope):
+                    wanted = -slope * np.linalg.norm(query[..., :, None, :] - key[..., None, :, :], axis=-1)
+                case forms.Gated(gates) | forms.GatedSides(gates) if gates is not None:
+                    terms = [
+                        (x @ w[..., None]) + np.asarray(b)[..., None, None]
+                        for x, w, b in zip((query, key), gates[:2], gates[2:], strict=True)
+                    ]
+                    first, second = terms[0], _transposed(terms[1])
+                    of_pair = isinstance(score.form, forms.Gated)
+                    gate = sigmoid(first + second) if of_pair else sigmoid(first) * sigmoid(second)
+                    wanted = gate * (query @ _transposed(key))
+                case forms.Product():
+                    wanted = left @ _transposed(right)
+                case forms.Tanh(vector, maps):
+                    hidden = np.tanh(left[..., :, None, :] + right[..., None, :, :])
+                    wanted = (hidden @ vector[..., None, :, None])[..., 0]
+                    if maps is not None:
+                        assert_close(
+                            left,
+                            query @ _transposed(maps[0]) + (0 if maps[2] is None else maps[2][..., None, :]),
+                            1e-12,
+                        )
+                        assert_close(right, key @ _transposed(maps[1]), 1e-12)
+            if wanted is not None:
+                assert_close(score(query, key, END), wanted, 1e-12)
+
+    def test_rounding_errors_are_within_the_bound_of_the_form(self) -> None:
+        score = self.make(Draw(1, 4, 6))
+        query, key = self._sides()
+        if not isinstance(score.form, (forms.Product, forms.Distance)):
+            return
+        tile = Tile.whole(query.shape[-2], key.shape[-2], (), END)
+        left, right = (np.asarray(x, np.float32) for x in score.project(query, key, tile))
+        rounded = score.map_arrays(lambda x: np.asarray(x, np.float32)).projected_logits(left, right, tile)
+        bound = score.form.rounding(left, right, rounded)
+        if bound is not None:
+            exact = score.projected_logits(left.astype(float), right.astype(float), tile)
+            assert (np.abs(rounded - exact) <= bound).all()
 
     def test_pair_of_the_sides_is_the_tile_for_each_batch_element_and_no_logit_exceeds_the_bound(
         self,
@@ -269,3 +286,7 @@ class ScoreContract(DifferentiableContract):
     def _sides(self, batch: tuple[int, ...] = (), q: int = 4, k: int = 6) -> tuple[ArrayLike, ArrayLike]:
         left, right = self.widths
         return self.rows(Draw(2, batch=batch), q, left), self.rows(Draw(3, batch=batch), k, right)
+
+
+def _transposed(x: ArrayLike) -> ArrayLike:
+    return np.swapaxes(x, -1, -2)

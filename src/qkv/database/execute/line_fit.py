@@ -27,6 +27,7 @@ from qkv.encoders.columns import Column
 from qkv.errors import OptionError
 from qkv.estimators.regression.local_linear import LocalFits, LocalMoments, compare_fits, solve
 from qkv.normalizers.base import Normalizer
+from qkv.scores.forms import SquaredDistance
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -246,7 +247,9 @@ def comparison_note(comparison: Comparison, value: Column) -> tuple[str, ...]:
         if any(column.kind == "vector" for _, part in comparison.parts for column in part.key_columns):
             return ()  # equal vectors are no groups
         groups = _group_rows(comparison, coordinates.field)
-    elif not isinstance(comparison, DistanceComparison) or comparison.score.distance_factor is None:
+    elif not isinstance(comparison, DistanceComparison) or not (
+        isinstance(form := comparison.score.form, SquaredDistance) and form.factor is not None
+    ):
         return ()
     found = compare_fits(coordinates.of(comparison.key), value.cells / value.unit, groups)
     if found is None or not found.clear:

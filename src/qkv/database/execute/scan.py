@@ -30,6 +30,7 @@ from qkv.encoders.columns import Column
 from qkv.normalizers import Identity
 from qkv.plan.precise_call import lift_suffices
 from qkv.scores.base import Score
+from qkv.scores.forms import ScaledProduct, SquaredDistance, UnitProduct
 from qkv.store import Block
 from qkv.store.block import RunningCheck
 
@@ -179,9 +180,9 @@ def fast_logits(
     own = [columns[index] for index in comparison.columns]
     if len(own) == 1 and own[0].kind == "vector" and arrow_columns.float_dtype(own[0].type) is not None:
         scalar = all(np.ndim(np.asarray(array)) == 0 for array in score.arrays())
-        if scalar and (_norm_kind(score) or (score.is_scaled_dot and not score.positional)):
+        if scalar and (_norm_kind(score) or (isinstance(score.form, ScaledProduct) and not score.positional)):
             return VectorLogits(score, own[0], query, norms, products)
-    if isinstance(comparison, DistanceComparison) and score.distance_factor is not None:
+    if isinstance(comparison, DistanceComparison) and _squares_factor(score) is not None:
         return NumberLogits(comparison, own, query) if all(column.kind == "number" for column in own) else None
     return None
 
@@ -229,8 +230,8 @@ class VectorLogits(Logits[_VectorRows]):
         self.description = f"one product of the mapped vectors with the queries, in {dtype}"
         query = np.asarray(query, np.float64)
         tile = Tile.whole(len(query), 1)
-        if score.distance_factor is not None:
-            self.factor = score.distance_factor
+        if (factor := _squares_factor(score)) is not None:
+            self.factor = factor
             self.exact, self.square = query, np.square(query).sum(axis=1)
             query = query * (2 * self.factor)
         else:
@@ -359,7 +360,14 @@ class VectorNorms:
 
 def _norm_kind(score: Score) -> str:
     """Return which norms of the keys the logits need: "inverse", "squares", or "" for none."""
-    return "squares" if score.distance_factor is not None else "inverse" if score.normalizes_keys else ""
+    if _squares_factor(score) is not None:
+        return "squares"
+    return "inverse" if isinstance(score.form, UnitProduct) else ""
+
+
+def _squares_factor(score: Score) -> float | None:
+    """Return a if the logit is −a ‖q − k‖² with a single number a, otherwise None."""
+    return score.form.factor if isinstance(score.form, SquaredDistance) else None
 
 
 def _norms(matrix: Float[np.ndarray, "rows width"], kind: str) -> Float[np.ndarray, " rows"]:
@@ -382,11 +390,11 @@ class NumberLogits(Logits[list[Num[np.ndarray, " rows"]]]):
     def __init__(
         self, comparison: DistanceComparison, columns: Sequence[Column], query: Float[np.ndarray, "q width"]
     ) -> None:
-        score = comparison.score
-        assert score.distance_factor is not None
+        factor = _squares_factor(comparison.score)
+        assert factor is not None
         self.names = [column.name for column in columns]
         self.query = np.asarray(query, np.float64) * comparison.scale + comparison.offset
-        self.factor = np.sqrt(score.distance_factor) / comparison.scale
+        self.factor = np.sqrt(factor) / comparison.scale
         # Where float32 rounds the query by more than the tolerance, the column is read in float64.
         rounding = _EPSILON * np.abs(self.query).max(axis=0, initial=0) * self.factor
         self.float32_suffices = rounding < _TOLERANCE / 10

@@ -25,6 +25,7 @@ from qkv.kernels.runtime.context import set_context
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.scores.base import Score
+from qkv.scores.forms import Capped, Offset
 from qkv.scores.wrapper import PointwiseScore
 from qkv.torch_bridge.export import EXPORT_KERNEL
 
@@ -129,15 +130,16 @@ class AttentionNode(Kernel):
 def _convert_score(score: Score) -> _OperatorScore | None:
     """Return a score in the form of ONNX's operator `Attention`, or None if it has no such form."""
     offsets = []
-    while score.lift_kind is None and score.adds_offset:
+    while score.form.lift is None and isinstance(score.form, Offset):
         assert isinstance(score, PointwiseScore)
         offsets.append(score)
         score = score.score
     cap = None
-    if score.lift_kind is None and score.tanh_cap is not None and score.inner is not None:
-        cap, score = score.tanh_cap, score.inner
+    if isinstance(form := score.form, Capped) and isinstance(form.cap, (int, float)):
+        cap, score = form.cap, form.inner
+    lift = score.form.lift
     # A term of the query alone cancels in softmax, but not inside a soft cap.
-    if score.lift_kind is None or is_array(cap) or (cap is not None and score.lift_kind != "exact"):
+    if lift is None or (cap is not None and lift != "exact"):
         return None
     return _OperatorScore(score, cap, tuple(offsets))
 

@@ -24,6 +24,7 @@ from qkv.kernels.batched.pair_logits import (
     scaled_product,
 )
 from qkv.kernels.runtime.isolated_autograd import project_call
+from qkv.scores.forms import Gated, GatedSides
 
 __all__ = ["GatedProducts", "PairGates", "SeparateGates"]
 
@@ -39,7 +40,6 @@ class GatedProducts(PairLogits):
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
     ) -> Tensors | None:
-        """Return the scaled logits, the products and the gate."""
         left, right = cast("tuple[Tensor, Tensor]", tensors)
         if gradient and not (has_finite_sum(left) and has_finite_sum(right)):
             return None
@@ -115,16 +115,13 @@ class PairGates(PairLogits):
     merges = True
 
     def operands(self, call: TorchCall) -> Tensors:
-        gates = call.score.gates
-        assert gates is not None
-        weight, key_weight, *biases = cast("list[Tensor]", gates)
+        weight, key_weight, *biases = cast("list[Tensor]", cast("Gated | GatedSides", call.score.form).gates)
         tensors = cast("list[Tensor]", [b[..., None, None] for b in biases if is_array(b)])
         return call.query, call.key, weight[..., None, :], key_weight[..., None, :], *tensors
 
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
     ) -> Tensors | None:
-        """Return the scaled logits, the products and the gate."""
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
         terms = self._terms(tensors)
         if gradient and not all([has_finite_sum(x) for x in (query, key, *terms)]):  # noqa: C419
@@ -185,7 +182,6 @@ class SeparateGates(PairGates):
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
     ) -> Tensors | None:
-        """Return the scaled logits, and both gates and gated vectors."""
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
         gate, key_gate = (x.sigmoid_() for x in self._terms(tensors))
         left, right = query * gate, key * key_gate

@@ -24,7 +24,6 @@ from qkv.core.random import dropout_rate
 from qkv.core.typing import Array, Bool, Float, Shaped, Tensor
 from qkv.kernels.batched.additive import STEP_BYTES
 from qkv.kernels.batched.gated_logits import GatedProducts, PairGates, SeparateGates
-from qkv.kernels.batched.mapped_products import MappedProducts
 from qkv.kernels.batched.mask_bias import depends_on_positions_alone, mask_bias
 from qkv.kernels.batched.pair_logits import (
     GivenLogits,
@@ -37,7 +36,7 @@ from qkv.kernels.batched.pair_logits import (
     shared_gradient,
 )
 from qkv.kernels.batched.row_weights import RowWeights, row_weights, softmax_in_place
-from qkv.kernels.batched.vector_logits import Distances, SquaredDistances, TanhSums, UnitProducts
+from qkv.kernels.batched.vector_logits import Distances, MappedProducts, SquaredDistances, TanhSums, UnitProducts
 from qkv.kernels.dense.kernel import DenseKernel
 from qkv.kernels.runtime.closure_gradients import (
     may_close_over_tensors,
@@ -52,10 +51,23 @@ from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan.cost import memory_text
 from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
-from qkv.plan.precise_call import is_certainly_near
+from qkv.plan.precise_call import lift_suffices
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work
 from qkv.scores.base import Score
+from qkv.scores.forms import (
+    Capped,
+    Distance,
+    Gated,
+    GatedSides,
+    MappedProduct,
+    Offset,
+    Product,
+    ScaledProduct,
+    SquaredDistance,
+    Tanh,
+    UnitProduct,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -298,36 +310,42 @@ def _backward(ctx: _Context, gradient: Float[Tensor, "*batch q value_width"]) ->
 
 def pair_logits_of(call: TorchCall, normalizer_scale: float) -> PairLogits:
     """Return the function that computes the logits of a call, multiplied by `normalizer_scale`."""
-    score, scale = call.score, normalizer_scale
-    if score.tanh_vector is not None and score.tanh_vector.shape[-1]:
-        return TanhSums(scale, mapped=score.linear_maps is not None)
+    form, scale = call.score.form, normalizer_scale
     # Broadcast batch axes are copied, so that the work on queries and keys would be repeated.
-    if all(x.shape[:-2] == call.batch for x in (call.query, call.key, call.value)):
-        if score.distance_slope is not None:
-            return Distances(scale, score.distance_slope)
-        if score.unit_temperature is not None:
-            return UnitProducts(scale, None if is_array(score.unit_temperature) else float(score.unit_temperature))
-        if score.gates is not None:
-            first, second = (None if is_array(b) else float(b) for b in score.gates[2:])
-            return (PairGates if score.gated_product else SeparateGates)(scale, (first, second))
-        if score.product_maps is not None:
-            return MappedProducts(scale, score.product_maps[2])
-        if not score.arrays() and score.distance_factor is not None:
-            return SquaredDistances(scale, score.distance_factor, call.normalizer.shift_invariant)
-    if score.gated_product:
-        return GatedProducts(scale)
+    equal = all(x.shape[:-2] == call.batch for x in (call.query, call.key, call.value))
+    match form:
+        case Tanh(vector) if vector.shape[-1]:
+            return TanhSums(scale, mapped=form.maps is not None)
+        case Distance(slope) if equal and slope is not None:
+            return Distances(scale, slope)
+        case UnitProduct(temperature) if equal and temperature is not None:
+            return UnitProducts(scale, None if is_array(temperature) else float(temperature))
+        case Gated((_, _, b, c)) if equal:
+            return PairGates(scale, (_number(b), _number(c)))
+        case Gated():
+            return GatedProducts(scale)
+        case GatedSides((_, _, b, c)) if equal:
+            return SeparateGates(scale, (_number(b), _number(c)))
+        case MappedProduct() if equal:
+            return MappedProducts(scale, form.factor)
+        case SquaredDistance(factor) if equal and factor is not None and not call.score.arrays():
+            return SquaredDistances(scale, factor, call.normalizer.shift_invariant)
     cap, offset = None, False
-    if score.tanh_cap is not None and not score.is_inner_product:
-        assert score.inner is not None
-        score, cap = score.inner, score.tanh_cap
-    while score.adds_offset and not score.is_inner_product:
-        assert score.inner is not None
-        score, offset = score.inner, True
-    if not score.is_inner_product or (cap is not None and offset):  # −inf in an offset excludes a pair
+    if isinstance(form, Capped) and isinstance(form.cap, (int, float)):
+        cap = form.cap
+        form = form.inner.form
+    while isinstance(form, Offset):
+        form, offset = form.inner.form, True
+    if not isinstance(form, Product) or (cap is not None and offset):  # −inf in an offset excludes a pair
         return GivenLogits(scale)
-    # The projections of a scaled dot product are the queries and keys themselves.
-    factor = score.scaled_lift(call.query, call.key, call.tile)[2] if score.is_scaled_dot else 1.0
-    return Products(scale, factor, cap, not score.is_scaled_dot, offset)
+    if isinstance(form, ScaledProduct):  # its projections are the queries and keys themselves
+        return Products(scale, form.factor(call.query.shape[-1]), cap, False, offset)
+    return Products(scale, 1.0, cap, True, offset)
+
+
+def _number(x: Array | float) -> float | None:
+    """Return a number, or None if `x` is an array."""
+    return None if is_array(x) else float(x)
 
 
 _MIN_WIDTH = 32
@@ -393,7 +411,7 @@ class BatchedKernel(Kernel):
 
     def unsuited(self, problem: Problem) -> str | None:
         """Return a sentence if an array of all pairs is so large that kernels in linear memory are preferred."""
-        elements = 1 if problem.score.tanh_vector is not None else problem.elements_per_logit
+        elements = 1 if isinstance(problem.score.form, Tanh) else problem.elements_per_logit
         size = problem.axes.pairs * elements * problem.itemsize
         if size < _MAX_BYTES:
             return None
@@ -404,7 +422,7 @@ class BatchedKernel(Kernel):
     def scratch(self, problem: Problem) -> float:
         """Return the bytes of the arrays of all pairs and of the lifted sides at the peak."""
         pairs, gradient = problem.axes.pairs, problem.gradient
-        additive = problem.score.tanh_vector is not None
+        additive = isinstance(problem.score.form, Tanh)
         forward, saved, features = (2.0, 0.0, 0) if additive else score_arrays(problem)
         in_place = 0 if gradient or not problem.normalizer.log_sum_exp else _forward_arrays(problem.score)
         if gradient and (additive or _is_product(problem.score)):  # one autograd node, which changes arrays in place
@@ -421,7 +439,7 @@ class BatchedKernel(Kernel):
         arrays += copy
         mask = problem.spec.mask
         if mask is not None:  # the mask; all logits but those of products are copied while it is added
-            copied = not (gradient or problem.score.is_inner_product or problem.score.adds_offset)
+            copied = not (gradient or isinstance(problem.score.form, (Product, Offset)))
             arrays = max(arrays + 0.25, (in_place + 1.35 + copy if in_place else 3.05) if copied else 0.0)
             share = 1.0 if mask.arrays() else 1 / max(1, problem.axes.batch_size)
             arrays += max(0.0, share - 0.25)
@@ -432,7 +450,7 @@ class BatchedKernel(Kernel):
 
     def work(self, problem: Problem) -> dict[str, float]:
         """Return the amounts of work, from which the time is estimated; masked pairs are computed too."""
-        elements = 1 if problem.score.tanh_vector is not None else problem.elements_per_logit
+        elements = 1 if isinstance(problem.score.form, Tanh) else problem.elements_per_logit
         return amounts_of_work(problem, problem.axes.pairs, elements=elements)
 
     def prepare(self, problem: Problem) -> PreparedCall | None:
@@ -447,7 +465,8 @@ class BatchedKernel(Kernel):
         built: dict[torch.device, BatchedAttention] = {}
         unbound = {"tile": tile, "dropout": 0.0, "projected": False, "tile_dtype": None, "finite": (True, True)}
         rounded_to = problem.rounded_to
-        axes, number = problem.axes, not problem.score.arrays() and problem.score.distance_factor is not None
+        axes, form = problem.axes, problem.score.form
+        number = isinstance(form, SquaredDistance) and form.factor is not None and not problem.score.arrays()
         checks_itself = number and axes.query[:-2] == axes.key[:-2] == axes.value[:-2] == axes.batch
 
         def run(
@@ -459,7 +478,7 @@ class BatchedKernel(Kernel):
             if torch.is_autocast_enabled(sides[2].device.type):
                 return None
             attention = built.get(sides[2].device)
-            if score.cancels and not checks_itself and not is_certainly_near(score, query, key):
+            if score.cancels and not checks_itself and not lift_suffices(score, query, key, cheap=True):
                 return None
             tensors: Sequence[Tensor | None] = sides[:2]
             if attention is None or not (fixed_mask and attention.pairs.direct):
@@ -526,13 +545,17 @@ def _attention_of(call: TorchCall, with_mask: bool = True) -> BatchedAttention:
 
 def _forward_arrays(score: Score) -> int:
     """Return the arrays of all pairs that one autograd node holds forward, or 0 if the score computes the logits."""
-    if score.gates is not None and score.gated_product:
-        return 2
-    return 1 if _is_product(score) or score.distance_slope is not None else 0
+    match score.form:
+        case Gated((*_,)):
+            return 2
+        case Distance(float()):
+            return 1
+    return 1 if _is_product(score) else 0
 
 
 def _is_product(score: Score) -> bool:
     """Return whether logits are inner products, with an offset or a soft cap."""
-    while not score.is_inner_product and score.inner is not None and (score.adds_offset or score.tanh_cap is not None):
-        score = score.inner
-    return score.is_inner_product
+    form = score.form
+    while isinstance(form, (Offset, Capped)):
+        form = form.inner.form
+    return isinstance(form, Product)

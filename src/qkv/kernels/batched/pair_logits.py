@@ -5,8 +5,7 @@
     soft cap        z = c tanh(f <q, k> / c)
 
 All logits are multiplied by the scale s of the normalizer, so that it needs no further pass over them.
-`vector_logits.py`, `gated_logits.py` and `mapped_products.py` have the logits that are computed from queries and keys
-directly.
+`vector_logits.py` and `gated_logits.py` have the logits that are computed from queries and keys directly.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from qkv.kernels.batched.mask_bias import row_major
 from qkv.kernels.runtime.closure_gradients import refuse_recorded_closures
 from qkv.kernels.runtime.isolated_autograd import project_call, projects_nothing
 from qkv.kernels.runtime.microbenchmarks import has_fast_tanh
+from qkv.scores.forms import Offset
 from qkv.scores.wrapper import PointwiseScore
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class Products(PairLogits):
 
     def operands(self, call: TorchCall) -> Tensors:
         score, offsets = call.score, []
-        while self.has_offset and score.adds_offset and not score.is_inner_product:
+        while self.has_offset and isinstance(score.form, Offset):
             assert isinstance(score, PointwiseScore)
             offsets.append(cast("Tensor", score.offset(call.tile, call.value)))
             score = score.score
@@ -290,7 +290,6 @@ class Products(PairLogits):
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
     ) -> Tensors | None:
-        """Return the scaled logits, and the tanh if there is a cap."""
         import torch
 
         left, right, *offsets = cast("list[Tensor]", tensors)

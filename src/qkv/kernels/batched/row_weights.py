@@ -108,7 +108,6 @@ class _SoftmaxRows(RowWeights):
     is_softmax = True
 
     def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
-        """Return the softmax of each row, in place if that takes less time and the logits may be overwritten."""
         import torch
 
         columns = _by_columns(logits)
@@ -127,7 +126,6 @@ class _SoftmaxRows(RowWeights):
     def logit_gradient(
         self, weights: Float[Tensor, "*batch q k"], gradient: Float[Tensor, "*batch q k"]
     ) -> Float[Tensor, "*batch q k"]:
-        """Return w (dw − Σ w dw)."""
         import torch
 
         columns = _by_columns(gradient)

@@ -17,22 +17,95 @@ from qkv.core.distances import distance_gradients, pair_distances
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.batched.additive import tanh_sum_gradients, tanh_sums
-from qkv.kernels.batched.mapped_products import map_gradient
 from qkv.kernels.batched.pair_logits import (
     Gradients,
     PairLogits,
     Tensors,
     add_bias,
     biased_product,
+    finite_product,
     has_finite_sum,
     product,
     product_gradients,
     scaled_product,
 )
 from qkv.kernels.runtime.isolated_autograd import project_call
-from qkv.scores.lifted_vectors import LIFT_RANGES
+from qkv.scores.forms import MappedProduct, Tanh, UnitProduct, lift_limits
 
-__all__ = ["Distances", "SquaredDistances", "TanhSums", "UnitProducts"]
+__all__ = ["Distances", "mapped", "MappedProducts", "SquaredDistances", "TanhSums", "UnitProducts"]
+
+
+@dataclass(frozen=True)
+class MappedProducts(PairLogits):
+    """Inner products of W q and U k times `factor`.
+
+    The tensors are queries, keys, W and U `(*#batch, hidden, width)`, of which W or U may be None for no map.
+    """
+
+    factor: float = 1.0
+    merges = True
+    rounds = True
+
+    def operands(self, call: TorchCall) -> Tensors:
+        form = cast("MappedProduct", call.score.form)
+        return cast("Tensors", (call.query, call.key, form.query_map, form.key_map))
+
+    def forward(
+        self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
+    ) -> Tensors | None:
+        left, right = self._sides(tensors)
+        logits = finite_product(left, right, self.factor * self.normalizer_scale, bias, gradient)
+        if logits is None:
+            return None
+        return logits, *[x for x, w in zip((left, right), tensors[2:], strict=True) if w is not None]
+
+    def gradients(
+        self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
+    ) -> Gradients:
+        given, maps, computed = cast("list[Tensor]", tensors[:2]), tensors[2:], iter(cast("Sequence[Tensor]", saved))
+        left, right = (x if w is None else next(computed) for x, w in zip(given, maps, strict=True))
+        dtype, rounded = d.dtype, given[0].dtype
+        left, right = left.to(rounded), right.to(rounded)
+        wanted = needs[0] or needs[2], needs[1] or needs[3]
+        sides = product_gradients(d, left, right, self.factor * self.normalizer_scale, wanted)
+        found: list[Tensor | None] = []
+        found_maps: list[Tensor | None] = []
+        for n, (x, w, side) in enumerate(zip(given, maps, sides, strict=True)):
+            if w is None or side is None:
+                found.append(side)
+                found_maps.append(None)
+                continue
+            side = side.to(dtype)
+            found.append(product(side, w) if needs[n] else None)
+            found_maps.append(map_gradient(side, x.to(dtype), w) if needs[n + 2] else None)
+        return *found, *found_maps
+
+    def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
+        left, right = self._sides(tensors)
+        return left @ right.mT * self.factor
+
+    def _sides(self, tensors: Tensors) -> tuple[Float[Tensor, "*_ q hidden"], Float[Tensor, "*_ k hidden"]]:
+        query, key, *maps = tensors
+        left, right = (
+            x if w is None else mapped(x, w) for x, w in zip(cast("list[Tensor]", [query, key]), maps, strict=True)
+        )
+        return left, right
+
+
+def mapped(x: Float[Tensor, "*#batch n width"], weight: Float[Tensor, "*_ hidden width"]) -> Float[Tensor, "*_"]:
+    """Return W x for each row x."""
+    return product(x, weight.mT)
+
+
+def map_gradient(
+    gradient: Float[Tensor, "batch n hidden"],
+    x: Float[Tensor, "batch n width"],
+    weight: Float[Tensor, "*_ hidden width"],
+) -> Float[Tensor, "*_ hidden width"]:
+    """Return the gradient of W, given that of W x."""
+    if weight.ndim > 2:
+        return product(gradient.mT, x)
+    return gradient.flatten(0, -2).mT @ x.flatten(0, -2)
 
 
 @dataclass(frozen=True)
@@ -52,12 +125,11 @@ class UnitProducts(PairLogits):
     def operands(self, call: TorchCall) -> Tensors:
         if self.temperature is not None:
             return call.query, call.key
-        return call.query, call.key, cast("Tensor", call.score.unit_temperature).view(1, 1)
+        return call.query, call.key, cast("Tensor", cast("UnitProduct", call.score.form).temperature).view(1, 1)
 
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
     ) -> Tensors | None:
-        """Return the scaled logits, the unit vectors of queries and keys in one tensor, and their norms."""
         import torch
 
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
@@ -157,7 +229,7 @@ class SquaredDistances(PairLogits):
         total, share = key.sum(-2, keepdim=True), 1 / key.shape[-2]
         left, right = torch.sub(query, total, alpha=share), torch.sub(key, total, alpha=share)
         lengths = (right * right).sum(-1, keepdim=True).mT
-        farthest = LIFT_RANGES["float64" if key.dtype == torch.float64 else "float32"][0]
+        farthest = lift_limits(str(key.dtype).removeprefix("torch."))[0]
         if lengths.amax().item() * (2 * self.factor) > farthest:
             return None
         if not self.shift_invariant:
@@ -219,7 +291,6 @@ class Distances(PairLogits):
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
     ) -> Tensors | None:
-        """Return the scaled logits, the distances, and the indices of near pairs or None."""
         import torch
 
         query, key = cast("tuple[Tensor, Tensor]", tensors)
@@ -260,11 +331,12 @@ class TanhSums(PairLogits):
     merges = True
 
     def operands(self, call: TorchCall) -> Tensors:
-        score, vector = call.score, cast("Tensor", call.score.tanh_vector)[..., None, :]
-        if score.linear_maps is None:
+        form = cast("Tanh", call.score.form)
+        vector = cast("Tensor", form.vector)[..., None, :]
+        if form.maps is None:
             sides = cast("TorchCall", project_call(call))
             return sides.query, sides.key, vector
-        weight, key_weight, bias = cast("tuple[Tensor, Tensor, Tensor | None]", score.linear_maps)
+        weight, key_weight, bias = cast("tuple[Tensor, Tensor, Tensor | None]", form.maps)
         return call.query, call.key, vector, weight, key_weight, None if bias is None else bias[..., None, :]
 
     def forward(

@@ -33,6 +33,7 @@ from qkv.plan.problem import Problem
 from qkv.plan.time_model import LARGE_BYTES, amounts_of_work
 from qkv.readouts import Readout
 from qkv.scores.base import Score
+from qkv.scores.forms import Tanh
 
 __all__ = ["DenseKernel"]
 
@@ -163,7 +164,7 @@ class DenseKernel(Kernel):
         """Return a sentence if a PyTorch score holds arrays so large that computing them tile by tile is preferred."""
         elements = problem.elements_per_logit
         size = problem.axes.pairs * elements * problem.itemsize
-        if problem.library != "torch" or elements == 1 or size < LARGE_BYTES or problem.score.tanh_vector is not None:
+        if problem.library != "torch" or elements == 1 or size < LARGE_BYTES or isinstance(problem.score.form, Tanh):
             return None
         return f"the arrays of its score would have {memory_text(size)}; it is chosen below {memory_text(LARGE_BYTES)}"
 

@@ -30,7 +30,7 @@ from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work, visible_pairs
 from qkv.scores import ALiBi, Biased, Dot, RelativePosition, ScaledDot, Score, Softcap
-from qkv.scores.relative_position import bucket
+from qkv.scores.position_bias import bucket
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -317,7 +317,8 @@ def _four_axes(call: TorchCall, *sides: Num[Tensor, "*_"]) -> tuple[Layout, tupl
         sides = tuple(x.expand((*batch, *x.shape[-2:])) for x in sides)
         layout = layout_of(batch, batch, batch, batch)
         assert layout is not None
-    return layout, layout.sides(*sides)
+    query, key, value = sides
+    return layout, layout.sides((query, key, value))
 
 
 def _without_nonfinite(call: TorchCall) -> tuple[TorchCall, Num[Tensor, "*_ k"]]:
@@ -388,9 +389,9 @@ class FlexKernel(Kernel):
         inner, modifications = modifications_of(problem.score)
         if not (problem.device.is_gpu or self.eager):
             yield "it runs on GPUs"
-        if inner.lift_kind is None or inner.inner is not None:
+        if inner.form.lift is None or inner.form.inner is not None:
             yield f"{problem.score} is not an inner product with a soft cap, positions or biases"
-        if inner.lift_kind != "exact" and any(isinstance(each, Softcap) for each in modifications):
+        if inner.form.lift != "exact" and any(isinstance(each, Softcap) for each in modifications):
             yield f"{inner} is an inner product only up to a term of the query, which a soft cap changes"
         yield from softmax_limits(problem.normalizer, number=True)
         if problem.readouts:

@@ -17,13 +17,12 @@ from qkv.core.equation import BoundCall, TorchCall
 from qkv.core.parts import expand_to_pairs
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Num, Tensor
-from qkv.kernels.fused.layout import Layout, layout_of
+from qkv.kernels.fused.layout import Layout, Sides, layout_of
 from qkv.kernels.fused.sdpa import (
     FusedAttention,
     all_finite,
     attend,
     attend_public,
-    attend_without_gradient,
     operators,
     results_are_finite,
 )
@@ -59,23 +58,19 @@ def run(call: TorchCall, problem: Problem) -> Result | None:
 
 
 def attend_finite(
-    attention: FusedAttention,
-    sides: tuple[
-        Float[Tensor, "*own_query q width"], Float[Tensor, "*own_key k width"], Float[Tensor, "*own_value k width"]
-    ],
-    needs_gradient: bool,
+    attention: FusedAttention, sides: Sides, needs_gradient: bool
 ) -> Float[Tensor, "b heads q width"] | None:
     """Return the output, or None if the output may be wrong because an input is not finite."""
     if operators(sides[2].device.type) is None:
-        return attend_public(attention, *sides, traced=False) if all_finite(*sides) else None
+        return attend_public(attention, sides, traced=False) if all_finite(sides) else None
     if needs_gradient:
-        output, finite = attend(attention, *sides)
+        output, finite = attend(attention, sides)
         return output if finite else None
     if not attention.reveals_nonfinite(sides[2]):
-        return attend_without_gradient(attention, *sides)[0] if all_finite(*sides) else None
+        return attention.forward(attention.sides(sides))[0] if all_finite(sides) else None
     # Check the results instead of the inputs, because the results are smaller.
-    output, log_sum_exp = attend_without_gradient(attention, *sides)
-    return output if results_are_finite(output, log_sum_exp) or all_finite(*sides) else None
+    output, log_sum_exp = attention.forward(attention.sides(sides))
+    return output if results_are_finite(output, log_sum_exp) or all_finite(sides) else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,9 +80,7 @@ class LiftedCall:
     call: TorchCall
     problem: Problem
     layout: Layout
-    query: Float[Tensor, "*own_query q width"]
-    key: Float[Tensor, "*own_key k width"]
-    value: Float[Tensor, "*own_value k width"]
+    sides: Sides
     scale: float
 
     @classmethod
@@ -111,15 +104,14 @@ class LiftedCall:
             sides = [x.expand((*batch, *x.shape[-2:])) for x in sides]
             layout = layout_of(batch, batch, batch, batch)
             assert layout is not None
-        return cls(call, problem, layout, sides[0], sides[1], sides[2], scale)
+        return cls(call, problem, layout, (sides[0], sides[1], sides[2]), scale)
 
     def output(self) -> Float[Tensor, "*batch q value_width"] | None:
         """Return the output, or None if the output may be wrong because an input is not finite."""
         import torch
 
-        sides = self.query, self.key, self.value
-        needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in sides)
-        output = attend_finite(self._attention(), sides, needs_gradient)
+        needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in self.sides)
+        output = attend_finite(self._attention(), self.sides, needs_gradient)
         return None if output is None else self.layout.output(output, self.call.value.shape[-1])
 
     def unchecked(self) -> Float[Tensor, "*batch q value_width"]:
@@ -134,11 +126,11 @@ class LiftedCall:
         if offset is not None:
             call, poison = _zero_nonfinite(call, offset)
         fused = self if call is self.call else LiftedCall.of(call, self.problem)
-        output = attend_public(fused._attention(), fused.query, fused.key, fused.value, bool(self.problem.traced))
+        output = attend_public(fused._attention(), fused.sides, bool(self.problem.traced))
         output = fused.layout.output(output, self.call.value.shape[-1])
         if not self.problem.traced:
             # Operators may return 0 for a query of NaN. The product is NaN for such queries, and 0 for others.
-            constant = fused.query.detach()
+            constant = fused.sides[0].detach()
             nan = constant @ constant.new_zeros((constant.shape[-1], 1))
             poison = nan if poison is None else poison + nan
         return output if poison is None else output + poison
@@ -151,8 +143,8 @@ class LiftedCall:
         if keys is not None:
             import torch
 
-            allowed = self.layout.key_mask(typing.cast("Tensor", keys.allowed(self.call.tile, self.value)))
-            bias = torch.zeros(allowed.shape, dtype=self.value.dtype, device=self.value.device)
+            allowed = self.layout.key_mask(typing.cast("Tensor", keys.allowed(self.call.tile, self.sides[2])))
+            bias = torch.zeros(allowed.shape, dtype=self.sides[2].dtype, device=self.sides[2].device)
             bias = bias.masked_fill_(~allowed, -math.inf)
         return FusedAttention(self.layout, self.scale, offset, bias, differentiable)
 
@@ -166,19 +158,13 @@ class DoubleBackward:
     mask: Mask | None
     scale: float
 
-    def __call__(
-        self,
-        query: Float[Tensor, "*own_query q width"],
-        key: Float[Tensor, "*own_key k width"],
-        value: Float[Tensor, "*own_value k width"],
-        gradient: Float[Tensor, "b heads q width"],
-    ) -> list[Float[Tensor, "*_"] | None]:
+    def __call__(self, sides: Sides, gradient: Float[Tensor, "b heads q width"]) -> list[Float[Tensor, "*_"] | None]:
         """Return the differentiable gradients of query, key and value, given the gradient of the output."""
         softmax = Softmax(1.0 / self.scale)
-        call = TorchCall(query, key, value, Dot(), softmax, self.mask, self.tile, 0.0, value.dtype)
+        call = TorchCall(*sides, Dot(), softmax, self.mask, self.tile, 0.0, sides[2].dtype)
         rows = row_block_size(self.problem, ROW_BLOCK_BUDGET, row_block_arrays(self.problem))
         gradient = gradient.reshape((*self.tile.batch, *gradient.shape[-2:]))
-        return DifferentiableRows(call, (), rows).double_backward((query, key, value), [gradient])
+        return DifferentiableRows(call, (), rows).double_backward(sides, [gradient])
 
 
 def lift_sides(

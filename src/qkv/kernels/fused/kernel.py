@@ -33,6 +33,7 @@ from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work, visible_pairs
 from qkv.scores import Dot, ScaledDot, Score
+from qkv.scores.forms import ScaledProduct
 
 if TYPE_CHECKING:
     from qkv.core.equation import TorchCall
@@ -50,12 +51,13 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
     if problem.device.is_gpu:
         return None
     axes, score, tile = problem.axes, problem.score, problem.tile
-    if not (problem.traced or score.is_scaled_dot):
+    form = score.form
+    if not (problem.traced or isinstance(form, ScaledProduct)):
         return _prepare_lifted(problem)
     keys, offset, known = split_mask(problem.spec.mask, tile)
     equal = axes.query_width == axes.key_width == axes.value_width
     temperature = problem.normalizer.temperature
-    if problem.traced or not (score.is_scaled_dot and equal and known) or offset or score.arrays():
+    if problem.traced or not (isinstance(form, ScaledProduct) and equal and known) or offset or score.arrays():
         return None
     layout = layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2])
     if layout is None or not isinstance(temperature, (int, float)) or (found := operators("cpu")) is None:
@@ -63,7 +65,7 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
     import torch
 
     one = torch.ones((1, axes.query_width), dtype=getattr(torch, problem.dtype))
-    scale, width = score.scaled_lift(one, one, tile)[2] / temperature, axes.value_width
+    scale, width = form.factor(axes.query_width) / temperature, axes.value_width
     if scale < 0:
         return _prepare_lifted(problem)
     gradient, zero, excluded = problem.gradient, one.new_zeros(()), one.new_full((), -math.inf)
@@ -145,14 +147,13 @@ class FusedKernel(Kernel):
     runs_on_gpu: ClassVar[bool] = True
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        """Yield the reasons why PyTorch's fused attention cannot compute a call in linear memory."""
         from qkv.kernels.fused.layout import layout_of
 
         axes = problem.axes
-        if problem.score.lift_kind is None:
+        if problem.score.form.lift is None:
             yield f"{problem.score} is not an inner product"
         yield from softmax_limits(problem.normalizer)
-        if problem.device.is_gpu and problem.gradient and problem.score.inner is not None:
+        if problem.device.is_gpu and problem.gradient and problem.score.form.inner is not None:
             yield f"a bias of {problem.score} may be −inf, which would give NaN in gradients"
         if problem.readouts:
             yield "it does not support readouts"
@@ -173,7 +174,7 @@ class FusedKernel(Kernel):
         axes, score = problem.axes, problem.score
         width = score.lifted_width(axes.query_width, axes.key_width)
         notes = [f"{score} is an inner product of width {width}", score.lift_description()]
-        if score.lift_kind != "exact":
+        if score.form.lift != "exact":
             notes.append("the term of the query alone cancels in softmax")
         if width != axes.value_width:
             notes.append(f"{'values' if axes.value_width < width else 'vectors'} padded with 0")
@@ -228,7 +229,7 @@ class FusedKernel(Kernel):
         amounts["products"] = amounts["pairs"] * 2 * width
         layout = layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2])
         same = layout is not None and layout.is_identity(axes.query, axes.key, axes.value)
-        if problem.score.is_scaled_dot and not same:
+        if isinstance(problem.score.form, ScaledProduct) and not same:
             amounts["call"] += 1
         return amounts
 
@@ -253,9 +254,10 @@ def _copied_elements(problem: Problem, width: int, casts: bool) -> int:
         width: width to which queries, keys and values are padded.
         casts: whether all inputs are copied, and the output.
     """
-    axes, lifted = problem.axes, not problem.score.is_scaled_dot
+    axes, form = problem.axes, problem.score.form
+    lifted = not isinstance(form, ScaledProduct)
     elements = math.prod(axes.output[:-1]) * (width - axes.value_width + 2)
-    for shape, lift in ((axes.query, lifted), (axes.key, lifted and problem.score.lifts_keys), (axes.value, False)):
+    for shape, lift in ((axes.query, lifted), (axes.key, lifted and form.copies_keys), (axes.value, False)):
         if casts or lift or shape[-1] != width:
             elements += math.prod(shape[:-1]) * width
     return elements + (math.prod(axes.output) if casts else 0)
@@ -281,7 +283,7 @@ def _bytes_with_gradient(problem: Problem, width: int, casts: bool) -> float:
     returned = sum(map(math.prod, (axes.query, axes.key, axes.value))) * itemsize(problem.dtype)
     in_operator = elements * size - returned
     side = max(lifted_elements(problem, scales_query=False))
-    in_lift = side * score.lift_peak * size
+    in_lift = side * score.form.saved.peak * size
     in_lift += side * (size - itemsize(problem.dtype)) if in_lift else output * (width - axes.value_width) * size
     return max(in_operator, in_lift, 0.0)
 

@@ -17,11 +17,19 @@ from typing import Literal
 
 from qkv.core.typing import Bool, Float, Tensor
 
-__all__ = ["Layout", "Side", "layout_of"]
+__all__ = ["FourAxes", "Layout", "Side", "Sides", "layout_of"]
 
 _Batch = tuple[int, ...]
 Side = Literal[0, 1, 2]
 """Index of an input: query (0), key (1) or value (2)."""
+Sides = tuple[
+    Float[Tensor, "*own_query q width"], Float[Tensor, "*own_key k width"], Float[Tensor, "*own_value k width"]
+]
+"""Query, key and value of one width, with their own batch axes."""
+FourAxes = tuple[
+    Float[Tensor, "b heads q width"], Float[Tensor, "b key_heads k width"], Float[Tensor, "b key_heads k width"]
+]
+"""Query, key and value with the axes of PyTorch's fused attention."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +67,9 @@ class Layout:
             x = x.contiguous()
         return x if own == target else x.expand((*target, *core))
 
-    def sides(
-        self,
-        query: Float[Tensor, "*own_query q width"],
-        key: Float[Tensor, "*own_key k width"],
-        value: Float[Tensor, "*own_value k width"],
-    ) -> tuple[
-        Float[Tensor, "b heads q width"], Float[Tensor, "b key_heads k width"], Float[Tensor, "b key_heads k width"]
-    ]:
+    def sides(self, sides: Sides) -> FourAxes:
         """Return query, key and value, each reshaped to `(b, heads, n, width)`."""
-        return self.to_four_axes(query, 0), self.to_four_axes(key, 1), self.to_four_axes(value, 2)
+        return self.to_four_axes(sides[0], 0), self.to_four_axes(sides[1], 1), self.to_four_axes(sides[2], 2)
 
     def from_four_axes(
         self, gradient: Float[Tensor, "b heads n width"], side: Side, like: Float[Tensor, "*own n width"]

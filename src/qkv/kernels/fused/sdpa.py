@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from qkv.core.autograd_function import autograd_function
 from qkv.core.typing import Float, Tensor
-from qkv.kernels.fused.layout import Layout, Side
+from qkv.kernels.fused.layout import FourAxes, Layout, Side, Sides
 from qkv.kernels.runtime.saved_statistics import SAVED
 
 if TYPE_CHECKING:
@@ -43,22 +43,13 @@ __all__ = [
     "all_finite",
     "attend",
     "attend_public",
-    "attend_without_gradient",
     "operators",
     "results_are_finite",
 ]
 
 _Operator = Callable[..., Any]
-_DoubleBackward = Callable[
-    [
-        Float[Tensor, "*own_query q width"],
-        Float[Tensor, "*own_key k width"],
-        Float[Tensor, "*own_value k width"],
-        Float[Tensor, "b heads q width"],
-    ],
-    list[Float[Tensor, "*_"] | None],
-]
-"""Function of query, key, value and the gradient of the output, which returns the gradients of the first three."""
+_DoubleBackward = Callable[[Sides, Float[Tensor, "b heads q width"]], list[Float[Tensor, "*_"] | None]]
+"""Function of query, key and value and the gradient of the output, which returns the gradients of the first three."""
 
 
 @cache
@@ -97,28 +88,17 @@ class FusedAttention:
     double_backward: _DoubleBackward
     identity: bool = False
 
-    def sides(
-        self,
-        query: Float[Tensor, "*own_query q width"],
-        key: Float[Tensor, "*own_key k width"],
-        value: Float[Tensor, "*own_value k width"],
-    ) -> tuple[
-        Float[Tensor, "b heads q width"], Float[Tensor, "b key_heads k width"], Float[Tensor, "b key_heads k width"]
-    ]:
+    def sides(self, sides: Sides) -> FourAxes:
         """Return query, key and value with four axes, of which the last is contiguous."""
-        if self.identity and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1:
-            return query, key, value
-        return self.layout.sides(query, key, value)
+        if self.identity and sides[0].stride(-1) == sides[1].stride(-1) == sides[2].stride(-1) == 1:
+            return sides
+        return self.layout.sides(sides)
 
-    def forward(
-        self,
-        query: Float[Tensor, "b heads q width"],
-        key: Float[Tensor, "b key_heads k width"],
-        value: Float[Tensor, "b key_heads k width"],
-    ) -> tuple[Float[Tensor, "b heads q width"], Float[Tensor, "b heads q"]]:
+    def forward(self, sides: FourAxes) -> tuple[Float[Tensor, "b heads q width"], Float[Tensor, "b heads q"]]:
         """Return the output and the log-sum-exp of each query."""
         import torch
 
+        query, key, value = sides
         run, _ = cast("tuple[_Operator, _Operator]", operators(value.device.type))
         offset = self.offset
         if not offset:
@@ -140,17 +120,14 @@ class FusedAttention:
     def backward(
         self,
         gradient: Float[Tensor, "b heads q width"],
-        query: Float[Tensor, "b heads q width"],
-        key: Float[Tensor, "b key_heads k width"],
-        value: Float[Tensor, "b key_heads k width"],
+        sides: FourAxes,
         output: Float[Tensor, "b heads q width"],
         log_sum_exp: Float[Tensor, "b heads q"],
-    ) -> tuple[
-        Float[Tensor, "b heads q width"], Float[Tensor, "b key_heads k width"], Float[Tensor, "b key_heads k width"]
-    ]:
+    ) -> FourAxes:
         """Return the gradients of query, key and value, given the gradient of the output."""
         import torch
 
+        query, key, value = sides
         _, run = cast("tuple[_Operator, _Operator]", operators(value.device.type))
         offset = self.offset
         if not offset:
@@ -180,12 +157,9 @@ class FusedAttention:
         return not self.offset and has_operators and _reveals_nonfinite(str(value.dtype))
 
 
-def all_finite(
-    query: Float[Tensor, "*own_query q width"],
-    key: Float[Tensor, "*own_key k width"],
-    value: Float[Tensor, "*own_value k width"],
-) -> bool:
+def all_finite(sides: Sides) -> bool:
     """Return whether all elements of query, key and value are finite."""
+    query, key, value = sides
     # If the sum is finite, all terms are. If not, the sum may have overflowed, and all elements are checked.
     if query.numel() <= _FEW_ELEMENTS and query.shape == key.shape == value.shape:
         import torch
@@ -193,7 +167,7 @@ def all_finite(
         total = torch.addcmul(query, key, value).sum().item()  # two operators instead of three sums
     else:
         total = query.sum().item() + key.sum().item() + value.sum().item()
-    return math.isfinite(total) or all(bool(x.isfinite().all()) for x in (query, key, value))
+    return math.isfinite(total) or all(bool(x.isfinite().all()) for x in sides)
 
 
 def results_are_finite(output: Float[Tensor, "b heads q width"], log_sum_exp: Float[Tensor, "b heads q"]) -> bool:
@@ -235,64 +209,28 @@ def _reveals_nonfinite(dtype: str) -> bool:
     return True
 
 
-def attend(
-    attention: FusedAttention,
-    query: Float[Tensor, "*own_query q width"],
-    key: Float[Tensor, "*own_key k width"],
-    value: Float[Tensor, "*own_value k width"],
-) -> tuple[Float[Tensor, "b heads q width"], bool]:
+def attend(attention: FusedAttention, sides: Sides) -> tuple[Float[Tensor, "b heads q width"], bool]:
     """Return the output of fused attention, and `all_finite` of the inputs.
 
     The output supports first and second derivatives. The gradients of a finite output may be NaN, because an infinite
     key can have the weight 0.
-
-    Args:
-        attention: the configuration of the call.
-        query: lifted queries.
-        key: lifted keys, as wide as the queries.
-        value: values, padded to the same width.
     """
     finite: list[bool] = []
-    output: Tensor = autograd_function(_attend, _backward)(attention, finite, query, key, value)
+    output: Tensor = autograd_function(_attend, _backward)(attention, finite, *sides)
     return output, finite[0]
 
 
-def attend_without_gradient(
-    attention: FusedAttention,
-    query: Float[Tensor, "*own_query q width"],
-    key: Float[Tensor, "*own_key k width"],
-    value: Float[Tensor, "*own_value k width"],
-) -> tuple[Float[Tensor, "b heads q width"], Float[Tensor, "b heads q"]]:
-    """Return the output and the log-sum-exp of fused attention, without recording a gradient.
-
-    The arguments are those of `attend`.
-    """
-    return attention.forward(*attention.sides(query, key, value))
-
-
-def attend_public(
-    attention: FusedAttention,
-    query: Float[Tensor, "*own_query q width"],
-    key: Float[Tensor, "*own_key k width"],
-    value: Float[Tensor, "*own_value k width"],
-    traced: bool,
-) -> Float[Tensor, "b heads q width"]:
+def attend_public(attention: FusedAttention, given: Sides, traced: bool) -> Float[Tensor, "b heads q width"]:
     """Return the output of fused attention, computed by PyTorch's public `scaled_dot_product_attention`.
 
-    It is used while PyTorch traces a call, and on devices for which `operators` returns None.
-
-    Args:
-        attention: the configuration of the call.
-        query: lifted queries.
-        key: lifted keys, as wide as the queries.
-        value: values, padded to the same width.
-        traced: whether PyTorch is tracing the call; the backend is then chosen when the graph runs.
+    It is used while PyTorch traces a call, and on devices for which `operators` returns None. If `traced`, the backend
+    is chosen when the graph runs.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
     layout = attention.layout
-    sides = layout.sides(query, key, value)
+    sides = layout.sides(given)
     options: dict[str, Any] = {"attn_mask": attention.bias, "is_causal": attention.offset is not None}
     if attention.offset:
         from torch.nn.attention.bias import causal_lower_right
@@ -315,38 +253,39 @@ def _attend(
     value: Float[Tensor, "*own_value k width"],
 ) -> Float[Tensor, "b heads q width"]:
     layout, saved = attention.layout, SAVED.get()
-    sides = attention.sides(query, key, value)
+    sides = attention.sides((query, key, value))
     if saved is not None and (known := saved.take()) is not None:
         output, log_sum_exp = layout.restore(known[0], known[1][0], sides[2].shape[-1])
     else:
-        output, log_sum_exp = attention.forward(*sides)
+        output, log_sum_exp = attention.forward(sides)
     if saved is not None:
         saved.note([log_sum_exp.reshape((*layout.batch, log_sum_exp.shape[-1], 1))])
     ctx.save_for_backward(query, key, value, output, log_sum_exp)
     ctx.attention = attention
-    finite.append(all_finite(query, key, value))  # here, where nothing is recorded for backward
+    finite.append(all_finite((query, key, value)))  # here, where nothing is recorded for backward
     return output
 
 
 def _backward(ctx: _Context, gradient: Float[Tensor, "b heads q width"]) -> tuple[Float[Tensor, "*_"] | None, ...]:
     import torch
 
-    query, key, value, output, log_sum_exp = ctx.saved_tensors
+    *given, output, log_sum_exp = ctx.saved_tensors
+    own = cast("Sides", tuple(given))
     attention, needs = ctx.attention, ctx.needs_input_grad[2:]
     if torch.is_grad_enabled():
-        return (None, None, *attention.double_backward(query, key, value, gradient))
+        return (None, None, *attention.double_backward(own, gradient))
     if gradient.stride(-1) != 1:
         gradient = gradient.contiguous()
-    found = attention.backward(gradient, *attention.sides(query, key, value), output, log_sum_exp)
+    found = attention.backward(gradient, attention.sides(own), output, log_sum_exp)
     if not math.isfinite(found[0].sum().item()):
         # The operator's weights e^(l − lse) are infinite where rounding of a logit of 1e10 or more exceeds 88.
         with torch.enable_grad():
-            sides = [x.detach().requires_grad_() for x in (query, key, value)]
-            again = attention.double_backward(sides[0], sides[1], sides[2], gradient)
+            sides = cast("Sides", tuple(x.detach().requires_grad_() for x in own))
+            again = attention.double_backward(sides, gradient)
         return (None, None, *(None if g is None or not w else g.detach() for w, g in zip(needs, again, strict=True)))
     if attention.identity and all(needs):
         return (None, None, *found)
-    given: tuple[tuple[Side, Tensor], ...] = ((0, query), (1, key), (2, value))
-    results = zip(needs, found, given, strict=True)
+    indices: tuple[Side, ...] = (0, 1, 2)
+    results = zip(needs, found, indices, own, strict=True)
     split = attention.layout.from_four_axes
-    return (None, None, *(split(g, side, x) if w else None for w, g, (side, x) in results))
+    return (None, None, *(split(g, side, x) if w else None for w, g, side, x in results))

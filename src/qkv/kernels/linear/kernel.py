@@ -4,7 +4,7 @@ The output is then φ(Q) (φ(K)ᵀ V), divided by φ(Q) Σ φ(K) for the normali
 computed, and time and memory are linear in the numbers of queries and keys.
 
 `product.py` computes this product, and with a causal mask passes a state from chunk to chunk of the keys
-(`recurrence.py`, with the gradients of PyTorch in `autograd.py`).
+(`recurrence.py`).
 
 Source: Katharopoulos et al. (2020), Transformers are RNNs: fast autoregressive transformers with linear attention,
 https://arxiv.org/abs/2006.16236.
@@ -34,7 +34,7 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float, Num, Tensor
 from qkv.kernels.jax_loops.kernel import JaxLoopsKernel
 from qkv.kernels.linear.decay import CHUNK_OF_DECAYS
-from qkv.kernels.linear.product import Recurrence, has_decay, linear_attention, split_causal
+from qkv.kernels.linear.product import Recurrence, linear_attention, split_causal
 from qkv.kernels.linear.recurrence import CHUNK, recur
 from qkv.kernels.numpy_blocks.kernel import NumpyBlocksKernel
 from qkv.kernels.runtime.memory_model import lifted_elements
@@ -45,6 +45,7 @@ from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work
 from qkv.scores.base import Score
+from qkv.scores.forms import Decayed, Product
 
 if TYPE_CHECKING:
     from qkv.core.equation import TorchCall
@@ -128,9 +129,9 @@ class LinearKernel(Kernel):
         score, normalizer = problem.score, problem.normalizer
         if not normalizer.linear:
             yield f"it supports only weights that are linear in the logits, not {normalizer}"
-        decays = has_decay(score)
-        features = score.inner if decays else score
-        if features is None or features.lift_kind is None or not features.is_inner_product:
+        decays = isinstance(score.form, Decayed)
+        features = score.form.inner if decays else score
+        if features is None or not isinstance(features.form, Product):
             yield f"{features} is not an inner product"
         if problem.readouts:
             yield "it never computes the weights that readouts need"
@@ -148,9 +149,9 @@ class LinearKernel(Kernel):
         width = score.lifted_width(axes.query_width, axes.key_width)
         notes = [f"rewritten as φ(Q) (φ(K)ᵀ V) with {width} features", score.lift_description()]
         if split_causal(problem.score, problem.spec.mask, problem.tile)[1] is not None:
-            size = CHUNK_OF_DECAYS if has_decay(score) else CHUNK
+            size = CHUNK_OF_DECAYS if isinstance(score.form, Decayed) else CHUNK
             notes.append(f"causal: a state of {width} × {axes.value_width}, passed on every {size} keys")
-        if has_decay(score):
+        if isinstance(score.form, Decayed):
             notes.append("the state decays at each key")
         return "; ".join(note for note in notes if note)
 
@@ -167,10 +168,9 @@ class LinearKernel(Kernel):
         amounts["products"] = features * columns * (rows + keys) + rows * CHUNK * (features + columns) * causal
         amounts["flop"] = 2 * amounts["products"] * (3.5 if problem.gradient else 1)
         elements = rows * columns * (2 if problem.normalizer.sums_to_one else 1)
-        if has_decay(score):
+        if isinstance(score.form, Decayed):
             # One exponential per pair of a chunk, or some per feature, and the states of all chunks.
-            per_feature = score.log_decay_per_key is not None and score.log_decay_per_key.shape[-1] > 1
-            elements += rows * (40 * features if per_feature else 3 * CHUNK)
+            elements += rows * (40 * features if score.form.per_feature else 3 * CHUNK)
             elements += (rows // CHUNK + 1) * features * columns * 4
         amounts["elements"] = elements + 2 * rows * CHUNK * causal
         return amounts
@@ -185,14 +185,14 @@ class LinearKernel(Kernel):
         columns = axes.value_width + problem.normalizer.sums_to_one
         features = score.lifted_width(axes.query_width, axes.key_width)
         left, right = lifted_elements(problem)
-        lifted = (left + right) * (score.lift_copies if problem.gradient else 1)
+        lifted = (left + right) * (score.form.saved.copies if problem.gradient else 1)
         states = axes.batch_size * features * columns * (2.0 if problem.gradient else 1.0)
         rows, keys = (axes.batch_size * n * columns for n in (axes.q, axes.k))
         divides = columns > axes.value_width
         lifting = recurring = 0.0
         if not problem.gradient:
             # While the features of the keys are computed, the output is not there yet.
-            passing = score.lift_copies - (1 if problem.library == "torch" else 1.5)
+            passing = score.form.saved.copies - (1 if problem.library == "torch" else 1.5)
             lifting = passing * right - axes.batch_size * axes.q * axes.value_width
         if causal:
             recurring = 2.0 * _BLOCK
@@ -214,7 +214,6 @@ class LinearKernel(Kernel):
         return max(held + max(left, right), dividing)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Compute the product form, or run another kernel if the data does not allow the product form."""
         run = {"torch": _run_torch, "numpy": _run_numpy, "jax": _run_jax}[problem.library]
         output, reason = run(call, problem)
         if output is None:
@@ -237,12 +236,12 @@ _Attempt = tuple[Float[Array, "*batch q value_width"] | None, str]
 
 
 def _may_be_negative(call: BoundCall) -> bool:
-    return call.normalizer.nonnegative and not call.score.nonnegative
+    return call.normalizer.nonnegative and not call.score.form.nonnegative
 
 
 def _grows(score: Score) -> bool:
     """Return whether a decay is above 0, so that its exponentials may overflow."""
-    decay = score.log_decay_per_key if score.log_decay is None else score.log_decay
+    decay = score.form.decay if isinstance(score.form, Decayed) else 0.0
     if not is_array(decay):
         return False  # checked when the score was made
     return 0 not in decay.shape and not statically_known_true(namespace(decay).max(decay) <= 0)
@@ -261,7 +260,7 @@ def _all_finite(x: Array) -> bool:
 def _run_torch(call: BoundCall, problem: Problem) -> _Attempt:
     import torch
 
-    from qkv.kernels.linear.autograd import differentiable_recurrence
+    from qkv.kernels.linear.recurrence import differentiable_recurrence
     from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
     from qkv.kernels.runtime.gradients import call_tensors
     from qkv.kernels.runtime.isolated_autograd import project_call
@@ -335,9 +334,8 @@ def _jax_functions() -> tuple[Callable[..., Array], Callable[..., Array]]:
             good = good & xp.all(xp.isfinite(x))
             if _may_be_negative(call):
                 good = good & xp.all(x >= 0)
-        for decay in (call.score.log_decay, call.score.log_decay_per_key):
-            if decay is not None:
-                good = good & xp.all(xp.asarray(decay) <= 0)
+        if isinstance(call.score.form, Decayed):
+            good = good & xp.all(xp.asarray(call.score.form.decay) <= 0)
         return good
 
     def output(static: tuple[int, int, tuple[int, ...]], *arguments: typing.Any) -> Float[Array, "*_"]:

@@ -22,11 +22,11 @@ from qkv.kernels.linear.decay import recur_with_decay
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.masks.base import Mask
 from qkv.scores.base import Score
+from qkv.scores.forms import Decayed
 
 __all__ = [
     "Recurrence",
     "divide_by_totals",
-    "has_decay",
     "linear_attention",
     "split_causal",
     "step_decays",
@@ -65,8 +65,8 @@ def linear_attention(
             output = _divide(output, total)
     else:
         values = with_ones(value) if divides else value
-        if has_decay(call.score):
-            checked = _causal_with_decay(call, left, right, values, offset)
+        if isinstance(call.score.form, Decayed):
+            checked = _causal_with_decay(call.score.form, left, right, values, offset)
         else:
             checked = _causal(left, right, values, offset, recurrence)
         output = divide_by_totals(checked) if divides else checked
@@ -125,11 +125,6 @@ def _causal(
     return outputs[0] if len(outputs) == 1 else xp.concat(outputs, axis=-2)
 
 
-def has_decay(score: Score) -> bool:
-    """Return whether the logits of the score's inner score are multiplied by decays."""
-    return score.log_decay is not None or score.log_decay_per_key is not None
-
-
 def split_causal(score: Score, mask: Mask | None, tile: Tile) -> tuple[Mask | None, int | None, bool]:
     """Return a mask as a mask of keys and the offset of a causal mask, and whether both are equivalent to the mask.
 
@@ -138,7 +133,7 @@ def split_causal(score: Score, mask: Mask | None, tile: Tile) -> tuple[Mask | No
     has removed then.
     """
     keys, offset, exact = split_mask(mask, tile)
-    if exact and has_decay(score):
+    if exact and isinstance(score.form, Decayed):
         first = tile.offset()
         if offset is None:
             offset = first if isinstance(first, int) and first >= tile.k_total - 1 else None
@@ -147,13 +142,11 @@ def split_causal(score: Score, mask: Mask | None, tile: Tile) -> tuple[Mask | No
     return keys, offset, exact
 
 
-def step_decays(score: Score, reference: Array, steps: int) -> Float[Array, "*batch steps #features"]:
+def step_decays(form: Decayed, reference: Array, steps: int) -> Float[Array, "*batch steps #features"]:
     """Return the logarithms of the decays at positions 0 to `steps` − 1. Beyond the last key decays per key are 1."""
-    per_key = score.log_decay_per_key
-    if per_key is None:
-        assert score.log_decay is not None
-        return zeros(reference, (steps, 1)) + expand_to_pairs(score.log_decay)
-    return _fit(per_key, steps)
+    if form.log_decay_per_key is not None:
+        return _fit(form.log_decay_per_key, steps)
+    return zeros(reference, (steps, 1)) + expand_to_pairs(form.decay)
 
 
 def _fit(x: Float[Array, "*batch n width"], steps: int) -> Float[Array, "*batch steps width"]:
@@ -165,7 +158,7 @@ def _fit(x: Float[Array, "*batch n width"], steps: int) -> Float[Array, "*batch 
 
 
 def _causal_with_decay(
-    call: BoundCall,
+    form: Decayed,
     left: Float[Array, "*#batch q features"],
     right: Float[Array, "*#batch k features"],
     value: Float[Array, "*#batch k columns"],
@@ -178,7 +171,7 @@ def _causal_with_decay(
     xp, q = namespace(left), left.shape[-2]
     early = min(q, max(0, -offset))
     steps = max(0, q + offset)
-    decays = step_decays(call.score, right, steps)
+    decays = step_decays(form, right, steps)
     late = left[..., early:, :]
     waiting = steps - late.shape[-2]  # keys before the first query
     if waiting:

@@ -21,18 +21,91 @@ from qkv.core.partial import ExponentialSums
 from qkv.core.progress import checkpoint
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, DType, Float, Shaped
-from qkv.kernels.numpy_blocks.exponential import Exponential
-from qkv.kernels.numpy_blocks.logits import BlockLogits, ProjectedQueries, block_logits
-from qkv.kernels.numpy_blocks.tile_shapes import SoftmaxTileSizes, softmax_tile_sizes
+from qkv.kernels.numpy_blocks.logits import BlockLogits, Exponential, ProjectedQueries, block_logits
 from qkv.kernels.runtime.tile_loop import Limits, attend_rows, ranges, restrict_mask, row_logits, weigh_rows
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, partial_elements, row_block_size, size_text, tile_shape
 from qkv.masks.base import Mask
+from qkv.plan.cost import tile_sides
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work
+from qkv.scores.forms import Product
 
 __all__ = ["ExponentialAccumulator", "NumpyBlocksKernel"]
+
+
+_MAX_KEYS = 2**16
+"""Largest number of keys in a tile, at which Python overhead is negligible even for few queries."""
+
+
+@dataclass(frozen=True)
+class SoftmaxTileSizes:
+    """Sizes of the tiles in which the NumPy kernel computes a softmax.
+
+    Attributes:
+        rows: number of queries in a tile.
+        cols: number of keys in a tile.
+        group: number of queries whose sums are in memory at once. The keys are read once per group.
+        batch: number of batch elements in a tile.
+    """
+
+    rows: int
+    cols: int
+    group: int
+    batch: int
+
+    def scratch(self, problem: Problem) -> int:
+        """Return the bytes of a tile, its keys, its group of queries, and a block that is finalized in float64."""
+        axes, item = problem.axes, problem.itemsize
+        tile = self.batch * self.rows * self.cols * item * _elements_per_pair(problem)
+        keys = self.batch * self.cols * _elements_per_key(problem) * item
+        queries = self.batch * self.group * _bytes_per_query(problem)
+        return tile + keys + queries + 3 * self.batch * self.rows * (axes.value_width + 2) * 8
+
+    def tiles(self, problem: Problem) -> int:
+        """Return the number of tiles of all batch elements."""
+        axes = problem.axes
+        groups = axes.batch_size // self.batch * -(-axes.q // self.group)
+        return groups * -(-self.group // self.rows) * -(-axes.k // self.cols)
+
+
+def softmax_tile_sizes(problem: Problem, budget: int) -> SoftmaxTileSizes:
+    """Return tile sizes with at most `budget` elements in each array, within the memory limit of the call."""
+    axes, item = problem.axes, problem.itemsize
+    elements = problem.elements_per_logit
+    element_size = max(1, axes.q * axes.k * elements)
+    batch = max(1, min(axes.batch_size, budget // element_size))
+    # Below 256 pairs, Python overhead dominates the time of a tile.
+    pairs = max(min(256, budget), budget // (batch * elements))
+    allowed = problem.memory // 4 // (batch * item * _elements_per_pair(problem))
+    # Projected keys should stay in the cache. Keys that are used unchanged may exceed it.
+    cached = (budget if problem.score.form.lift != "exact" else 8 * budget) // max(1, axes.key_width)
+    fitting = problem.memory // 8 // (batch * _elements_per_key(problem) * item)
+    max_keys = max(1, min(axes.k, _MAX_KEYS, cached, fitting))
+    rows, cols = tile_sides(axes.q, max_keys, max(1, min(256, pairs), min(pairs, allowed)))
+    max_queries = max(1, problem.memory // 4 // (batch * _bytes_per_query(problem)))
+    rows = max(1, min(rows, max_queries))
+    group = max(rows, min(axes.q, max_queries // rows * rows))
+    return SoftmaxTileSizes(rows, cols, group, batch)
+
+
+def _elements_per_pair(problem: Problem) -> int:
+    return 1 if isinstance(problem.score.form, Product) else 4 + 2 * problem.elements_per_logit
+
+
+def _elements_per_key(problem: Problem) -> int:
+    """Return the peak number of elements in memory for each key of a tile."""
+    width = problem.axes.key_width + 2
+    # Casting the keys and values of a tile copies them.
+    copied = problem.axes.key_width + problem.axes.value_width
+    return copied if problem.score.form.lift == "exact" else copied + 4 * width
+
+
+def _bytes_per_query(problem: Problem) -> int:
+    """Return the number of bytes of the projection of a query and of its sums in float64."""
+    axes = problem.axes
+    return (axes.query_width + 3) * problem.itemsize + (axes.value_width + 3) * 8
 
 
 _WriteLogits = Callable[[Float[np.ndarray, "*batch q 1"] | None], Float[np.ndarray, "*batch q k"]]

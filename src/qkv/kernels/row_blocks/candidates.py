@@ -24,6 +24,7 @@ from qkv.kernels.row_blocks.rows import RowLogits, visible_range
 from qkv.kernels.runtime.gradients import accumulate, block_tensors, leaves_of, traced_logits
 from qkv.kernels.runtime.tile_loop import Limits, ranges, row_weights
 from qkv.normalizers import Normalizer
+from qkv.scores.forms import Product
 
 __all__ = ["attend_candidates", "backward_candidates", "Candidates", "consecutive", "find_candidates", "select_top_k"]
 
@@ -310,7 +311,7 @@ def backward_candidates(
     logit_gradient = torch.zeros_like(candidates.logits)
     totals = [logit_gradient, *cast("tuple[Tensor, ...]", sums.normalizer.arrays())]
     accumulate([dropped], [weight_gradient], leaves, totals)
-    if not (call.projected and call.score.is_inner_product):
+    if not (call.projected and isinstance(call.score.form, Product)):
         _backward_score(call, sums, blocks, index, logit_gradient, tile_keys)
         return
     with torch.enable_grad():

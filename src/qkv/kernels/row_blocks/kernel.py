@@ -20,6 +20,7 @@ from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, r
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work
+from qkv.scores.forms import Distance, Offset, Product
 
 if TYPE_CHECKING:
     from qkv.core.equation import TorchCall
@@ -72,12 +73,13 @@ class RowBlocksKernel(Kernel):
         ranks = 2 if problem.normalizer.stochastic else 1
         features = problem.elements_per_logit if problem.elements_per_logit > 1 else 0
         numbers = rows * axes.k * (2 * ranks + 1) // 2 + 2 * tile * features
+        form = problem.score.form
         if problem.gradient:
             sides = math.prod(axes.query) + math.prod(axes.key) + math.prod(axes.value)
             numbers += 3 * sides + axes.batch_size * axes.q * _SAVED_CANDIDATES * 2
-            if problem.score.is_distance or (problem.score.adds_offset and problem.score.positional):
+            if isinstance(form, Distance) or (isinstance(form, Offset) and problem.score.positional):
                 numbers += int(tile * (score_arrays(problem)[0] + 1))
-        elif problem.score.is_inner_product:
+        elif isinstance(form, Product):
             numbers += 2 * sum(lifted_elements(problem, scales_query=False))
         elif not features:  # the arrays of the score, its logits and their copy, and the candidates
             numbers += int(tile * (score_arrays(problem)[0] + 2)) + _CANDIDATE_ELEMENTS

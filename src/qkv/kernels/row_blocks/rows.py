@@ -16,6 +16,7 @@ from typing import cast
 from qkv.core.equation import TorchCall, take_range
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.tile_loop import Limits, ranges, restrict_mask
+from qkv.scores.forms import Product
 
 __all__ = ["RowLogits", "padded_row_logits", "row_logits_buffer", "visible_range"]
 
@@ -90,7 +91,7 @@ def padded_row_logits(
     width = _padded_width(keys)
     padded = buffer[: count * width].view(count, width)
     padded[:, keys:] = -math.inf
-    if call.projected and call.score.is_inner_product:
+    if call.projected and isinstance(call.score.form, Product):
         torch.mm(take_range(call.query, rows), take_range(call.key, cols).T, out=padded[:, :keys])
         _apply_mask(call, padded, rows, cols)
     else:

@@ -32,7 +32,7 @@ __all__ = ["isolated_autograd", "project_call", "projects_nothing"]
 
 def projects_nothing(score: Score) -> bool:
     """Return whether the projections of a score are query and key themselves."""
-    return score.lift_kind is None and type(score).project is Score.project
+    return score.form.lift is None and type(score).project is Score.project
 
 
 def project_call(call: BoundCall) -> BoundCall:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from qkv.plan.problem import Problem
+from qkv.scores.forms import Capped, Distance, Gated, Offset, Product, ScaledProduct
 
 __all__ = [
     "backward_copies",
@@ -49,22 +50,28 @@ def score_arrays(problem: Problem) -> tuple[float, float, int]:
         The arrays of the size of the logits at the peak of the forward pass; those that autograd saves, besides the
         logits; and the elements per logit of arrays of features, 0 if there are none.
     """
-    score, elements = problem.score, problem.elements_per_logit
-    if score.is_inner_product:
+    form, elements = problem.score.form, problem.elements_per_logit
+    if isinstance(form, Product):
         return 2.0, 0.0, 0
-    saved, inner = score.saved_arrays, score.inner
+    saved, inner = form.saved.logits, form.inner
     while inner is not None:
-        saved, inner = saved + inner.saved_arrays, inner.inner
-    forward = 1.0 + saved + (score.gated_product or score.tanh_cap is not None)
-    forward += 2 if score.adds_offset and score.positional else 0  # the positions of all pairs
+        saved, inner = saved + inner.form.saved.logits, inner.form.inner
+    gated = isinstance(form, Gated)
+    capped = isinstance(form, Capped) and isinstance(form.cap, (int, float))
+    forward = 1.0 + saved + (gated or capped)
+    forward += 2 if isinstance(form, Offset) and problem.score.positional else 0  # the positions of all pairs
     if near_pairs(problem):
         forward = max(forward, 4.5)
-    return max(2.0, forward), saved, elements if elements > 2 and not score.gated_product else 0
+    return max(2.0, forward), saved, elements if elements > 2 and not gated else 0
 
 
 def near_pairs(problem: Problem) -> bool:
     """Return whether the distances of some pairs are likely to be computed a second time."""
-    return problem.score.is_distance and problem.library == "torch" and problem.axes.query_width in _NEAR_WIDTHS
+    return (
+        isinstance(problem.score.form, Distance)
+        and problem.library == "torch"
+        and problem.axes.query_width in _NEAR_WIDTHS
+    )
 
 
 def lifted_elements(problem: Problem, scales_query: bool = True) -> tuple[int, int]:
@@ -75,16 +82,18 @@ def lifted_elements(problem: Problem, scales_query: bool = True) -> tuple[int, i
     """
     score, axes = problem.score, problem.axes
     query, key = sides_of(problem)
-    if score.is_scaled_dot:
+    form = score.form
+    if isinstance(form, ScaledProduct):
         return (query * axes.query_width if scales_query else 0), 0
-    while score.lift_kind is None and score.inner is not None:
-        score = score.inner
-    if score.is_scaled_dot:
+    while form.lift is None and form.inner is not None:
+        score = form.inner
+        form = score.form
+    if isinstance(form, ScaledProduct):
         return query * axes.query_width, 0
-    if score.lift_kind is None:
-        return (query * (axes.query_width + 1), key * (axes.key_width + 1)) if score.gated_product else (0, 0)
+    if form.lift is None:
+        return (query * (axes.query_width + 1), key * (axes.key_width + 1)) if isinstance(form, Gated) else (0, 0)
     width = score.lifted_width(axes.query_width, axes.key_width)
-    return query * width, key * width if score.lifts_keys else 0
+    return query * width, key * width if form.copies_keys else 0
 
 
 def backward_copies(problem: Problem) -> int:
@@ -93,7 +102,7 @@ def backward_copies(problem: Problem) -> int:
     While the lift of one side is differentiated, it holds more arrays, most of which take the place of gradients of
     the other side that are not there yet.
     """
-    sides, copies = lifted_elements(problem, scales_query=False), problem.score.lift_copies
+    sides, copies = lifted_elements(problem, scales_query=False), problem.score.form.saved.copies
     return int((copies - 1) * sum(sides) + max(0.0, 3 * (copies - 2)) * abs(sides[0] - sides[1]))
 
 
@@ -104,11 +113,12 @@ def saved_by_lift(problem: Problem, casts: bool) -> float:
         casts: whether queries and keys are converted from half precision. Scores with arrays save the results.
     """
     query, key = lifted_elements(problem, scales_query=False)
-    saved = query * problem.score.lift_saves[0] + key * problem.score.lift_saves[1]
+    form = problem.score.form
+    saved = query * form.saved.sides[0] + key * form.saved.sides[1]
     if casts and problem.score.arrays():
         sides = sides_of(problem)
         saved += sides[0] * problem.axes.query_width
-        saved += sides[1] * problem.axes.key_width if problem.score.lifts_keys else 0
+        saved += sides[1] * problem.axes.key_width if form.copies_keys else 0
     return saved
 
 

@@ -12,7 +12,7 @@ in a second pass over the tiles:
     accumulator.result()
 
 Only the accumulated results and the results of one tile are in memory. Readouts that need no second pass are in
-`tiled/pooled_map.py`.
+`tiled/readouts.py`.
 """
 
 from __future__ import annotations

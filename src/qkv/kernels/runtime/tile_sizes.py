@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from qkv.plan.cost import counted, tile_sides
 from qkv.plan.problem import Problem
+from qkv.scores.forms import Gated, Tanh
 
 __all__ = [
     "MAX_PATTERN_BYTES",
@@ -117,7 +118,7 @@ def tile_sizes(problem: Problem, budget: int, nonfinite: bool = False) -> TileSi
     available = max(0, problem.memory - projection_bytes(problem)) // 2
     allowed = available // (problem.itemsize * tile_arrays(problem, nonfinite))
     elements = _elements_per_logit(problem, nonfinite)
-    additive = problem.score.tanh_vector is not None and elements == 1
+    additive = isinstance(problem.score.form, Tanh) and elements == 1
     pairs = max(1, budget // elements)
     pairs = max(min(_MIN_TORCH_PAIRS, pairs), min(pairs, allowed))
     if axes.q * axes.k <= pairs:
@@ -160,7 +161,7 @@ def tile_arrays(problem: Problem, nonfinite: bool = False) -> int:
 def projection_bytes(problem: Problem) -> int:
     """Return the number of bytes of the projections and sign patterns of an additive score, or 0 for other scores."""
     axes = problem.axes
-    if problem.score.tanh_vector is None:
+    if not isinstance(problem.score.form, Tanh):
         return 0
     sides = axes.batch_size * (axes.q + axes.k) * problem.elements_per_logit * problem.itemsize
     patterns = 4 * axes.k * problem.elements_per_logit * problem.itemsize
@@ -170,8 +171,8 @@ def projection_bytes(problem: Problem) -> int:
 def _elements_per_logit(problem: Problem, nonfinite: bool) -> int:
     axes, normalizer = problem.axes, problem.normalizer
     softmax = normalizer.log_sum_exp and normalizer.scale is not None and not nonfinite
-    if problem.score.gated_product and softmax:
+    if isinstance(problem.score.form, Gated) and softmax:
         return 1
     # `AdditiveLogits` never stores the hidden units of a tile, but it computes one batch element at a time.
-    additive = problem.score.tanh_vector is not None and softmax and axes.q * axes.k >= 64 * 64
+    additive = isinstance(problem.score.form, Tanh) and softmax and axes.q * axes.k >= 64 * 64
     return 1 if additive else problem.elements_per_logit

@@ -6,8 +6,8 @@ Forward saves the output and the normalizer's summary of each query:
     backward:  dL/dw_ij = do_i · v_j        dL/dl = the normalizer's gradient, with Σ_j w_ij dL/dw_ij = do_i · o_i
                dL/dv_j += Σ_i w_ij do_i     dL/dq, dL/dk and the score's arrays from dL/dl, tile by tile
 
-Softmax is computed by `softmax.py`, other normalizers by `generic.py`; `schedule.py` assigns rows to workers. Second
-derivatives are computed by running the call again in row blocks (`kernels/runtime/differentiable_rows.py`).
+Softmax is computed by `softmax.py`, other normalizers by `GenericTiles`. Second derivatives are computed by running the
+call again in row blocks (`kernels/runtime/differentiable_rows.py`).
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from qkv.kernels.runtime.gradients import block_tensors, call_tensors, leaves_of
 from qkv.kernels.runtime.saved_statistics import SAVED
 from qkv.kernels.runtime.tile_loop import Limits, attend_rows, partial_rows, ranges, visible_tiles
 from qkv.kernels.runtime.tile_sizes import TileSizes
-from qkv.kernels.runtime.workers import run_on_workers, split_evenly, worker, worker_count
+from qkv.kernels.runtime.workers import run_on_workers, split_evenly, worker_count
 from qkv.kernels.runtime.workspace import Workspace
-from qkv.kernels.tiled.logits.autograd import accumulate_logits
-from qkv.kernels.tiled.logits.base import Gradients, tensors_of
+from qkv.kernels.tiled.logits.base import Gradients, accumulate_logits, tensors_of
 from qkv.kernels.tiled.readouts import ReadoutCollector
 from qkv.kernels.tiled.softmax import SoftmaxTiles, logit_bound, supports_softmax
 
-__all__ = ["add_row_gradients", "forward", "partial_result", "ring_elements", "tile_gradients", "tiled_attention"]
+__all__ = ["add_row_gradients", "forward", "partial_result", "tile_elements", "tile_gradients", "tiled_attention"]
 
 
 Task = tuple[BatchIndex, Limits]
@@ -256,22 +255,17 @@ def forward(
         notes: list to which notes about guards are appended.
         collector: collector of readouts during the forward pass; None without readouts.
     """
-    out, elements = OutputBuffers(call.tile), _elements(call, sizes, collector)
+    out, elements = OutputBuffers(call.tile), tile_elements(call, sizes, collector)
     if collector is None:
         shares = shares_by_rows(call, sizes)
     else:
         shares = shares_by_element(call, sizes, collector.in_parallel)
-    if len(shares) == 1:
-        with worker() as workspace:
-            for index, rows in shares[0]:
-                out.write(index, rows, elements(index).forward(rows, workspace))
-    else:
 
-        def on_worker(n: int, workspace: Workspace) -> None:
-            for index, rows in shares[n]:
-                out.write(index, rows, elements(index).forward(rows, workspace))
+    def on_worker(n: int, workspace: Workspace) -> None:
+        for index, rows in shares[n]:
+            out.write(index, rows, elements(index).forward(rows, workspace))
 
-        run_on_workers(on_worker, len(shares))
+    run_on_workers(on_worker, len(shares))
     notes += elements.guard_notes()
     return out.arrays
 
@@ -297,7 +291,7 @@ def backward(
         finite = output.isfinite()
         output, gradient = output.where(finite, 0.0), gradient.where(finite, 0.0)
     row_dot = (gradient * output).sum(dim=-1, keepdim=True)
-    gradients = tile_gradients(call, _elements(call, sizes), sizes, summary, row_dot, gradient, logits_needed)
+    gradients = tile_gradients(call, tile_elements(call, sizes), sizes, summary, row_dot, gradient, logits_needed)
     add_row_gradients(call, gradients, summary, row_dot)
     return gradients
 
@@ -394,19 +388,17 @@ def partial_result(call: TorchCall, sizes: TileSizes, elements: Elements) -> Par
     return kinds[0](*out.arrays)
 
 
-def ring_elements(call: TorchCall, sizes: TileSizes, bound: float) -> Elements:
-    """Return the objects that compute the tiles of some of the keys of a call, whose summary is that of all keys.
-
-    Args:
-        call: the call of these keys.
-        bound: upper bound of the magnitude of logits over all keys, of which infinity is one.
-    """
-    return _elements(call, sizes, bound=bound)
-
-
-def _elements(
+def tile_elements(
     call: TorchCall, sizes: TileSizes, collector: ReadoutCollector | None = None, bound: float | None = None
 ) -> Elements:
+    """Return the objects that compute the tiles of a call.
+
+    Args:
+        call: the call, or a call of some of the keys, whose summary is that of all keys.
+        sizes: sizes of the tiles.
+        collector: collector of readouts during the forward pass; None without readouts.
+        bound: of a call of some of the keys, an upper bound of the magnitude of logits over all keys; otherwise None.
+    """
     if not supports_softmax(call):
         return ElementCache(lambda index: GenericTiles(call.select_batch(index), sizes.cols), call)
     natural = bound is not None

@@ -38,6 +38,7 @@ from qkv.kernels.tiled.autograd import forward
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work, visible_pairs
+from qkv.scores.forms import Distance, Gated, Product, Tanh
 
 __all__ = ["TiledKernel"]
 
@@ -51,7 +52,7 @@ def supports_unchecked(call: TorchCall, problem: Problem) -> bool:
         and normalizer.scale is not None
         and normalizer.shift_invariant
         and call.mask is None
-        and call.score.is_inner_product
+        and isinstance(call.score.form, Product)
         and not (problem.gradient or problem.readouts or problem.traced)
         and 0 not in (problem.axes.pairs, *call.value.shape)
         and not any(requires_gradient(x) for x in call_tensors(call))
@@ -126,7 +127,7 @@ class TiledKernel(Kernel):
         # The statistics of each query, and the projections.
         projections = sum(lifted_elements(problem))
         numbers = 4 * axes.batch_size * axes.q + projections
-        if problem.score.tanh_vector is not None:
+        if isinstance(problem.score.form, Tanh):
             # Exponentials of the projected queries, and forward a part of the projected keys.
             rows = axes.q if problem.gradient else axes.q + axes.k // 3
             numbers += axes.batch_size * rows * _hidden_units(problem)
@@ -138,10 +139,10 @@ class TiledKernel(Kernel):
             projected = projections or axes.batch_size * (axes.q + axes.k) * _hidden_units(problem)
             numbers += max(projected, axes.batch_size * axes.k * max(axes.key_width, axes.value_width))
             numbers += backward_copies(problem)
-            if problem.score.lift_kind == "up_to_query_constant":  # columns are joined to the lifted vectors
+            if problem.score.form.lift == "up_to_query_constant":  # columns are joined to the lifted vectors
                 numbers += 3 * projections // 2
             numbers = max(numbers, row_sums)
-        elif problem.score.lift_kind == "up_to_query_constant":  # a side without and with the joined column
+        elif problem.score.form.lift == "up_to_query_constant":  # a side without and with the joined column
             numbers += max(lifted_elements(problem))
         peak += projection_bytes(problem)
         if problem.readouts:
@@ -197,14 +198,13 @@ class TiledKernel(Kernel):
 
 
 def _hidden_units(problem: Problem) -> int:
-    return problem.elements_per_logit if problem.score.tanh_vector is not None else 0
+    return problem.elements_per_logit if isinstance(problem.score.form, Tanh) else 0
 
 
 def _collect(call: TorchCall, problem: Problem, sizes: TileSizes) -> Result:
     """Compute the output and all readouts of a call in the same forward pass."""
     from qkv.kernels.tiled.autograd import forward
-    from qkv.kernels.tiled.pooled_map import align_to_cells
-    from qkv.kernels.tiled.readouts import ReadoutCollector
+    from qkv.kernels.tiled.readouts import ReadoutCollector, align_to_cells
 
     notes: list[str] = []
     collector = ReadoutCollector(problem.readouts, call.tile, like=call.value)
@@ -224,9 +224,9 @@ def _table_widths(problem: Problem, sizes: TileSizes) -> int:
 
 def _arrays_at_peak(problem: Problem) -> int:
     """Return how many arrays of the size of a tile are measured at once, which are fewer than `tile_arrays` allows."""
-    score, arrays = problem.score, tile_arrays(problem)
-    if score.is_distance and not problem.gradient:
+    form, arrays = problem.score.form, tile_arrays(problem)
+    if isinstance(form, Distance) and not problem.gradient:
         return arrays + 3 if near_pairs(problem) else arrays
-    if problem.gradient and not score.gated_product and (arrays <= 8 or score.tanh_vector is not None):
+    if problem.gradient and not isinstance(form, Gated) and (arrays <= 8 or isinstance(form, Tanh)):
         return 4
     return arrays

@@ -32,14 +32,12 @@ from qkv.kernels.runtime.tile_loop import ranges, visible_tiles
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.additive import AdditiveLogits
-from qkv.kernels.tiled.logits.autograd import AutogradLogits
-from qkv.kernels.tiled.logits.base import Gradients, Limits, RowSlices, TileLogits
-from qkv.kernels.tiled.logits.biased import BiasedLogits
+from qkv.kernels.tiled.logits.base import AutogradLogits, Gradients, Limits, RowSlices, TileLogits
 from qkv.kernels.tiled.logits.gated import GatedLogits
-from qkv.kernels.tiled.logits.inner_product import InnerProductLogits
-from qkv.kernels.tiled.logits.softcap import SoftcapLogits
+from qkv.kernels.tiled.logits.products import BiasedLogits, InnerProductLogits, SoftcapLogits
 from qkv.kernels.tiled.readouts import ReadoutCollector
 from qkv.masks import Mask
+from qkv.scores.forms import Capped, Gated, Offset, Product, Tanh
 
 __all__ = ["logit_bound", "SoftmaxTiles", "supports_softmax"]
 
@@ -138,19 +136,19 @@ def _tile_logits(call: TorchCall, factor: float, ops: FasterOps) -> TileLogits:
         factor: factor by which logits are multiplied.
         ops: the faster of equivalent operations on this machine.
     """
-    score = call.score
     if not call.projected or call.query.dtype != call.value.dtype:
         return AutogradLogits(call, factor, ops)
-    if score.is_inner_product:
-        return InnerProductLogits(call, factor, ops)
-    if score.gated_product:
-        return GatedLogits(call, factor, ops)
-    if score.tanh_vector is not None and not call.tile.batch:
-        return AdditiveLogits(call, factor, ops)
-    if score.inner is not None and score.adds_offset:
-        return BiasedLogits(call, factor, ops, _tile_logits(replace(call, score=score.inner), factor, ops))
-    if score.inner is not None and score.tanh_cap is not None and score.inner.is_inner_product:
-        return SoftcapLogits(call, factor, ops)
+    match call.score.form:
+        case Product():
+            return InnerProductLogits(call, factor, ops)
+        case Gated():
+            return GatedLogits(call, factor, ops)
+        case Tanh() if not call.tile.batch:
+            return AdditiveLogits(call, factor, ops)
+        case Offset(inner=inner):
+            return BiasedLogits(call, factor, ops, _tile_logits(replace(call, score=inner), factor, ops))
+        case Capped(inner=inner, cap=int() | float() as cap) if isinstance(inner.form, Product):
+            return SoftcapLogits(replace(call, score=inner), factor, ops, cap)
     return AutogradLogits(call, factor, ops)
 
 

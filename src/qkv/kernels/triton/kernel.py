@@ -34,6 +34,7 @@ from qkv.kernels.triton.program_kernel import (
     refuse_second_derivative,
 )
 from qkv.plan.problem import Problem
+from qkv.scores.forms import Tanh
 
 __all__ = ["additive_sides", "centred_sides", "nonfinite_values", "TritonKernel"]
 
@@ -68,7 +69,7 @@ def additive_sides(call: TorchCall) -> tuple[tuple[Tensor, ...], Bool[Tensor, "*
     sides = cast("TorchCall", project_call(clean))
     odd = sides.query.shape[-1] % 2  # a unit of zeros makes their number even
     left, right = (batch_elements(torch.nn.functional.pad(x, (0, odd)), batch) for x in (sides.query, sides.key))
-    vector = cast("Tensor", call.score.tanh_vector)
+    vector = cast("Tensor", cast("Tanh", call.score.form).vector)
     temperature = expand_to_pairs(cast("Tensor | float", call.normalizer.temperature))
     if isinstance(temperature, torch.Tensor):
         vector = vector / (temperature[..., 0] if temperature.ndim else temperature)
@@ -200,10 +201,10 @@ class TritonKernel(ProgramKernel):
     def limits(self, problem: Problem) -> Iterator[str]:
         axes, score = problem.axes, problem.score
         yield from super().limits(problem)
-        if score.tanh_vector is None:
+        if not isinstance(score.form, Tanh):
             yield f"{score} is not an additive score"
         yield from softmax_limits(problem.normalizer)
-        if score.tanh_vector is not None and not 0 < score.tanh_vector.shape[-1] <= _MAX_UNITS:
+        if isinstance(score.form, Tanh) and not 0 < score.form.vector.shape[-1] <= _MAX_UNITS:
             yield f"it supports 1 to {_MAX_UNITS} hidden units"
         if axes.value_width > _MAX_VALUE_WIDTH:
             yield f"it supports values up to {_MAX_VALUE_WIDTH} wide"

@@ -28,6 +28,7 @@ from qkv.kernels.triton.program_kernel import (
 from qkv.normalizers import Entmax15, Normalizer, Softmax, Sparsemax, TopK
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work, visible_pairs
+from qkv.scores.forms import Gated
 
 __all__ = ["ProductLaunch", "TritonProductsKernel"]
 
@@ -187,11 +188,12 @@ class TritonProductsKernel(ProgramKernel):
     def limits(self, problem: Problem) -> Iterator[str]:
         axes, normalizer, score = problem.axes, problem.normalizer, problem.score
         yield from super().limits(problem)
-        if not score.gated_product and (score.lift_kind is None or score.inner is not None):
+        gated = isinstance(score.form, Gated)
+        if not gated and (score.form.lift is None or score.form.inner is not None):
             yield f"{score} is neither an inner product nor a gated product"
         if _kind(normalizer) is None:
             yield f"it supports softmax, sparsemax, 1.5-entmax and top-k of softmax, not {normalizer}"
-        if not score.gated_product and _kind(normalizer) == (0, 0):
+        if not gated and _kind(normalizer) == (0, 0):
             yield "softmax of inner products runs on PyTorch's operators"
         if isinstance(normalizer, TopK) and normalizer.k > _MAX_TOP:
             yield f"it keeps up to {_MAX_TOP} keys for each query"
@@ -227,7 +229,7 @@ class TritonProductsKernel(ProgramKernel):
         normalizer = call.normalizer
         power, top = _kind(normalizer) or (0, 0)
         inner = normalizer.inner if isinstance(normalizer, TopK) else normalizer
-        scale, gated = cast("float", inner.scale), call.score.gated_product
+        scale, gated = cast("float", inner.scale), isinstance(call.score.form, Gated)
         launch = ProductLaunch(offset, self._block(problem), gated, power, top, scale, precision)
         return product_attention(call, launch), ()
 

@@ -24,6 +24,7 @@ from qkv.kernels.triton.program_kernel import (
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work, visible_pairs
 from qkv.readouts import ColumnSum, Entropy, LogSumExp, MeanDistance, PooledMap, Readout, Top, TopWeights
+from qkv.scores.forms import ScaledProduct, Tanh
 
 __all__ = ["TritonReadoutsKernel"]
 
@@ -128,7 +129,7 @@ def _sides(call: TorchCall) -> tuple[_Sides, Tensor]:
     """Return the arrays of the programs, and which keys are allowed."""
     import torch
 
-    if call.score.tanh_vector is not None:
+    if isinstance(call.score.form, Tanh):
         (left, right, vector, value, row_bias, key_bias), allowed = additive_sides(call)
         left, right, flags = centred_sides(left, right, vector)
         vector, value = vector.contiguous(), value.contiguous()
@@ -342,7 +343,8 @@ class TritonReadoutsKernel(ProgramKernel):
         yield from super().limits(problem)
         if problem.gradient:
             yield "it computes readouts without gradient"
-        if score.tanh_vector is None and (score.lift_kind is None or score.inner is not None):
+        form = score.form
+        if not isinstance(form, Tanh) and (form.lift is None or form.inner is not None):
             yield f"{score} is neither an inner product nor an additive score"
         yield from softmax_limits(problem.normalizer)
         if max(_width(problem), axes.value_width) > _MAX_WIDTH:
@@ -367,7 +369,7 @@ class TritonReadoutsKernel(ProgramKernel):
         if self.interpreted and problem.dtype == "bfloat16":
             return False  # the interpreter multiplies the bits of bfloat16 as integers
         unscaled = isinstance(problem.normalizer.temperature, (int, float))
-        return unscaled and problem.score.is_scaled_dot and problem.score.tanh_vector is None
+        return unscaled and isinstance(problem.score.form, ScaledProduct)
 
     def scratch(self, problem: Problem) -> float:
         """Return the bytes of copies of the inputs, the statistics of each query and the table of a pooled map."""
@@ -418,7 +420,7 @@ class TritonReadoutsKernel(ProgramKernel):
 
 def _width(problem: Problem) -> int:
     """Return the number of hidden units, or the width of the vectors."""
-    if problem.score.tanh_vector is not None:
+    if isinstance(problem.score.form, Tanh):
         return problem.elements_per_logit
     return int(problem.score.lifted_width(problem.axes.query_width, problem.axes.key_width))
 

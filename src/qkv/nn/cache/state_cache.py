@@ -16,9 +16,9 @@ from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Int, Num
 from qkv.errors import DataError, GradientError, KindError, OptionError, RefusedError, ShapeError
-from qkv.kernels.linear.autograd import differentiable_recurrence
 from qkv.kernels.linear.decay import recur_with_decay
-from qkv.kernels.linear.product import divide_by_totals, has_decay, step_decays, with_ones
+from qkv.kernels.linear.product import divide_by_totals, step_decays, with_ones
+from qkv.kernels.linear.recurrence import differentiable_recurrence
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.masks import Mask
 from qkv.nn.cache.checks import check_index
@@ -26,6 +26,7 @@ from qkv.nn.cache.safetensors_file import read_cache, write_cache
 from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.plan.cost import memory_text
 from qkv.scores import Score
+from qkv.scores.forms import Decayed, Product
 
 __all__ = ["StateCache"]
 
@@ -132,14 +133,14 @@ class StateCache:
         if keys is not None:
             allowed = keys.bind(query, batch).allowed(tile.restrict((0, 1), (0, n)), query).mT
             right, numbers = (cast("Tensor", where(allowed, x, 0.0)) for x in (right, numbers))
-        if normalizer.nonnegative and not score.nonnegative and bool((left < 0).any() | (right < 0).any()):
+        if normalizer.nonnegative and not score.form.nonnegative and bool((left < 0).any() | (right < 0).any()):
             raise RefusedError(
                 f"features must be non-negative for {normalizer} with a StateCache, got a negative one. Use a score "
                 "such as Features(), or nn.KeyValueCache()."
             )
         if normalizer.sums_to_one:
             numbers = cast("Tensor", with_ones(numbers))
-        decays = cast("Tensor", step_decays(score, right, n)) if has_decay(score) else None
+        decays = cast("Tensor", step_decays(score.form, right, n)) if isinstance(score.form, Decayed) else None
         state = self._matching_state(right, numbers)
         found, after = _run(left, right, numbers, decays, state)
         if n > 1 and not bool(found.isfinite().all()):  # a later NaN must not reach earlier tokens of its chunk
@@ -320,10 +321,10 @@ class _Call:
 def _check_parts(score: Score, normalizer: Normalizer, mask: Mask | None, tile: Tile) -> Mask | None:
     """Check that a call is a recurrence, and return its mask of keys, if any."""
     advice = "Use nn.KeyValueCache()."
-    features = score.inner if has_decay(score) else score
+    features = score.form.inner if isinstance(score.form, Decayed) else score
     if not normalizer.linear:
         raise RefusedError(f"normalizer must be Identity or Sum with a StateCache, got {normalizer}. {advice}")
-    if features is None or not features.is_inner_product or features.positional:
+    if features is None or not isinstance(features.form, Product) or features.positional:
         raise RefusedError(
             f"score must be an inner product of features of each query and each key with a StateCache, got {score}. "
             f"{advice}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from qkv.normalizers import Mean
 from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
+from qkv.scores.forms import Pairwise
 
 __all__ = ["constant_score"]
 
@@ -24,7 +25,9 @@ def constant_score(problem: Problem) -> tuple[Spec, str] | None:
     normalizer = problem.normalizer
     even = normalizer.symmetric and normalizer.sums_to_one
     # `Mean` itself is not differentiable with respect to logits, so it is not rewritten again.
-    if not (problem.score.constant and even and normalizer.differentiable):
+    form = problem.score.form
+    constant = isinstance(form, Pairwise) and form.constant
+    if not (constant and even and normalizer.differentiable):
         return None
     mean = Mean()
     if any(readout.refuse(mean) for readout in problem.readouts):

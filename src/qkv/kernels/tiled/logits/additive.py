@@ -24,6 +24,7 @@ from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, TileLogits, scale_and_shift_
 from qkv.kernels.tiled.logits.centering import center_sides
 from qkv.kernels.tiled.logits.tanh_expansion import TanhExpansion, expand_tanh, expansion_limit
+from qkv.scores.forms import Tanh
 
 __all__ = ["AdditiveLogits", "HiddenUnits", "prepare_units"]
 
@@ -33,7 +34,7 @@ cache."""
 
 
 class AdditiveLogits(TileLogits):
-    """Logits and gradients of tiles of one batch element, for a score with a `tanh_vector`."""
+    """Logits and gradients of tiles of one batch element, for a score of the form `Tanh`."""
 
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
@@ -46,8 +47,9 @@ class AdditiveLogits(TileLogits):
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
+
         def backward(gradient: Float[Tensor, "q k"], gradients: Gradients) -> None:
-            vector = cast("Tensor", gradients.score.tanh_vector)
+            vector = cast("Tensor", cast("Tanh", gradients.score.form).vector)
             for units in self._units.backward:
                 units.add_gradient(rows, cols, gradient, gradients.query, gradients.key, vector, workspace)
 
@@ -58,7 +60,7 @@ class AdditiveLogits(TileLogits):
 
     @cached_property
     def _units(self) -> HiddenUnits:
-        return prepare_units(self.call.query, self.call.key, cast("Tensor", self.call.score.tanh_vector))
+        return prepare_units(self.call.query, self.call.key, cast("Tensor", cast("Tanh", self.call.score.form).vector))
 
 
 @dataclass(frozen=True, eq=False)

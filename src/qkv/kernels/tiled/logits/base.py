@@ -1,13 +1,13 @@
 """Interface of the classes that compute the logits of a tile, and functions that these classes share.
 
     InnerProductLogits    inner product of the projections: one matrix product in forward, two in backward
-    AdditiveLogits        sum of tanh over hidden units (`Score.tanh_vector`)
-    GatedLogits           inner product multiplied by the sigmoid of a sum (`Score.gated_product`)
-    BiasedLogits          logits of an inner score plus an offset (`Score.adds_offset`)
-    SoftcapLogits         inner product with a soft cap (`Score.tanh_cap`)
+    AdditiveLogits        sum of tanh over hidden units (`Tanh`)
+    GatedLogits           inner product multiplied by the sigmoid of a sum (`Gated`)
+    BiasedLogits          logits of an inner score plus an offset (`Offset`)
+    SoftcapLogits         inner product with a soft cap (`Capped`)
     AutogradLogits        any other score, by its own method, differentiated by autograd tile by tile
 
-`kernels/tiled/softmax.py` selects the implementation from the facts of the score. Each implementation returns the
+`kernels/tiled/softmax.py` selects the implementation from the form of the score. Each implementation returns the
 logits in an array that may be overwritten, multiplied by a factor (temperature, log₂ e) and minus a shift of each
 query, because both operations can often be fused with other passes over the tile.
 """
@@ -15,22 +15,33 @@ query, because both operations can often be fused with other passes over the til
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
 from qkv.core.batch import BatchIndex, take_batch
-from qkv.core.equation import TorchCall
+from qkv.core.equation import TorchCall, take_range
 from qkv.core.parts import Part
 from qkv.core.typing import Float, Num, Shaped, Tensor
+from qkv.kernels.runtime.gradients import accumulate, leaves_of
 from qkv.kernels.runtime.microbenchmarks import FasterOps
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
 
-__all__ = ["Backward", "Gradients", "Limits", "RowSlices", "TileLogits", "scale_and_shift_", "tensors_of"]
+__all__ = [
+    "accumulate_logits",
+    "AutogradLogits",
+    "Backward",
+    "Gradients",
+    "Limits",
+    "RowSlices",
+    "scale_and_shift_",
+    "tensors_of",
+    "TileLogits",
+]
 
 
 @dataclass
@@ -164,3 +175,73 @@ def scale_and_shift_(
     if factor != 1:
         logits.mul_(factor)
     return logits if shift is None else logits.sub_(shift)
+
+
+class AutogradLogits(TileLogits):
+    """Logits and gradients of tiles for scores without a specialized implementation, by autograd."""
+
+    def logits(
+        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
+    ) -> Float[Tensor, "*#batch q k"]:
+        """Return `factor` times the logits of a tile, minus `shift`, in a buffer of the workspace.
+
+        The score may return a view of another array, which must not be overwritten.
+        """
+        tile, score = self.call.tile.restrict(rows, cols), self.call.score.slice(slice(*rows), slice(*cols))
+        logits = self._function(score)(take_range(self.call.query, rows), take_range(self.call.key, cols), tile)
+        return self._copy(logits, rows, cols, workspace, shift)
+
+    def trace(
+        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
+    ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
+        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients` object.
+
+        The function holds the autograd graph of the tile.
+        """
+        import torch
+
+        tile, limits = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
+        score = self.call.score.slice(*limits)
+        leaves = leaves_of([take_range(self.call.query, rows), take_range(self.call.key, cols), *tensors_of(score)])
+        with torch.enable_grad():
+            traced = self._function(score.replace_arrays(leaves[2:]))(leaves[0], leaves[1], tile)
+
+        def backward(gradient: Float[Tensor, "*#batch q k"], gradients: Gradients) -> None:
+            sums = [gradients.queries(rows), gradients.keys(cols), *tensors_of(gradients.score.slice(*limits))]
+            accumulate_logits(traced, gradient, leaves, sums)
+
+        return self._copy(traced.detach(), rows, cols, workspace, shift), backward
+
+    def _function(self, score: Score) -> Callable[..., Num[Tensor, "*#batch #q #k"]]:
+        return cast("Callable[..., Tensor]", score.projected_logits if self.call.projected else score.logits)
+
+    def _copy(
+        self,
+        logits: Num[Tensor, "*#batch #q #k"],
+        rows: Limits,
+        cols: Limits,
+        workspace: Workspace,
+        shift: Float[Tensor, "*#batch q 1"] | None,
+    ) -> Float[Tensor, "*#batch q k"]:
+        import torch
+
+        shape = (*self.call.tile.batch, rows[1] - rows[0], cols[1] - cols[0])
+        out = workspace.take("logits", shape, self.call.value)
+        if logits.dtype == out.dtype and logits.shape == out.shape:
+            torch.mul(logits, self.factor, out=out)
+            return out if shift is None else out.sub_(shift)
+        return scale_and_shift_(out.copy_(logits), self.factor, shift)
+
+
+def accumulate_logits(
+    logits: Num[Tensor, "*#batch #q #k"],
+    gradient: Float[Tensor, "*#batch q k"],
+    leaves: Sequence[Shaped[Tensor, "*_"]],
+    sums: Sequence[Shaped[Tensor, "*_"]],
+) -> None:
+    """Add the gradients of `leaves` to `sums`, computed by autograd from the gradient of the logits.
+
+    The logits may broadcast to the tile. If they require no gradient, nothing is added.
+    """
+    if logits.requires_grad:
+        accumulate([logits], [gradient.sum_to_size(logits.shape).to(logits.dtype)], leaves, sums)

@@ -30,7 +30,7 @@ _EXACT_INTEGERS = 2.0**22
 
 
 class GatedLogits(TileLogits):
-    """Logits and gradients of tiles for a gated score, that is, a score with `gated_product`."""
+    """Logits and gradients of tiles for a score of the form `Gated`."""
 
     def __init__(self, call: TorchCall, factor: float, ops: FasterOps) -> None:
         import torch

@@ -30,6 +30,7 @@ from qkv.kernels.triton.traced.recording import KEYS, QUERIES, Operation, Record
 from qkv.kernels.triton.traced.score_trace import ScoreTrace, load_programs, trace_score
 from qkv.kernels.triton.traced.translation import Input
 from qkv.plan.problem import Problem
+from qkv.scores.forms import Form, Gated, Tanh
 
 __all__ = ["traced_blocks", "TracedScoreKernel"]
 
@@ -254,12 +255,13 @@ class TracedScoreKernel(ProgramKernel):
         if axes.text or score.accepts == "text":
             yield "it compares numbers, not text"
         yield from softmax_limits(problem.normalizer)
-        if score.lift_kind is not None and score.inner is None:
-            yield f"{score} is an inner product, which PyTorch's operators compute"
-        if score.tanh_vector is not None:
-            yield f"the kernel 'triton' computes {score}"
-        if score.gated_product:
-            yield f"the kernel 'triton_products' computes {score}"
+        match score.form:
+            case Tanh():
+                yield f"the kernel 'triton' computes {score}"
+            case Gated():
+                yield f"the kernel 'triton_products' computes {score}"
+            case Form(lift=lift, inner=None) if lift is not None:
+                yield f"{score} is an inner product, which PyTorch's operators compute"
         if score.positional:
             yield f"{score} depends on positions"
         if any({"q", "k"} & set(names or ()) for _, names in score.array_fields()):

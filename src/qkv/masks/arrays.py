@@ -1,4 +1,4 @@
-"""Block-sparse mask, with one boolean for each pair of a block of queries and a block of keys."""
+"""Masks that are boolean arrays: of keys (`Keys`), of pairs (`Pairs`), or of pairs of blocks (`Blocks`)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,95 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool
 from qkv.errors import OptionError, ShapeError
 from qkv.masks.base import Coverage, Mask, require_boolean
-from qkv.masks.keys import coverage_of
 
-__all__ = ["Blocks"]
+__all__ = ["Blocks", "Keys", "Pairs"]
+
+
+@dataclass(frozen=True, eq=False)
+class Keys(Mask):
+    """Padding mask that allows, for every query, the keys for which a boolean array is True.
+
+    Args:
+        array: booleans `(*batch, k)`, or `(k,)` for the whole batch.
+
+    Raises:
+        KindError: the elements are not booleans.
+        ShapeError: the length of the last axis differs from the number of keys.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.core.tile import Tile
+        >>> Keys(np.array([True, False])).allowed(Tile.whole(1, 2), np.zeros(()))
+        array([[ True, False]])
+    """
+
+    array: Array = array_field("k")
+    key_only = True
+
+    def validate(self) -> None:
+        object.__setattr__(self, "array", require_boolean("Keys", as_array(self.array)))
+
+    def check(self, q: int, k: int) -> None:
+        if self.array.shape[-1] not in (1, k):
+            raise ShapeError(
+                f"the array of Keys must have shape (*batch, {k}), with one element per key, got shape "
+                f"{tuple(self.array.shape)}. For an array of shape (*batch, q, k), use Pairs."
+            )
+
+    def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch 1 k"]:
+        return self.array[..., None, :]
+
+    def coverage(self, tile: Tile) -> Coverage:
+        return coverage_of(self.array[..., slice(*tile.cols)] if self.array.shape[-1] != 1 else self.array)
+
+
+def coverage_of(array: Bool[Array, "*_shape"]) -> Coverage:
+    """Return "all" if all elements of a boolean array are True, "none" if none is, otherwise "part".
+
+    For a traced array the result is "part".
+    """
+    known = to_numpy(array)
+    if known is None:
+        return "part"
+    return "all" if known.all() else "part" if known.any() else "none"
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs(Mask):
+    """Mask that allows the pairs of query and key for which a boolean array is True.
+
+    Args:
+        array: booleans `(*batch, q, k)`; any axis may have length 1, as in a padding mask `(batch, 1, 1, k)`.
+
+    Raises:
+        KindError: the elements are not booleans.
+        ShapeError: one of the last two axes has neither length 1 nor the number of queries or keys.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.core.tile import Tile
+        >>> Pairs(np.array([[True, False]])).allowed(Tile.whole(3, 2), np.zeros(()))
+        array([[ True, False]])
+    """
+
+    array: Array = array_field("q", "k")
+
+    def validate(self) -> None:
+        object.__setattr__(self, "array", require_boolean("Pairs", as_array(self.array)))
+
+    def check(self, q: int, k: int) -> None:
+        shape = tuple(self.array.shape)
+        if len(shape) < 2 or shape[-2] not in (1, q) or shape[-1] not in (1, k):
+            raise ShapeError(
+                f"the array of Pairs must have shape (*batch, {q}, {k}), where an axis may also have length 1, got "
+                f"shape {shape}. For an array of shape (*batch, k), use Keys."
+            )
+
+    def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
+        return self.array
+
+    def coverage(self, tile: Tile) -> Coverage:
+        return coverage_of(self.slice(slice(*tile.rows), slice(*tile.cols)).array)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +142,6 @@ class Blocks(Mask):
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` unless `layout` has one element per pair of blocks of `q` queries and `k` keys."""
         expected = tuple(-(-n // size) for n, size in zip((q, k), self.sizes, strict=True))
         if tuple(self.layout.shape[-2:]) != expected:
             raise ShapeError(

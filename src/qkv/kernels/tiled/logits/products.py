@@ -1,0 +1,134 @@
+"""Logits of a tile from inner products: plain, with a soft cap, or with an offset, which may be added to any logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+from qkv.core.equation import TorchCall
+from qkv.core.typing import Float, Tensor
+from qkv.kernels.runtime.gradients import leaves_of
+from qkv.kernels.runtime.microbenchmarks import LARGEST_FACTOR, FasterOps, add_matmul_
+from qkv.kernels.runtime.workspace import Workspace
+from qkv.kernels.tiled.logits.base import (
+    Backward,
+    Gradients,
+    Limits,
+    RowSlices,
+    TileLogits,
+    accumulate_logits,
+    scale_and_shift_,
+    tensors_of,
+)
+from qkv.scores.wrapper import PointwiseScore
+
+__all__ = ["BiasedLogits", "InnerProductLogits", "SoftcapLogits"]
+
+
+class InnerProductLogits(TileLogits):
+    """Logits and gradients of tiles for a score that is an inner product of projections."""
+
+    def __init__(self, call: TorchCall, factor: float, ops: FasterOps) -> None:
+        super().__init__(call, factor, ops)
+        self._queries, self._keys = RowSlices(call.query), RowSlices(call.key)
+        self._scaled_queries = self._queries if factor == 1 else RowSlices(call.query * factor)
+
+    def logits(
+        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
+    ) -> Float[Tensor, "*#batch q k"]:
+        product = self.ops.matmul_nt(self._scaled_queries(rows), self._keys(cols), workspace, "logits")
+        return scale_and_shift_(product, 1.0, shift)
+
+    def trace(
+        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
+    ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
+        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients` object.
+
+        The gradients are dL += dS R and dR += dSᵀ L.
+        """
+
+        def backward(gradient: Float[Tensor, "*#batch q k"], gradients: Gradients) -> None:
+            add_matmul_(gradients.queries(rows), gradient, self._keys(cols))
+            add_matmul_(gradients.keys(cols), gradient.mT, self._queries(rows))
+
+        return self.logits(rows, cols, workspace, shift), backward
+
+
+class SoftcapLogits(TileLogits):
+    """Logits and gradients of tiles for the inner products of a call with a soft cap, which is a number."""
+
+    def __init__(self, call: TorchCall, factor: float, ops: FasterOps, cap: float) -> None:
+        super().__init__(call, factor, ops if cap <= LARGEST_FACTOR else replace(ops, sigmoid_tanh=False))
+        self._cap = cap
+        self._inner = InnerProductLogits(call, 1.0 / cap, ops)
+
+    def logits(
+        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
+    ) -> Float[Tensor, "*#batch q k"]:
+        tanh = self.ops.tanh_(self._inner.logits(rows, cols, workspace))
+        return scale_and_shift_(tanh, self._cap * self.factor, shift)
+
+    def trace(
+        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
+    ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
+        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients` object.
+
+        The gradient of the inner logits is (1 − tanh²) dS.
+        """
+        import torch
+
+        inner, inner_backward = self._inner.trace(rows, cols, workspace)
+        tanh = self.ops.tanh_(inner)
+        square = torch.mul(tanh, tanh, out=workspace.take("square of tanh", tuple(tanh.shape), tanh))
+
+        def backward(gradient: Float[Tensor, "*#batch q k"], gradients: Gradients) -> None:
+            gradient.addcmul_(gradient, square, value=-1)
+            inner_backward(gradient, replace(gradients, score=cast("PointwiseScore", gradients.score).score))
+
+        return scale_and_shift_(tanh, self._cap * self.factor, shift), backward
+
+
+@dataclass
+class BiasedLogits(TileLogits):
+    """Logits and gradients of tiles for a score that adds an offset to the logits of an inner score.
+
+    Args:
+        call: the call.
+        factor: factor by which logits are multiplied.
+        ops: the faster of equivalent operations on this machine.
+        inner: implementation of the logits of the inner score, with the same factor.
+    """
+
+    inner: TileLogits
+
+    def logits(
+        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
+    ) -> Float[Tensor, "*#batch q k"]:
+        tile, score = (
+            self.call.tile.restrict(rows, cols),
+            cast("PointwiseScore", self.call.score).slice(slice(*rows), slice(*cols)),
+        )
+        offset = cast("Tensor", score.offset(tile, self.call.value))
+        return self.inner.logits(rows, cols, workspace, shift).add_(offset, alpha=self.factor)
+
+    def trace(
+        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
+    ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
+        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients` object.
+
+        The gradients of the offset are computed by autograd.
+        """
+        import torch
+
+        tile, limits = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
+        score = cast("PointwiseScore", self.call.score).slice(*limits)
+        leaves = leaves_of(tensors_of(score))
+        with torch.enable_grad():
+            offset = cast("Tensor", score.replace_arrays(leaves).offset(tile, self.call.value))
+        logits, inner_backward = self.inner.trace(rows, cols, workspace, shift)
+
+        def backward(gradient: Float[Tensor, "*#batch q k"], gradients: Gradients) -> None:
+            accumulate_logits(offset, gradient, leaves, tensors_of(gradients.score.slice(*limits)))
+            inner_backward(gradient, replace(gradients, score=cast("PointwiseScore", gradients.score).score))
+
+        return logits.add_(offset.detach(), alpha=self.factor), backward
