@@ -9,7 +9,7 @@ import pytest
 from pyarrow import feather
 
 from qkv.database import Database
-from qkv.database.io import arrow_reader
+from qkv.database.io.sources import read_arrow
 from qkv.errors import DamagedError
 
 TABLE = pa.table({"name": ["Ada Lovelace", "Alan Turing", "Grace Hopper"], "income": [1.0, 2.0, 3.0]})
@@ -67,10 +67,10 @@ def test_more_rows_than_a_file_can_hold_are_refused(tmp_path: Path) -> None:
 def test_a_damaged_file_of_feather_1_is_read_in_another_process(tmp_path: Path) -> None:
     path = tmp_path / "people.feather"
     feather.write_feather(TABLE, path, version=1)
-    assert arrow_reader.read_arrow(path).to_pylist() == TABLE.to_pylist()
+    assert read_arrow(path).to_pylist() == TABLE.to_pylist()
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DamagedError, match=r"'people.feather' must be an intact Feather file"):
-        arrow_reader.read_arrow(path)
+        read_arrow(path)
 
 
 def test_a_stream_is_validated_too(tmp_path: Path) -> None:

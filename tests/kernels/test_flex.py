@@ -13,7 +13,7 @@ import torch.nn.attention.flex_attention as flex
 import qkv
 from qkv import masks, normalizers, scores
 from qkv.kernels import FlexKernel
-from qkv.kernels.flex import call as flex_call
+from qkv.kernels.flex import kernel as flex_kernel
 from qkv.testing.cases import Case
 from qkv.testing.execution import oracle, run
 from qkv.testing.kernel_harness import assert_agrees
@@ -75,8 +75,8 @@ def test_nothing_is_read_back() -> None:
 def test_block_masks_that_depend_on_no_arrays_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     created = []
     create = flex.create_block_mask
-    monkeypatch.setattr(flex_call, "_create_block_mask", lambda _: lambda *a: created.append(a) or create(*a))
-    monkeypatch.setattr(flex_call, "_block_masks", {})
+    monkeypatch.setattr(flex_kernel, "_create_block_mask", lambda _: lambda *a: created.append(a) or create(*a))
+    monkeypatch.setattr(flex_kernel, "_block_masks", {})
     x = torch.randn(2, 9, 16)
     for mask in (masks.Window(3, 0), masks.Window(3, 0), masks.Window(2, 0), ~masks.Prefix(3) | masks.Causal()):
         for _ in range(2):

@@ -16,7 +16,8 @@ from qkv import masks, normalizers, scores
 from qkv.core.equation import attend_dense
 from qkv.errors import NegativeScoreError
 from qkv.kernels import LinearKernel
-from qkv.kernels.linear import autograd, decay, elements, recurrence
+from qkv.kernels.linear import autograd, decay, recurrence
+from qkv.kernels.linear import kernel as linear_kernel
 from qkv.testing.cases import Call, Case
 from qkv.testing.execution import oracle_of, run, run_eagerly
 from qkv.testing.kernel_harness import assert_agrees
@@ -269,7 +270,7 @@ def test_long_elements_without_a_gradient_agree_with_the_equation(call: Call, ba
     if call.value.size:
         call.value[(0,) * call.value.ndim] = bad
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(elements, "_LEAST", 1)
+        patch.setattr(linear_kernel, "_LEAST", 1)
         got = to_float64(run_eagerly(call, setting, KERNEL).output)
     assert_close(got, oracle_of(call, setting).output, 1e-11, min_scale=0.1)
 

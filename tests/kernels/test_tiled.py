@@ -11,7 +11,7 @@ import qkv
 from qkv import masks, normalizers, scores
 from qkv.core.equation import attend_dense
 from qkv.kernels import TiledKernel
-from qkv.kernels.tiled import schedule
+from qkv.kernels.tiled import autograd
 from qkv.testing.cases import MASKS, SCORES, SHAPES, Case, Shape
 from qkv.testing.effort import turn
 from qkv.testing.execution import oracle_of, run
@@ -33,7 +33,7 @@ def test_tiles_of_several_batch_elements_and_several_workers_agree_with_the_orac
     monkeypatch: pytest.MonkeyPatch, budget: int, workers: int
 ) -> None:
     """77 pairs in a batch element: two, or all six, to a tile."""
-    monkeypatch.setattr(schedule, "worker_count", lambda reference: workers)
+    monkeypatch.setattr(autograd, "worker_count", lambda reference: workers)
     for score in turn(sorted(SCORES), (budget > 200) + (workers > 1), 2):
         for case in (Case(score, "softmax", "pairs", dropout=0.3), Case(score, "softmax with temperature")):
             call = case.call()
@@ -158,7 +158,7 @@ def test_buffers_from_inference_mode_are_usable_outside_it() -> None:
 
 
 def test_errors_of_a_score_reach_the_caller_from_any_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "worker_count", lambda reference: 3)
+    monkeypatch.setattr(autograd, "worker_count", lambda reference: 3)
 
     def broken(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         if query.shape[-2] > 1:

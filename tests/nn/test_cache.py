@@ -28,7 +28,7 @@ from qkv.errors import (
     RefusedError,
     ShapeError,
 )
-from qkv.nn.cache import KeyValueCache, chunk_list
+from qkv.nn.cache import KeyValueCache, key_value_cache
 from qkv.nn.positions import Rotary
 
 STEPS = (20, 1, 1, 9, 40, 1, 30)
@@ -160,7 +160,7 @@ def test_a_small_cache_is_one_chunk_and_rows_of_a_large_one_are_never_copied_aga
     for t in range(0, 100, 20):
         cache.append(key[:, t : t + 20], key[:, t : t + 20])
     assert len(cache.chunks) == 1
-    monkeypatch.setattr(chunk_list, "_ONE_CHUNK_BYTES", 0)
+    monkeypatch.setattr(key_value_cache, "_ONE_CHUNK_BYTES", 0)
     cache = KeyValueCache(chunk=16)
     cache.append(key[:, :20], key[:, :20])
     held = cache.chunks[0].tensors["key"].data_ptr()
@@ -220,7 +220,7 @@ def test_a_step_copies_no_keys_and_its_work_is_linear_in_the_length(
     heads: int, chunked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if chunked:
-        monkeypatch.setattr(chunk_list, "_ONE_CHUNK_BYTES", 0)
+        monkeypatch.setattr(key_value_cache, "_ONE_CHUNK_BYTES", 0)
     torch.manual_seed(0)
     attention = nn.MultiHeadAttention(64, 4, key_heads=heads, mask=masks.Causal())
     made = {}
@@ -362,7 +362,7 @@ def test_a_step_is_planned_for_no_length_and_equals_the_planned_one(
     name: str, one_chunk: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not one_chunk:
-        monkeypatch.setattr(chunk_list, "_ONE_CHUNK_BYTES", 0)
+        monkeypatch.setattr(key_value_cache, "_ONE_CHUNK_BYTES", 0)
     options, of_cache = (PREPARED | OF_ONE_CHUNK)[name]
     torch.manual_seed(0)
     module = nn.MultiHeadAttention(16, 4, dtype=torch.float64, **{"mask": masks.Causal(), **options})

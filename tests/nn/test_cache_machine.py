@@ -20,7 +20,7 @@ from qkv import masks, nn, normalizers, scores
 from qkv.cache import last_query
 from qkv.cache.kernel import concat_chunks
 from qkv.errors import DataError, OptionError, RefusedError
-from qkv.nn.cache import BlockPool, KeyValueCache, PagedCache, chunk_list
+from qkv.nn.cache import BlockPool, KeyValueCache, PagedCache, key_value_cache
 
 WIDTH, HEADS = 4, 2
 Rows = list[Any]
@@ -93,7 +93,7 @@ class CacheMachine(RuleBasedStateMachine):
     ) -> None:
         score = score() if isinstance(score, type(_additive)) else score
         self.window, self.options = window, (score, normalizer)
-        chunk_list._ONE_CHUNK_BYTES, last_query._PRODUCT_ELEMENTS = one_chunk, products
+        key_value_cache._ONE_CHUNK_BYTES, last_query._PRODUCT_ELEMENTS = one_chunk, products
         self.attention = nn.MultiHeadAttention(
             HEADS * WIDTH, HEADS, key_heads=key_heads, key_width=key_heads * WIDTH, maps="none", value_map=False,
             output_map=False, score=score, normalizer=normalizer, mask=masks.Causal(), dtype=torch.float64,
@@ -185,7 +185,7 @@ class CacheMachine(RuleBasedStateMachine):
                 assert torch.equal(got.nan_to_num(), want.nan_to_num())
 
     def teardown(self) -> None:
-        chunk_list._ONE_CHUNK_BYTES, last_query._PRODUCT_ELEMENTS = 16 * 2**20, 2**20
+        key_value_cache._ONE_CHUNK_BYTES, last_query._PRODUCT_ELEMENTS = 16 * 2**20, 2**20
 
 
 class PagedMachine(RuleBasedStateMachine):

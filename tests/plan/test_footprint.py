@@ -12,7 +12,7 @@ import qkv
 from qkv import masks, normalizers, scores
 from qkv.core.axes import Axes
 from qkv.core.equation import attend_dense
-from qkv.plan import footprint
+from qkv.plan import problem
 from qkv.plan.problem import elements_by_trial
 from qkv.scores.base import GeneralScore
 from tests.effort import cases
@@ -31,7 +31,7 @@ class L1(GeneralScore):
 
 
 def measured(score: scores.Score, shape: tuple[int, ...] = (2, 300, WIDTH), dtype: str = "float32") -> int | None:
-    footprint._TRIALS.clear()
+    problem._TRIALS.clear()
     return elements_by_trial(score, Axes.of(shape, shape, shape), dtype)
 
 
@@ -97,7 +97,7 @@ def test_the_function_is_tried_once_for_each_signature_even_if_it_is_defined_ane
             qkv.attend(*sides, score=scores.Custom(function), kernel="batched")
         return len([call for call in calls[before:] if max(call) > 32 or call == (11, 13)])  # without `plan/trial.py`
 
-    footprint._TRIALS.clear()
+    problem._TRIALS.clear()
     assert [attend(n, 1.0) for n in (300, 300, 301, 64)] == [2, 1, 1, 1]
     assert attend(300, 2.0) == 2
 

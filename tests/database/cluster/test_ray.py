@@ -12,7 +12,7 @@ import pytest
 from sklearn.base import clone
 
 from qkv import Database, normalizers, scores
-from qkv.database.cluster import ray_actors, scheduler
+from qkv.database.cluster import opening, scheduler
 from qkv.database.cluster.opening import RayWorker
 from qkv.database.cluster.scheduler import Scheduler
 from qkv.errors import OptionError
@@ -82,7 +82,7 @@ def test_actors_share_the_gpus_that_are_free_and_do_not_wait_for_others(folder, 
     """Ray believes the number of GPUs that it is told; PyTorch finds none here, and the actors use their processors."""
     import ray
 
-    monkeypatch.setattr(ray_actors, "_GPU_SECONDS", 3.0)
+    monkeypatch.setattr(opening, "_GPU_SECONDS", 3.0)
     deadline = time.monotonic() + 60
     while ray.available_resources().get("GPU") != 2.0 and time.monotonic() < deadline:
         time.sleep(0.1)  # until those of the actors of other tests are free
