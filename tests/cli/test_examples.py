@@ -25,7 +25,7 @@ def answers(text):
     return [line for line in text.splitlines() if " → " in line]
 
 
-@pytest.mark.parametrize("data", [None, os.environ.get("QKV_DATA", "nowhere")])
+@pytest.mark.parametrize("data", [None, pytest.param(os.environ.get("QKV_DATA", "nowhere"), marks=pytest.mark.long)])
 def test_the_three_answers_are_those_that_the_readme_announces(tmp_path, data):
     done = ask_script(tmp_path, **({} if data is None else {"QKV_DATA": data}))
     assert (done.returncode, done.stderr) == (0, "")

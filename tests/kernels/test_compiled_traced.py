@@ -39,11 +39,6 @@ def check(architecture: int, score: str, program: str, counts: dict[str, int]) -
     assert counts["special functions"] <= SPECIAL_FUNCTIONS[score][column][PROGRAMS.index(program)], label
 
 
-def test_the_backward_program_for_keys_of_the_laplace_kernel_stores_no_registers_on_ampere() -> None:
-    found = _counts("80", "laplace", "differentiate_keys")
-    check(80, "laplace", "differentiate_keys", found["80 laplace differentiate_keys"])
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("architecture", [80, 86, 89, 90, 100])
 def test_no_program_of_typical_scores_stores_registers(architecture: int) -> None:

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+# Short runs compare with PyTorch in `test_torch_parity.py`, and with its operators in `peers/test_torch_operators.py`.
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent.parent
 
 # Deliberate differences, and how many samples of each dtype show them.
