@@ -18,11 +18,9 @@ from qkv.database.cluster.scheduler import Scheduler
 from qkv.errors import OptionError
 from qkv.estimators import AttentionRegressor
 from qkv.store import row_files
+from tests.effort import sample
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'qkv[ray]'"),
-]
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'qkv[ray]'")
 
 
 @pytest.fixture(scope="module", name="folder")
@@ -39,7 +37,9 @@ def _folder(tmp_path_factory):
     ray.shutdown()
 
 
-@pytest.mark.parametrize("normalizer", [normalizers.Softmax(), normalizers.TopK(5), normalizers.Sparsemax()], ids=str)
+@pytest.mark.parametrize(
+    "normalizer", sample([normalizers.Softmax(), normalizers.TopK(5), normalizers.Sparsemax()], 3), ids=str
+)
 def test_actors_of_ray_that_are_killed_change_no_answer(folder, normalizer, monkeypatch):
     monkeypatch.setattr(scheduler, "FAN_IN", 2)  # actors merge the results of others
     options = {"score": scores.Gaussian(0.1), "normalizer": normalizer, "threshold": 9.0}
@@ -63,6 +63,7 @@ def test_another_address_than_the_connected_one_is_an_error(folder):
         Database.open(folder, cluster="ray://other:10001")
 
 
+@pytest.mark.long
 def test_a_regressor_over_the_actors_of_ray_is_that_of_one_process(folder):
     rows = pa.table({"x": np.linspace(0, 6, 5000)})
     expected = AttentionRegressor("none", random_state=0).fit(rows, np.sin(rows["x"].to_numpy()))
@@ -78,6 +79,7 @@ def test_a_regressor_over_the_actors_of_ray_is_that_of_one_process(folder):
         many.close()
 
 
+@pytest.mark.long
 def test_actors_share_the_gpus_that_are_free_and_do_not_wait_for_others(folder, monkeypatch):
     """Ray believes the number of GPUs that it is told; PyTorch finds none here, and the actors use their processors."""
     import ray
