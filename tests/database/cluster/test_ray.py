@@ -32,9 +32,11 @@ def _folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_files, "BYTES", 10_000)
         Database.create(path, {"x": x, "y": np.sin(x)}, "x", "y")
-    ray.init(num_cpus=3, log_to_driver=False, include_dashboard=False, object_store_memory=2**27, num_gpus=2)
-    yield path
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))  # where Ray writes a token
+        ray.init(num_cpus=3, log_to_driver=False, include_dashboard=False, object_store_memory=2**27, num_gpus=2)
+        yield path
+        ray.shutdown()
 
 
 @pytest.mark.parametrize(
