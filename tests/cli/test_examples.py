@@ -18,7 +18,7 @@ def ask_script(tmp_path, **env):
     settings = {name: value for name, value in os.environ.items() if name != "QKV_DATA"} | env
     settings |= {"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8"}
     script = ["sh", str(EXAMPLES / "ask.sh"), str(tmp_path / "qkv")]
-    return subprocess.run(script, env=settings, capture_output=True, encoding="utf-8", timeout=120)
+    return subprocess.run(script, env=settings, capture_output=True, encoding="utf-8", timeout=600)
 
 
 def answers(text):

@@ -129,7 +129,8 @@ def check_mapped(name, normalizer, specs):
     check(f"shard_map over the {name}", both(mapped)(query, key, value, weight), wanted)
     return wanted
 
-check_mapped("batch", normalizers.Entmax15(), (P("d"), P("d"), P("d")))
+if LONG:
+    check_mapped("batch", normalizers.Entmax15(), (P("d"), P("d"), P("d")))
 wanted = check_mapped("queries", normalizers.Softmax(), (P(None, "d"), P(), P()))
 placed = [jax.device_put(x, NamedSharding(mesh, P("d"))) for x in (query, key, value)]
 got = both(attend(normalizers.Softmax(), small))(*placed, weight)
@@ -139,7 +140,7 @@ check("sharded arrays", got, wanted)
 explicit = jax.make_mesh((4, 2), ("d", "e"), axis_types=(AxisType.Explicit,) * 2)
 with jax.set_mesh(explicit):
     every = ((P("d"), P("d"), P("d")), (P("d", "e"), P("d"), P()), (P(None, "e"), P(), P("d", "e")))
-    chosen = (every, every) if LONG else (every[1:2], every[2:])
+    chosen = (every, every) if LONG else (every[1:2], ())
     for normalizer, some in zip((normalizers.Softmax(), normalizers.Entmax15()), chosen):
         wanted = both(attend(normalizer, "dense"))(query, key, value, weight)
         for specs in some:
@@ -175,7 +176,7 @@ def test_loops_run_sharded_over_eight_devices() -> None:
         check=False,
     )
     assert result.returncode == 0, result.stderr[-3000:]
-    assert len(result.stdout.splitlines()) == (11 if LONG else 7), result.stdout
+    assert len(result.stdout.splitlines()) == (11 if LONG else 5), result.stdout
     assert "6000 keys on jax_loops" in result.stdout
 
 

@@ -153,6 +153,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
 
+@pytest.mark.long
 def test_gradient_of_4000_tokens_needs_less_memory_than_half_an_array_of_pairs() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
