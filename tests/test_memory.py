@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.processes import run_python
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc to read the peak from"),
@@ -61,16 +60,7 @@ def measure(
 ) -> dict[str, Any]:
     """Return kernel, planned peak and measured peak in bytes of one call in a new process."""
     arguments = json.dumps([n, width, gradient, score, normalizer, kernel])
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        # One thread, because two threads on a busy machine mostly wait for each other.
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(run_python("-c", SCRIPT, arguments))
     return found
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from tests.kernels.compile_traced import PROGRAMS, SCORES
+from tests.processes import run_python
 
 pytest.importorskip("triton")
 
@@ -26,8 +25,7 @@ SPECIAL_FUNCTIONS = {
 
 
 def _counts(*arguments: str) -> dict[str, dict[str, int]]:
-    script = [sys.executable, "-m", "tests.kernels.compile_traced", *arguments]
-    return json.loads(subprocess.run(script, capture_output=True, text=True, check=True).stdout)
+    return json.loads(run_python("-m", "tests.kernels.compile_traced", *arguments))
 
 
 def check(architecture: int, score: str, program: str, counts: dict[str, int]) -> None:

@@ -8,28 +8,18 @@ dropped, tokamax expects an error. The other 67 compare outputs and gradients.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.processes import run_python
+
 pytest.importorskip("tokamax")
 pytest.importorskip("chex")
 
-ROOT = Path(__file__).parent.parent.parent
-
 
 def results(kernel: str) -> dict[str, Any]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(["src", *sys.path]), "QKV_KERNEL": kernel}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.peers.tokamax_cases"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(run_python("-m", "tests.peers.tokamax_cases", QKV_KERNEL=kernel))
     return found
 
 
