@@ -44,14 +44,18 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     not been pressed: one of 130 times while PyArrow imports pandas.
     """
     if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib._bootstrap"):
-        _thread.start_new_thread(_interrupt_soon, ())
+        _thread.start_new_thread(_interrupt_soon, (_thread.get_ident(),))
     else:
         raise KeyboardInterrupt
 
 
-def _interrupt_soon() -> None:
+def _interrupt_soon(main_thread: int) -> None:
+    """Repeat Ctrl-C after a millisecond."""
     time.sleep(0.001)
-    _thread.interrupt_main()  # calls `_interrupt`
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(main_thread, signal.SIGINT)  # also ends a system call, such as reading from a terminal
+    else:
+        _thread.interrupt_main()
 
 
 def _open_closed_streams() -> None:
