@@ -16,6 +16,7 @@ import pytest
 import qkv
 from qkv import masks
 from qkv.errors import RefusedError
+from tests.effort import LONG
 from tests.processes import run_python
 
 pytestmark = [
@@ -41,6 +42,8 @@ CASES = {
     "causal from the end": "attend(made(n // 2, 16), made(n, 16), made(n, 16), mask=masks.Causal('end'))",
     "a lift": "attend(made(n, 16), made(n, 16), made(n, 16), score=scores.Gaussian(2.0))",
 }
+
+CASES = CASES if LONG else dict(list(CASES.items())[::3])
 
 SCRIPT = """
 import json, os, sys
@@ -94,6 +97,7 @@ def test_peak_is_far_below_an_array_of_all_pairs(case: str, peaks: dict[str, int
     assert peaks[case] < N * N * 4 / 4
 
 
+@pytest.mark.long
 def test_measure_detects_the_quadratic_backend() -> None:
     code = "(torch.nn.functional.scaled_dot_product_attention(made(1, 1, n, 16), made(1, 1, n, 16), made(1, 1, n, 24)))"
     printed = run_python("-c", SCRIPT, json.dumps([N // 2, {"quadratic": code}]))
