@@ -1,7 +1,7 @@
 # make ask    set up everything in .venv and run the main job: soft queries to three tables
 # make test   set up everything and run the tests
 # make bench  measure every claim of speed (an hour or two), or one: make bench CLAIM=additive
-# make check  lint, types, layers, docs
+# make check  lint and types (layers, map and docs are tests)
 # make test-gpu  run the contract suites of the kernels on the GPU of this machine
 # make bench-gpu  compare calls on the GPU of this machine with other libraries, in less than 8 minutes
 # make fuzz   damage saved files in 20,000 ways: no crash, no wrong answer, no error of another library (about ten minutes)
@@ -90,7 +90,6 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_layers.py tests/test_map.py tests/test_public_names.py tests/test_docs.py
 
 $(VENV)/.bench: $(VENV)/.dev
 	$(PIP) -e ".[dev,bench]"

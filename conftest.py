@@ -1,5 +1,8 @@
 """Settings for pytest at the root: array annotations are checked, and plans are the same on every machine.
 
+The checks take two fifths of the time. Of the processes of a short run only the first one makes them, and it starts
+with the tests of the packages that annotate most arrays.
+
 Modules of Keras load it and its backend, which takes many seconds; their tests run in processes of their own.
 """
 
@@ -9,11 +12,17 @@ import os
 import sys
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import tests.shapes
+from tests.effort import LONG
 
-tests.shapes.check_shapes()
+CHECKS_SHAPES = LONG or os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
+FIRST = {"core", "scores", "normalizers", "masks", "readouts", "kernels", "nn"}
+"""Folders with whose tests the first process starts."""
+if CHECKS_SHAPES:
+    tests.shapes.check_shapes()
 
 collect_ignore_glob = ["src/qkv/interop/keras/*"]
 if not os.path.exists("/dev/nvidiactl"):
@@ -44,6 +53,24 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Return the scheduler of `--dist worksteal`, with the first half of the tests for the first process."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    class Scheduler(WorkStealingScheduling):
+        def schedule(self) -> None:
+            self.node2pending = dict(sorted(self.node2pending.items(), key=lambda pair: pair[0].gateway.id))
+            super().schedule()
+
+    return Scheduler(config, log) if config.getoption("dist") == "worksteal" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the test of the checks, and the tests of `FIRST`."""
+    items.sort(key=lambda item: (item.path.name != "test_shapes.py", FIRST.isdisjoint(item.path.parts)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

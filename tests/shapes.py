@@ -28,7 +28,7 @@ import jaxtyping
 
 from tests.effort import LONG
 
-__all__ = ["check_shapes", "checked"]
+__all__ = ["check_shapes", "checked", "is_checking"]
 
 _AXES = re.compile(r"\b(Bool|Float|Int|Num|Shaped)\[")
 LEFT_OUT = ("qkv.testing", "qkv.core.typing")
@@ -54,6 +54,11 @@ def check_shapes() -> None:
     finally:
         del os.environ["QKV_CHECK_SHAPES"]
     sys.meta_path.insert(0, _Finder())
+
+
+def is_checking() -> bool:
+    """Return whether this process checks functions."""
+    return any(isinstance(finder, _Finder) for finder in sys.meta_path)
 
 
 def checked(function: Any) -> Any:

@@ -1,11 +1,11 @@
 """Lazy imports: a process that queries a table loads no module that only PyTorch's kernels need."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.processes import run_python
 
 PEOPLE = Path(__file__).parent.parent / "examples" / "people.csv"
 APART = (
@@ -21,13 +21,8 @@ if getattr(np, "__array_api_version__", "") < "2024.12":  # then functions of th
 
 def loaded(code: str) -> set[str]:
     """Return the names of the modules that are loaded in a new process after it ran this code."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys\nprint('\\n', *sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return set(done.stdout.splitlines()[-1].split())
+    printed = run_python("-c", f"{code}\nimport sys\nprint('\\n', *sys.modules)")
+    return set(printed.splitlines()[-1].split())
 
 
 def test_planning_and_running_a_call_of_numpy_loads_no_kernel_of_pytorch():

@@ -2,12 +2,11 @@
 
 import importlib
 import pkgutil
-import subprocess
-import sys
 
 import pytest
 
 import qkv
+from tests.processes import run_python
 
 PACKAGES = ["qkv"] + [
     f"qkv.{module.name}" for module in pkgutil.iter_modules(qkv.__path__) if module.ispkg and module.name != "testing"
@@ -54,21 +53,9 @@ def test_every_part_is_exported(name: str) -> None:
 
 
 def test_import_qkv_loads_neither_torch_jax_sklearn_matplotlib_nor_pandas() -> None:
-    heavy = [
-        "torch",
-        "jax",
-        "sklearn",
-        "matplotlib",
-        "pandas",
-        "polars",
-        "duckdb",
-        "pyarrow",
-        "rich",
-        "typer",
-    ]
+    heavy = ["torch", "jax", "sklearn", "matplotlib", "pandas", "polars", "duckdb", "pyarrow", "rich", "typer"]
     code = f"import sys, qkv; print([name for name in {heavy!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python("-c", code).strip() == "[]"
 
 
 def test_attending_to_numpy_arrays_loads_neither_torch_nor_jax() -> None:
@@ -76,5 +63,4 @@ def test_attending_to_numpy_arrays_loads_neither_torch_nor_jax() -> None:
         "import sys, numpy as np, qkv; x = np.eye(3); qkv.attend(x, x, x, score=qkv.scores.Gaussian(1.0));"
         "print([name for name in ('torch', 'jax', 'pandas') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python("-c", code).strip() == "[]"

@@ -7,6 +7,9 @@ import pytest
 import qkv
 from qkv.core.guard import apply_weights
 from qkv.interop.onnx import attention
+from tests.shapes import is_checking
+
+pytestmark = pytest.mark.skipif(not is_checking(), reason="the first process of the run makes the checks")
 
 
 def test_an_array_with_other_axes_than_annotated_raises() -> None:

@@ -54,7 +54,7 @@ def command(*arguments, cwd=EXAMPLES, stdin="", env=None, words=None, **options)
         capture_output=True,
         encoding="utf-8",
         env=settings,
-        timeout=120,
+        timeout=600,
         **options,
     )
 

@@ -18,14 +18,14 @@ def ask_script(tmp_path, **env):
     settings = {name: value for name, value in os.environ.items() if name != "QKV_DATA"} | env
     settings |= {"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8"}
     script = ["sh", str(EXAMPLES / "ask.sh"), str(tmp_path / "qkv")]
-    return subprocess.run(script, env=settings, capture_output=True, encoding="utf-8", timeout=120)
+    return subprocess.run(script, env=settings, capture_output=True, encoding="utf-8", timeout=600)
 
 
 def answers(text):
     return [line for line in text.splitlines() if " → " in line]
 
 
-@pytest.mark.parametrize("data", [None, os.environ.get("QKV_DATA", "nowhere")])
+@pytest.mark.parametrize("data", [None, pytest.param(os.environ.get("QKV_DATA", "nowhere"), marks=pytest.mark.long)])
 def test_the_three_answers_are_those_that_the_readme_announces(tmp_path, data):
     done = ask_script(tmp_path, **({} if data is None else {"QKV_DATA": data}))
     assert (done.returncode, done.stderr) == (0, "")

@@ -210,7 +210,7 @@ def test_the_memory_of_arrays_is_printed_and_limited(tmp_path):
         said = process.stderr.readline()
         wanted = r"1 x 3,000 queries x 3,000 keys take about [\d.]+ MiB in addition to the arrays; the limit is 1 GiB\n"
         assert re.fullmatch(wanted, said)
-        for _ in range(200):
+        for _ in range(3000):
             with urllib.request.urlopen(f"{address}meta.json", timeout=60) as answer:
                 meta = json.loads(answer.read())
             if "views" in meta:

@@ -25,21 +25,21 @@ def test_the_page_is_served_until_it_is_interrupted_and_answers_as_the_command()
     try:
         address = process.stdout.readline().strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{20,}/", address)
-        meta = json.load(urllib.request.urlopen(address + "meta.json", timeout=20))
+        meta = json.load(urllib.request.urlopen(address + "meta.json", timeout=120))
         assert (meta["mode"], meta["query"], meta["settings"]["where"]) == ("axis", "3.5", "gpa > 3")
         body = json.dumps({"what": "answer", "query": "3.6", "settings": meta["settings"], "printed": True}).encode()
-        answer = json.load(urllib.request.urlopen(address + "ask", body, timeout=20))
+        answer = json.load(urllib.request.urlopen(address + "ask", body, timeout=120))
         assert answer["command"] == ("qkv ask gpa.csv --key gpa --value starting_salary --where 'gpa > 3' 3.6")
         assert answer["printed"].startswith("3.6 → ")
         with pytest.raises(urllib.error.HTTPError, match="400"):
-            urllib.request.urlopen(address + "ask", b"{", timeout=20)
+            urllib.request.urlopen(address + "ask", b"{", timeout=120)
         with pytest.raises(urllib.error.HTTPError, match="413"):
-            urllib.request.urlopen(address + "ask", b" " * 100_001, timeout=20)
+            urllib.request.urlopen(address + "ask", b" " * 100_001, timeout=120)
         with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(re.sub(r"/[\w-]+/$", "/x/", address) + "meta.json", timeout=20)
+            urllib.request.urlopen(re.sub(r"/[\w-]+/$", "/x/", address) + "meta.json", timeout=120)
     finally:
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (0, "")
 
 

@@ -13,7 +13,7 @@ from qkv.database import Database
 from qkv.estimators.regression import bandwidth, bandwidth_errors
 from qkv.estimators.regression.bandwidth import leave_one_out, scott
 from qkv.estimators.regression.neighbor_blocks import nearest_distances, split_into_blocks
-from tests.effort import sample
+from tests.effort import sample, seeds
 
 
 def by_definition(points, values, width):
@@ -74,7 +74,7 @@ def test_values_independent_of_the_key_get_a_wide_kernel():
     assert leave_one_out(points, values).value > 0.5
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8, 3))
 def test_noise_that_grows_with_the_key_does_not_get_a_kernel_without_neighbors(seed):
     draw = np.random.default_rng(seed)
     points = draw.random((300, 1))

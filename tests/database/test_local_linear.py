@@ -10,6 +10,7 @@ from qkv import scores
 from qkv.database import Database
 from qkv.errors import OptionError
 from qkv.estimators.regression.local_linear import COLLINEAR, ONE_KEY, ONE_SIDE, WEAK, compare_fits
+from tests.effort import seeds
 
 
 def least_squares(weights, offsets, values):
@@ -31,7 +32,7 @@ def faces(folder, table, key, value):
     return [Database.open(table, key, value), Database.open(folder / "s"), Database.open(folder / "s", memory=1)]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6, 3))
 def test_answers_are_those_of_weighted_least_squares_in_every_face(seed, tmp_path):
     draw = np.random.default_rng(seed)
     width, count = int(draw.integers(1, 4)), int(draw.integers(30, 200))
@@ -163,7 +164,7 @@ def test_groups_have_lines_of_their_own(tmp_path):
             assert answer.gradient == {"x": pytest.approx(slope)}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, 2))
 def test_a_filter_gives_the_line_of_the_table_filtered_beforehand(seed, tmp_path):
     draw = np.random.default_rng(seed)
     x, kind = draw.normal(size=300), draw.integers(0, 3, 300)

@@ -33,12 +33,7 @@ def quick(kind=AttentionRegressor, **options):
 
 
 @parametrize_with_checks(
-    [
-        AttentionRegressor(max_steps=20),
-        AttentionRegressor("none"),
-        AttentionClassifier(max_steps=20),
-        AttentionClassifier("none"),
-    ],
+    [AttentionRegressor(max_steps=20), AttentionClassifier(max_steps=20)],
     expected_failed_checks=lambda estimator: REPEATED,
 )
 def test_scikit_learns_contract(estimator, check):
@@ -53,7 +48,7 @@ def test_scikit_learns_contract(estimator, check):
         *(
             kind(metric, max_steps=40)
             for kind in (AttentionRegressor, AttentionClassifier)
-            for metric in ("diagonal", "linear", "low_rank")
+            for metric in ("none", "diagonal", "linear", "low_rank")
         ),
     ],
     expected_failed_checks=lambda estimator: REPEATED,

@@ -7,6 +7,7 @@ import torch
 from qkv.estimators import AttentionRegressor
 from qkv.estimators import row_tree as module
 from qkv.estimators.row_tree import build_row_trees
+from tests.effort import seeds
 
 
 def dense_means(queries, keys, values, weight, inverse):
@@ -23,7 +24,7 @@ def draw(generator, rows, width):
     return centers[generator.integers(9, size=rows)] + generator.normal(size=(rows, width))
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", seeds(24, 8))
 def test_means_over_boxes_equal_those_over_all_rows(seed, monkeypatch):
     generator = np.random.default_rng(seed)
     monkeypatch.setattr(module, "_BOX", int(generator.integers(1, 60)))

@@ -8,6 +8,7 @@ pytest.importorskip("torch")
 from qkv.estimators import AttentionClassifier
 from qkv.estimators.analytic_gradient import leave_one_out_loss, weighted_means
 from qkv.estimators.bandwidth_search import search_bandwidth
+from tests.effort import seeds
 
 
 def dense_means(queries, keys, values, inverse, weight, own=None):
@@ -29,7 +30,7 @@ def draw(seed):
     return generator, keys, values, weight, float(np.exp(generator.uniform(-5, 6)))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20, 6))
 def test_the_loss_and_the_gradient_in_the_keys_are_those_of_the_definition(seed):
     generator, keys, values, weight, inverse = draw(seed)
     share = weight if seed % 2 else None
@@ -48,7 +49,7 @@ def test_the_loss_and_the_gradient_in_the_keys_are_those_of_the_definition(seed)
     assert float(np.vdot(found.keys, direction)) == pytest.approx(slope, abs=5e-3 * size + 1e-5)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20, 6))
 def test_weighted_means_are_those_of_the_definition(seed):
     generator, keys, values, weight, inverse = draw(seed)
     queries = generator.normal(size=(7, keys.shape[1])).astype(np.float32)
@@ -59,7 +60,7 @@ def test_weighted_means_are_those_of_the_definition(seed):
 
 
 @pytest.mark.parametrize("classes", [False, True])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12, 6))
 def test_the_chosen_bandwidth_has_the_smallest_left_out_loss(seed, classes):
     generator, keys, values, weight, inverse = draw(seed)
     if classes:

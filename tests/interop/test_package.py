@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from qkv.core import extras
 from qkv.errors import MissingPackageError
 from qkv.interop import huggingface
+from tests.processes import run_python
 
 
 def test_importing_interop_loads_neither_torch_nor_transformers() -> None:
@@ -17,8 +15,7 @@ def test_importing_interop_loads_neither_torch_nor_transformers() -> None:
         "import sys, qkv.interop, qkv.interop.huggingface;"
         "print([name for name in ('torch', 'transformers', 'jax', 'keras') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python("-c", code).strip() == "[]"
 
 
 @pytest.mark.parametrize("missing", ["torch", "transformers"])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from qkv.look import View
+from tests.processes import run_python
 
 X = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
 
@@ -109,9 +107,7 @@ print("shown")
 @pytest.mark.skipif(not importlib.util.find_spec("keras"), reason="Keras is not installed")
 @pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"])
 def test_a_keras_model_is_shown_with_the_weights_of_its_layers(backend: str) -> None:
-    environment = {**os.environ, "KERAS_BACKEND": backend}
-    done = subprocess.run([sys.executable, "-c", KERAS], env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.strip().endswith("shown"), done.stderr[-2000:]
+    assert run_python("-c", KERAS, KERAS_BACKEND=backend).strip().endswith("shown")
 
 
 @pytest.mark.long  # TensorFlow alone takes ten seconds to import

@@ -18,6 +18,7 @@ from torch import nn  # noqa: E402
 from qkv.errors import OptionError  # noqa: E402
 from qkv.interop import record  # noqa: E402
 from qkv.readouts import Dense, TopWeights  # noqa: E402
+from tests.effort import seeds  # noqa: E402
 
 
 def own_weights(model: Any, run: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
@@ -72,7 +73,7 @@ def recorded_equals_own(model: Any, *args: Any, **kwargs: Any) -> Any:
     return seen
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60, 20))
 def test_attention_module_with_random_options(seed: int) -> None:
     draw = random.Random(seed)
     torch.manual_seed(seed)

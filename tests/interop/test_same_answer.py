@@ -40,7 +40,7 @@ def test_the_problems_that_are_tried_first_have_every_normalizer() -> None:
     assert len(SCORES) * EACH >= (200 if LONG else 40)
 
 
-@pytest.mark.parametrize("score", sample(SCORES, 2))
+@pytest.mark.parametrize("score", sample(SCORES, 4))
 def test_every_library_gives_the_same_answer(score: str) -> None:
     assert OTHERS
 

@@ -1,9 +1,8 @@
 """Additive scores by tiles, compared with tanh in float64, also where exponentials overflow."""
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.processes import run_python
 
 torch = pytest.importorskip("torch")
 
@@ -254,5 +253,4 @@ def test_memory_stays_below_an_array_of_all_pairs_and_units():
         "run(64); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "run(1024); print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 1024 * 1024 * 32 * 4 / 4
+    assert int(run_python("-c", program)) < 1024 * 1024 * 32 * 4 / 4

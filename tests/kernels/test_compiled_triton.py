@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from functools import cache
 
 import pytest
 
 from tests.kernels.compile_triton import ADDITIVE, PRODUCT_PROGRAMS, PRODUCTS, READOUTS, ROUNDED
+from tests.processes import run_python
 
 pytest.importorskip("triton")
 
@@ -34,10 +32,7 @@ def _counts(*arguments: str) -> dict[str, dict[str, int]]:
 
 
 def _printed(module: str, *arguments: str) -> dict[str, dict[str, int]]:
-    script = [sys.executable, "-m", module, *arguments]
-    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(["src", *sys.path])}
-    done = subprocess.run(script, capture_output=True, text=True, check=True, env=environment)
-    return json.loads(done.stdout)
+    return json.loads(run_python("-m", module, *arguments, TRITON_INTERPRET="0"))
 
 
 def check(architecture: int, name: str, counts: dict[str, int]) -> None:

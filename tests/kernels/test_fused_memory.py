@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,8 @@ import pytest
 import qkv
 from qkv import masks
 from qkv.errors import RefusedError
+from tests.effort import LONG
+from tests.processes import run_python
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc to read the peak from"),
@@ -43,6 +42,8 @@ CASES = {
     "causal from the end": "attend(made(n // 2, 16), made(n, 16), made(n, 16), mask=masks.Causal('end'))",
     "a lift": "attend(made(n, 16), made(n, 16), made(n, 16), score=scores.Gaussian(2.0))",
 }
+
+CASES = CASES if LONG else dict(list(CASES.items())[::3])
 
 SCRIPT = """
 import json, os, sys
@@ -87,15 +88,7 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def peaks() -> dict[str, int]:
     """Bytes above the start, of each case."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps([N, CASES])],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},  # a forked process has no threads to wait for
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, int] = json.loads(done.stdout)
+    found: dict[str, int] = json.loads(run_python("-c", SCRIPT, json.dumps([N, CASES])))
     return found
 
 
@@ -104,16 +97,11 @@ def test_peak_is_far_below_an_array_of_all_pairs(case: str, peaks: dict[str, int
     assert peaks[case] < N * N * 4 / 4
 
 
+@pytest.mark.long
 def test_measure_detects_the_quadratic_backend() -> None:
     code = "(torch.nn.functional.scaled_dot_product_attention(made(1, 1, n, 16), made(1, 1, n, 16), made(1, 1, n, 24)))"
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps([N // 2, {"quadratic": code}])],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert json.loads(done.stdout)["quadratic"] > N * N
+    printed = run_python("-c", SCRIPT, json.dumps([N // 2, {"quadratic": code}]))
+    assert json.loads(printed)["quadratic"] > N * N
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,7 @@
 
 import importlib.util
 import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +20,7 @@ from qkv.testing.kernel_harness import assert_agrees
 from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import Setting, assert_close, to_float64
 from tests.effort import cases
+from tests.processes import run_python
 
 if not all(importlib.util.find_spec(name) for name in ("tensorflow", "keras", "torch")):
     pytest.skip("TensorFlow, Keras or the oracle's PyTorch is not installed", allow_module_level=True)
@@ -153,10 +151,6 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
 
+@pytest.mark.long
 def test_gradient_of_4000_tokens_needs_less_memory_than_half_an_array_of_pairs() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY], env=environment, capture_output=True, text=True, timeout=500, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) < 4000 * 4000 * 4 / 2**20 / 2
+    assert int(run_python("-c", MEMORY)) < 4000 * 4000 * 4 / 2**20 / 2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +15,7 @@ from qkv.errors import GradientError, OptionError, RefusedError, ShapeError
 from qkv.testing.cases import MASKS, NORMALIZERS, SCORES, SHAPES, Case
 from qkv.testing.libraries import Setting
 from qkv.torch_bridge.closures import refers_to_transformed
+from tests.processes import run_python
 
 # PyTorch compiles its own rules for forward mode with torch.jit.script.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -54,8 +53,8 @@ def test_vmap_keeps_to_the_memory_limit_in_forward_and_backward() -> None:
         "for kernel in (None, 'tiled', 'row_blocks'):\n"
         "    before = run(kernel, 64); print((run(kernel, 2048) - before) * 1024)"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert max(map(int, found.stdout.split())) < 32 * 2**20, found.stdout
+    printed = run_python("-c", code)
+    assert max(map(int, printed.split())) < 32 * 2**20, printed
 
 
 def test_the_memory_limit_refuses_a_dense_call_by_the_size_of_all_mapped_elements() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.processes import run_python
 
 from .operations import OPERATIONS
 
@@ -14,10 +13,8 @@ SAMPLE = ("append", "compact")
 
 def run(operations: tuple[str, ...], points: int, seed: int) -> str:
     """Return what the sweeps print, in a process without threads, which can be forked."""
-    command = [sys.executable, "-m", "tests.kills", "--points", str(points), "--seed", str(seed)]
-    done = subprocess.run([*command, "--operations", ",".join(operations)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    options = ("--points", points, "--seed", seed, "--operations", ",".join(operations))
+    return run_python("-m", "tests.kills", *options)
 
 
 def test_no_point_loses_an_acknowledged_step_or_stops_its_repetition() -> None:

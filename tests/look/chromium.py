@@ -35,6 +35,7 @@ DARKEST, PAPER = [3, 28, 82], [255, 255, 255]
 def shared_window(browser, **options):
     """Yield a window whose pages share a process, which an empty page keeps: a process takes as long as a test."""
     window = browser.new_context(**options)
+    window.set_default_timeout(120_000)  # of a busy machine
     kept = window.new_page()
     kept.route("**/*", lambda route: route.fulfill(content_type="text/html", body="<title>empty</title>"))
     kept.goto("http://127.0.0.1/")

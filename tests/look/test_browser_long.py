@@ -8,6 +8,7 @@ import pytest
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.tiled_views import arrays_view
+from tests.effort import sample
 
 from .chromium import DARKEST, PAPER, needs_chromium, part, redrawn, spot
 from .colours import difference
@@ -73,7 +74,7 @@ def test_the_keyboard_zooms_from_all_tokens_to_a_single_pair(opened, served):
     assert part(page) == [0, 0, tokens, tokens]
 
 
-@pytest.mark.parametrize("selected", [False, True])
+@pytest.mark.parametrize("selected", sample([True, False], 2))
 def test_the_wheel_zooms_where_it_points_and_dragging_moves_the_map(opened, served, selected):
     address, tokens, _, _ = served
     page = opened(address)

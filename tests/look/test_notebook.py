@@ -130,7 +130,7 @@ def test_jupyterlab_shows_the_picture_of_a_saved_notebook(notebook, quiet, brows
         page = context.new_page()
         page.goto(f"{address}/lab/tree/look.ipynb?token=secret&reset")
         picture = page.locator(".jp-Notebook .jp-OutputArea img")
-        picture.wait_for(timeout=90_000)
+        picture.wait_for(timeout=300_000)
         assert picture.evaluate("image => image.naturalWidth") > 600
         assert 400 < picture.bounding_box()["width"] < 1000
         page.wait_for_selector(".jp-NotebookPanel-toolbar [data-status='idle']", timeout=60_000)
@@ -143,7 +143,7 @@ def test_jupyterlab_shows_the_map_of_the_widget_and_asks_the_kernel_for_others(n
         context = browser.new_context(viewport={"width": 1500, "height": 1100})
         page = context.new_page()
         page.goto(f"{address}/lab/tree/look.ipynb?token=secret&reset")
-        page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=90_000)
+        page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=300_000)
         page.wait_for_timeout(2000)
         page.locator(".jp-CodeCell .cm-content").first.click()
         page.keyboard.press("Shift+Enter")
@@ -166,7 +166,7 @@ def test_jupyterlab_shows_the_map_of_the_widget_and_asks_the_kernel_for_others(n
 
 def address_in(log):
     """Return the address that JupyterLab prints, once it responds."""
-    end = time.monotonic() + 90
+    end = time.monotonic() + 300
     while time.monotonic() < end:
         found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
         if found:
@@ -200,7 +200,7 @@ def test_marimo_shows_the_map_of_the_widget_and_asks_the_kernel_for_others(quiet
     command = [sys.executable, "-m", "marimo", "run", str(book), "--headless", "--no-token", "--host", "127.0.0.1"]
     with (tmp_path / "log").open("w+") as stream, subprocess.Popen(command, stdout=stream, stderr=stream) as server:
         try:
-            end = time.monotonic() + 90
+            end = time.monotonic() + 300
             address = None
             while address is None and time.monotonic() < end:
                 time.sleep(0.5)

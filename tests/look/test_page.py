@@ -176,7 +176,7 @@ def server():
 
 
 def get(address, path, **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=120)
     connection.request("GET", path, headers=headers)
     answer = connection.getresponse()
     body = answer.read()
@@ -281,7 +281,7 @@ def test_every_answer_forbids_other_sources_and_frames(server):
 
 def test_other_http_methods_change_nothing(server):
     address, _ = server
-    connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=120)
     connection.request("POST", address.path + "meta.json", body=b"{}")
     assert connection.getresponse().status == 405
     connection.close()

@@ -78,9 +78,16 @@ def test_the_interval_is_that_of_the_answers():
     assert (ends.min(), ends.max()) == pytest.approx(database.ask(place).prediction_interval)
 
 
-@pytest.mark.parametrize("size", [(7.2, 4.6), (4.4, 3.2)])
 @pytest.mark.parametrize(
-    ("table", "query"), [(LINE, 0.5), (MAP, (0.05, 0.06)), (DAYS, "2020-01-20"), (NAMES, "Jon Smith")]
+    ("size", "table", "query"),
+    sample(
+        [
+            (size, table, query)
+            for size in ((7.2, 4.6), (4.4, 3.2))
+            for table, query in ((LINE, 0.5), (MAP, (0.05, 0.06)), (DAYS, "2020-01-20"), (NAMES, "Jon Smith"))
+        ],
+        3,
+    ),
 )
 def test_rows_effective_rows_and_bandwidth_are_below_the_plot(table, query, size):
     *key, value = table
@@ -190,8 +197,7 @@ def test_many_rows_are_drawn_as_density(keys):
         assert cells.sum() == 5000
 
 
-@pytest.mark.parametrize("memory", ["512 MiB", 1])
-@pytest.mark.parametrize("keys", ["x", "x,z"])
+@pytest.mark.parametrize(("memory", "keys"), sample(itertools.product(["512 MiB", 1], ["x", "x,z"]), 3))
 def test_rows_that_are_left_out_do_not_affect_the_scale(tmp_path, keys, memory):
     random = np.random.default_rng(0)
     inside = random.uniform(0, 1, (80, 3))

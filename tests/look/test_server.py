@@ -27,7 +27,7 @@ def served():
 def ask(served, request: bytes) -> tuple[int, bytes]:
     """Send the bytes of a request, and return the status and everything that was received."""
     host, _ = served
-    with socket.create_connection((host.split(":")[0], int(host.split(":")[1])), timeout=20) as connection:
+    with socket.create_connection((host.split(":")[0], int(host.split(":")[1])), timeout=120) as connection:
         connection.sendall(request)
         received = b""
         while part := connection.recv(65536):

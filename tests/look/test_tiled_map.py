@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +14,7 @@ from qkv.look.quantize import MASKED, dequantize
 from qkv.look.tiled_map import TILE_SIZE, TiledMap, TiledView
 from qkv.look.views import TokenAxis
 from qkv.masks import Causal, Documents, Keys, Pairs, Window
+from tests.processes import run_python
 
 torch = pytest.importorskip("torch")
 
@@ -198,15 +196,7 @@ print(json.dumps({"peak": peak() - before, "needs": TiledMap.required_bytes(n, n
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc to read the peak from")
 @pytest.mark.parametrize("length", [8192, pytest.param(65_536, marks=pytest.mark.long)])
 def test_a_tiled_map_uses_the_predicted_memory_and_no_dense_map(length):
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(length)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(run_python("-c", MEMORY, length))
     assert found["peak"] < 1.25 * found["needs"] + 16 * 10**6, found
     assert found["peak"] < min(300 * 10**6, length**2), found  # all weights: 4 bytes of each pair
     assert 0 < found["most"] <= 1

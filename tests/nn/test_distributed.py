@@ -16,6 +16,7 @@ from tests.nn.two_processes import batch, loss, model
 ROOT = Path(__file__).parent.parent.parent
 
 
+@pytest.mark.long  # short runs train in two processes in `kernels/test_ring.py`
 @pytest.mark.skipif(not dist.is_available(), reason="this PyTorch was built without torch.distributed")
 def test_gradients_of_two_processes_equal_those_of_one(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(["src", *sys.path]), "OMP_NUM_THREADS": "1"}

@@ -6,8 +6,6 @@ import copy
 import functools
 import io
 import pickle
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ import torch._dynamo
 import qkv
 from qkv import masks, nn, normalizers, scores
 from tests.nn.test_multihead import Listed, Turned
+from tests.processes import run_python
 
 Tensor = torch.Tensor
 WIDTH, HEADS, Q = 8, 2, 5
@@ -291,8 +290,7 @@ def test_without_torch_the_error_names_the_extra_and_the_rest_works() -> None:
         "try:\n    qkv.nn\n"
         "except qkv.errors.QkvError as error:\n    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 'pip install "qkv[torch]"' in done.stdout
+    assert 'pip install "qkv[torch]"' in run_python("-c", code)
 
 
 def test_nn_is_a_public_name() -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.processes import run_python
+
+# Short runs compare with PyTorch in `test_torch_parity.py`, and with its operators in `peers/test_torch_operators.py`.
+pytestmark = pytest.mark.long
 
 # Deliberate differences, and how many samples of each dtype show them.
 DRAWS = "dropout draws differ"
@@ -21,13 +20,7 @@ EMPTY = "an empty row is 0, not NaN"
 @pytest.fixture(scope="module")
 def results() -> list[list[str]]:
     pytest.importorskip("expecttest", reason="torch.testing._internal wants expecttest")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(["src", *sys.path])}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.nn.torch_samples"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: list[list[str]] = json.loads(done.stdout)
+    found: list[list[str]] = json.loads(run_python("-m", "tests.nn.torch_samples"))
     return found
 
 

@@ -2,17 +2,15 @@
 
 Every function of entmax that has a counterpart in qkv is replaced by a call of `qkv.attend` with values of an identity
 matrix, whose output is the weights. In `entmax.test_root_finding`, which compares the bisection with the sort, only the
-bisection is replaced. The kernel is named by the environment variable QKV_KERNEL, and one of QKV_EVERY tests is run.
+bisection is replaced. The kernel is named by the environment variable QKV_KERNEL.
 Their tests draw inputs without a seed, so one is set here.
 """
 
 from __future__ import annotations
 
-import os
 import warnings
 from typing import Any
 
-import pytest
 import torch
 
 from qkv.normalizers import Entmax15, Sparsemax
@@ -50,11 +48,6 @@ class SparsemaxModule(_Module):
 class Entmax15Module(_Module):
     def forward(self, X: Any) -> Any:
         return entmax15(X, self.dim)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items[:] = items[:: int(os.environ.get("QKV_EVERY", "1"))]
 
 
 torch.manual_seed(0)

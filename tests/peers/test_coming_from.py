@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 import qkv
 from qkv import masks, normalizers, readouts, scores
+from tests.processes import run_python
 
 BANDWIDTH = 0.4
 
@@ -80,9 +77,7 @@ def test_reductions_of_keops_are_calls_and_readouts() -> None:
 def test_layers_of_keras_are_scores() -> None:
     pytest.importorskip("keras")
     code = f"from tests.peers.{__name__.rsplit('.', 1)[-1]} import compare_keras; compare_keras()"
-    settings = {**os.environ, "KERAS_BACKEND": "torch"}
-    done = subprocess.run([sys.executable, "-c", code], env=settings, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", code, KERAS_BACKEND="torch")
 
 
 def compare_keras() -> None:

@@ -8,42 +8,24 @@ dropped, tokamax expects an error. The other 67 compare outputs and gradients.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.processes import run_python
+
 pytest.importorskip("tokamax")
 pytest.importorskip("chex")
 
-ROOT = Path(__file__).parent.parent.parent
-SHORT = ("test_small_sequences*", "test_padding_mask_with_nans")
 
-
-def results(*patterns: str, kernel: str = "") -> dict[str, Any]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(["src", *sys.path]), "QKV_KERNEL": kernel}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.peers.tokamax_cases", *patterns],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, Any] = json.loads(done.stdout)
+def results(kernel: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run_python("-m", "tests.peers.tokamax_cases", QKV_KERNEL=kernel))
     return found
-
-
-def test_short_sequences_and_padding_of_nan_agree() -> None:
-    found = results(*SHORT)
-    assert not found["wrong"]
-    assert found["run"] >= 4  # tokamax 0.0.12 has 4 of these, 0.0.17 has 6
-    assert not found["skipped"]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kernel", ["", "jax_loops"])
 def test_the_attention_tests_of_tokamax_pass(kernel: str) -> None:
-    found = results(kernel=kernel)
+    found = results(kernel)
     assert not found["wrong"]
     assert (found["run"], len(found["skipped"])) == (80, 12)

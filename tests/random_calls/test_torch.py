@@ -10,6 +10,7 @@ import pytest
 
 from qkv.errors import RefusedError
 from qkv.kernels import RowBlocksKernel, TiledKernel
+from tests.effort import LONG
 from tests.random_calls.covering import FEATURES, Design, Row
 from tests.random_calls.draw import RandomCall, draw_call, draw_shape, random_row
 from tests.random_calls.libraries import (
@@ -122,7 +123,9 @@ def test_each_path_agrees_with_plain_numpy_where_the_score_needs_no_gradient() -
     design, counts = Design({"kernel": KERNELS, **FEATURES}, accepts), Counts()
     for seed, row in enumerate(design.rows(groups=1)):
         run_row(row, seed, counts)
-        if row["kernel"] == "tiled":  # backward computes logits again, with several tiles only in longer calls
+        if (
+            row["kernel"] == "tiled" and seed % 4 == 0
+        ):  # backward computes logits again, with several tiles only in longer calls
             run_row(row | {"length": "medium", "magnitude": "ordinary"}, seed, counts)
     assert counts.compared > 0.8 * counts.rows
     assert design.count()[0] > COVERED_SHORT
@@ -145,7 +148,7 @@ def test_ten_thousand_random_calls_agree_with_plain_numpy() -> None:
 def test_selected_keys_are_the_same_in_backward_whatever_needs_gradients() -> None:
     rng, counts = np.random.default_rng(0), Counts()
     plain = {"kernel": "tiled", "inner": "Additive", "length": "medium", "magnitude": "ordinary", "readout": None}
-    while counts.calls < 16:
+    while counts.calls < (16 if LONG else 4):
         chosen = {"score": ("Additive", "Biased", "Softcap")[rng.integers(3)], "batch": "heads", "dtype": "float64"}
         chosen |= {"normalizer": ("Hard", "TopK")[rng.integers(2)], "gradient": ("not score", "any")[rng.integers(2)]}
         row = random_row(rng, plain | chosen)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.processes import run_python
 
 SCRIPT = """
 import gc, json, sys
@@ -50,11 +48,7 @@ print(json.dumps({"planned": plan.cost.peak, "peak": peak() - before}))
     ],
 )
 def test_maps_and_received_mass_take_memory_linear_in_the_keys(length: int, gradient: bool, megabytes: int) -> None:
-    arguments: list[Any] = [sys.executable, "-c", SCRIPT, json.dumps([length, gradient])]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(run_python("-c", SCRIPT, json.dumps([length, gradient])))
     assert found["peak"] < megabytes * 10**6, found
     # What the allocator keeps besides is no part of the plan: some MB, which small plans feel.
     assert found["peak"] < 1.25 * found["planned"] + 8 * 10**6, found

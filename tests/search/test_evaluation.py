@@ -59,7 +59,7 @@ def measured(which, held, mix):
 @pytest.mark.parametrize(
     ("name", "title", "least"),
     [
-        ("cranfield", "Cranfield", 0.43),
+        pytest.param("cranfield", "Cranfield", 0.43, marks=pytest.mark.long),
         pytest.param("cisi", "CISI", 0.20, marks=pytest.mark.long),
         ("adi", "ADI", 0.40),
         pytest.param("cacm", "CACM", 0.29, marks=pytest.mark.long),

@@ -196,7 +196,7 @@ def resident(process: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def idle_after(process: int, seconds: float = 30.0) -> float:
+def idle_after(process: int, seconds: float = 120.0) -> float:
     """Return the CPU time that a process uses until it uses none for half a second."""
 
     def used() -> float:

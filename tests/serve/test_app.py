@@ -222,7 +222,7 @@ def exchange(address: str, head: str, *parts: bytes) -> bytes:
     """Return the response to a request that is sent as bytes, whose last parts may not be accepted."""
     host, _, port = address.removeprefix("http://").rpartition(":")
     lines = f"{head}\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
+    with socket.create_connection((host, int(port)), timeout=120) as connection:
         for part in (lines.encode(), *parts):
             connection.sendall(part)
         received = b""

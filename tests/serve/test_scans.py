@@ -122,7 +122,8 @@ def test_more_requests_than_the_limit_are_refused_by_429_and_later_answered(monk
         async def run():
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=ADDRESS) as client:
                 waiting = [asyncio.create_task(client.post("/ask", json={"query": 1})) for _ in range(3)]
-                await asyncio.sleep(0.2)
+                while b"active_requests 3.0" not in (await client.get("/metrics")).content:
+                    await asyncio.sleep(0.01)
                 refused = await client.post("/ask", json={"query": 1})
                 slow.go.set()
                 answered = [(await each).status_code for each in waiting]

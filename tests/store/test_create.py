@@ -17,6 +17,7 @@ from qkv.core import files
 from qkv.database import Database
 from qkv.errors import DataError
 from qkv.store import disk, opening
+from tests.effort import LONG
 
 from .contract import ids_of, numbered
 from .crashes import die_at
@@ -52,7 +53,7 @@ def test_the_first_rows_are_version_1(tmp_path: Path, backend: str) -> None:
 def test_a_process_killed_at_each_of_its_calls_to_the_disk_leaves_nothing_or_a_store(tmp_path: Path) -> None:
     path = tmp_path / "new" / "parent" / "s"
     found = {True: 0, False: 0}
-    for call in range(1, 100):
+    for call in range(1, 100, 1 if LONG else 2):
         pid = os.fork()
         if pid == 0:
             die_at(call)
@@ -72,8 +73,8 @@ def test_a_process_killed_at_each_of_its_calls_to_the_disk_leaves_nothing_or_a_s
         if not died:
             break
     assert not died
-    assert found[False] > 10
-    assert found[True] > 1
+    assert found[False] > 5
+    assert found[True] > 0
 
 
 @pytest.mark.parametrize("at", range(8))
@@ -108,7 +109,7 @@ def test_a_command_interrupted_by_a_signal_leaves_nothing(tmp_path: Path) -> Non
         "--value",
         "income",
     ]
-    for seconds in (0.3, 0.6, 0.9, 1.2):
+    for seconds in (0.3, 0.6, 0.9, 1.2) if LONG else (0.6, 1.0):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             time.sleep(seconds)
             process.send_signal(signal.SIGINT)

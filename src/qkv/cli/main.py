@@ -11,9 +11,13 @@ Exit codes:
 
 from __future__ import annotations
 
+import _thread
 import os
+import signal
 import sys
+import time
 from collections.abc import Sequence
+from types import FrameType
 
 from qkv.core.extras import require_packages
 from qkv.errors import MissingPackageError
@@ -24,11 +28,34 @@ __all__ = ["main", "run"]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command `qkv` and exit the process with its exit code."""
     _open_closed_streams()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # A terminal that cannot encode an arrow gets a question mark instead of a traceback.
             stream.reconfigure(errors="replace")
     sys.exit(run(arguments))
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise a `KeyboardInterrupt` for Ctrl-C, but not within the import system.
+
+    Python ignores what is raised while the import system releases a lock, and the command would go on as if Ctrl-C had
+    not been pressed: one of 130 times while PyArrow imports pandas.
+    """
+    if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib._bootstrap"):
+        _thread.start_new_thread(_interrupt_soon, (_thread.get_ident(),))
+    else:
+        raise KeyboardInterrupt
+
+
+def _interrupt_soon(main_thread: int) -> None:
+    """Repeat Ctrl-C after a millisecond."""
+    time.sleep(0.001)
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(main_thread, signal.SIGINT)  # also ends a system call, such as reading from a terminal
+    else:
+        _thread.interrupt_main()
 
 
 def _open_closed_streams() -> None:

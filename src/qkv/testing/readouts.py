@@ -168,7 +168,7 @@ class ReadoutContract:
 
     def calls_in_turn(self, reader: str, setting: Setting) -> list[tuple[str, Call]]:
         """Return those of `calls` whose turn it is with a kernel and a library: all in long runs."""
-        return turn(self.calls(), _PIECEWISE.index((reader, setting)) + self.number, 2)
+        return turn(self.calls(), _PIECEWISE.index((reader, setting)) + self.number, 4)
 
     def allowed(self) -> ArrayLike:
         """Return a random mask `(7, 11)` that allows each pair with probability 2/3, except those of query 2."""
@@ -220,7 +220,7 @@ class ReadoutContract:
 
     def test_agrees_with_the_dense_kernel_for_scores_of_every_kind(self, reader: str, setting: Setting) -> None:
         names = ("additive", "gaussian", "alibi", "class table", "biased")
-        chosen = turn(names, _PIECEWISE.index((reader, setting)) + self.number, 2)
+        chosen = turn(names, _PIECEWISE.index((reader, setting)) + self.number, 4)
         self.assert_as_dense(((name, Case(name, self.suits, "window").call()) for name in chosen), setting, reader)
 
     @pytest.mark.long
@@ -265,9 +265,9 @@ class ReadoutContract:
     def test_gradients_agree_with_the_dense_kernel(self) -> None:
         torch = pytest.importorskip("torch")
         setting = Setting("torch", "float64")
-        for number, (name, call) in enumerate(self.calls() if self.differentiable else ()):
+        for number, (name, call) in turn(list(enumerate(self.calls() if self.differentiable else ())), self.number, 2):
             found: list[tuple[ArrayLike, ...]] = []
-            others = ("tiled", "row_blocks") if (number + self.number) % 2 else ("row_blocks", "tiled")
+            others = ("tiled", "row_blocks") if number // 2 % 2 else ("row_blocks", "tiled")
             for reader in ("dense", *others):
                 if len(found) == 2 and not LONG:
                     break  # the two kernels take turns

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import run_python
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -60,13 +59,8 @@ for recorded in (False, True):
 
 def measure(*asked: int) -> list[dict[str, int]]:
     """The memory of running and of recording, each in a process forked after the imports."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(asked)],
-        capture_output=True, text=True, check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()[-2:]]
+    printed = run_python("-c", SCRIPT, json.dumps(asked), HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
+    return [json.loads(line) for line in printed.splitlines()[-2:]]
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="there is no /proc to read the peak from")
