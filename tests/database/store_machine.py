@@ -46,12 +46,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.history: dict[int, list[Row]] = {self.database.version: []}
 
     def teardown(self) -> None:
-        """Remove the folder of the database."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @rule(cells=st.lists(st.tuples(st.integers(0, _KEYS - 1), st.sampled_from(_LABELS)), min_size=1, max_size=8))
     def append(self, cells: list[tuple[int, str]]) -> None:
-        """Append rows to the database and to the expected rows."""
         rows = [(self.next_id + i, float(key), label) for i, (key, label) in enumerate(cells)]
         self.next_id += len(rows)
         self.database.append([dict(zip(("id", "key", "label"), row, strict=True)) for row in rows])
@@ -60,7 +58,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(divisor=st.integers(2, 4), remainder=st.integers(0, 3))
     def delete(self, divisor: int, remainder: int) -> None:
-        """Delete the rows whose id modulo `divisor` is `remainder`, and check the number of deleted rows."""
         remaining = [row for row in self.rows if row[0] % divisor != remainder]
         deleted = self.database.delete(f"id % {divisor} = {remainder}")
         assert deleted == len(self.rows) - len(remaining)
@@ -69,7 +66,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(keep=st.sampled_from([None, 1, 2]))
     def compact(self, keep: int | None) -> None:
-        """Compact the store, check how many versions it keeps, and forget the expected rows of removed versions."""
         self.database.compact(keep)
         self._record()
         readable = {version.number for version in self.database.versions()}
@@ -78,20 +74,17 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """Open the database again, and check that none of its files is damaged."""
         self.database = Database.open(self.folder / "store")
         assert self.database.verify() == []
 
     @rule(index=st.integers(0, 100))
     def read_older_version(self, index: int) -> None:
-        """Open a random version of the database, and compare its rows with the expected rows."""
         number = sorted(self.history)[index % len(self.history)]
         assert _rows(self.database.at(number)) == self.history[number]
 
     @precondition(lambda self: self.rows)
     @rule(query=st.integers(0, _KEYS - 1))
     def ask(self, query: int) -> None:
-        """Check the answer for a key, in memory and streamed, against the most frequent label among its rows."""
         votes = collections.Counter(label for _, key, label in self.rows if key == query)
         # A Counter preserves the order of first occurrence, and max returns the first of equal counts.
         winner = max(votes, key=votes.__getitem__, default=None)
@@ -104,13 +97,11 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.rows)
     @rule()
     def ask_without_rows(self) -> None:
-        """Check that asking an empty store raises an error."""
         with pytest.raises(DataError):
             self.database.ask(0.0)
 
     @invariant()
     def rows_are_those_of_the_list(self) -> None:
-        """Check that the store holds the expected rows, in the order in which they were appended."""
         assert _rows(self.database) == self.rows
 
     def _record(self) -> None:

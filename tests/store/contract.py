@@ -69,7 +69,6 @@ def _every_type() -> pa.Table:
 
 
 def _state(path: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Return the time of modification, the mode and the content of each file and folder of a store."""
     return {
         str(each.relative_to(path)): (
             each.stat().st_mtime_ns,
@@ -87,11 +86,9 @@ class StoreContract:
 
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
-        """Return the path at which a test creates its store, in a temporary folder."""
         return tmp_path / "store"
 
     def file_names(self, path: Path) -> list[str]:
-        """Return the names of all files and folders of a store in ascending order."""
         return sorted(each.name for each in path.rglob("*"))
 
     def created(self, path: Path, *ranges: tuple[int, int], **options: Any) -> stores.Store:

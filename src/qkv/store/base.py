@@ -149,7 +149,7 @@ class Store(ABC):
             StoreFullError: The disk is full; the store is unchanged.
         """
         given = table if isinstance(table, Iterable) and not hasattr(table, "schema") else (table,)
-        tables = (self.fit(each) for each in given)
+        tables = (fit_table(each, self.schema, self.path.name) for each in given)
         # A table that does not fit is refused before the lock is acquired.
         first = next(tables, None)
         if first is not None:
@@ -309,18 +309,6 @@ class Store(ABC):
     def clear_cache(self) -> None:
         """Remove the cache folder, which holds results about the rows that can be computed again."""
         shutil.rmtree(self.cache_folder, ignore_errors=True)
-
-    def fit(self, table: pa.Table, schema: pa.Schema | None = None) -> pa.Table:
-        """Return a table with its columns in the order and of the types of the store's schema.
-
-        Args:
-            table: a pyarrow table.
-            schema: some of the store's columns; None: all.
-
-        Raises:
-            DataError: A column is missing or unknown, or its cells do not fit the type.
-        """
-        return fit_table(table, self.schema if schema is None else schema, self.path.name)
 
     def __repr__(self) -> str:
         skipped = f"; {self.skipped}" if self.damages else ""

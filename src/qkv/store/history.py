@@ -61,12 +61,17 @@ class Newest:
     files: Fields | None = field(default=None, compare=False, repr=False)
     depth: int = field(default=0, compare=False)
 
+    @property
+    def link(self) -> Link:
+        """The number and the digest of the newest version."""
+        return Link(self.number, self.digest)
+
     def manifest(self) -> Manifest | None:
         """Return the manifest of the newest version with all its files, or None if it is not recorded."""
         with contextlib.suppress(DamagedError):
             if self.files is not None:
                 manifest = Manifest.from_fields(self.files, self.digest)
-                if (manifest.number, manifest.digest) == (self.number, self.digest):
+                if manifest.link == self.link:
                     return replace(manifest, depth=self.depth)
         return None
 
@@ -109,7 +114,7 @@ def find_history(folder: Folder, known: Link | None = None) -> History:
     """
     if known is not None:
         newest = _read(folder)
-        same = isinstance(newest, Newest) and (newest.number, newest.digest) == (known.number, known.digest)
+        same = isinstance(newest, Newest) and newest.link == known
         if same and exists(folder, known.number) and not exists(folder, known.number + 1):
             assert isinstance(newest, Newest)
             return History(newest.number, newest.digest, newest.oldest, newest=newest)
@@ -155,7 +160,7 @@ def _judge(folder: Folder, newest: Newest | Damage | None, found: list[int]) -> 
     known = History(newest.number, newest.digest, newest.oldest, newest=newest)
     if not later:
         return known
-    if len(later) == 1 and _parent(folder, later[0]) == Link(newest.number, newest.digest):
+    if len(later) == 1 and _parent(folder, later[0]) == newest.link:
         return History(later[0], None, newest.oldest, newest=newest)
     foreign = (Damage(_name(manifest_path(folder, number).name), "not a version of this store", 0) for number in later)
     return replace(known, problems=tuple(foreign))
@@ -167,7 +172,7 @@ def find_linked_history(folder: Folder) -> History:
     newest = history.newest
     if newest is None or not history.problems:
         return history
-    base = Link(newest.number, newest.digest)
+    base = newest.link
     for number in reversed([number for number in numbers(folder) if number > base.number]):
         try:
             record = head = read_record(folder, number)
@@ -255,10 +260,8 @@ def _read(folder: Folder) -> Newest | Damage | None:
 
 def _parent(folder: Folder, number: int) -> Link | None:
     """Return the link of a version to the one before it, or None if it has none or its manifest is damaged."""
-    try:
-        return read_record(folder, number).parent
-    except DataError:
-        return None
+    record = _record(folder, number)
+    return None if record is None else record.parent
 
 
 def _is_intact(folder: Folder, number: int) -> bool:
@@ -271,10 +274,14 @@ def _is_intact(folder: Folder, number: int) -> bool:
 
 def _is_linked(folder: Folder, number: int) -> bool:
     """Return whether a manifest is of a format in which `newest.json` exists."""
-    try:
-        return read_record(folder, number).format > 1
-    except DataError:
-        return False
+    record = _record(folder, number)
+    return record is not None and record.format > 1
+
+
+def _record(folder: Folder, number: int) -> Manifest | None:
+    with contextlib.suppress(DataError):
+        return read_record(folder, number)
+    return None
 
 
 def _name(file: str) -> str:

@@ -219,7 +219,8 @@ class _Repairer:
     def run(self, dry_run: bool) -> Repair:
         """Return the result of the repair, after writing it unless `dry_run` is True."""
         versions, lost, undeleted = self._repaired_versions()
-        known = {*self.chain.records, *(number for damage in self._manifests() for number in damage.versions)}
+        manifests = [damage for damage in self.damages if damage.kind == "manifest"]
+        known = {*self.chain.records, *(number for damage in manifests for number in damage.versions)}
         lost_versions = tuple(sorted(number for number in known if number not in versions))
         if self.head not in self.chain.records:
             self.restored.insert(0, f"versions/{manifest_path(self.folder, self.head).name}")
@@ -262,9 +263,6 @@ class _Repairer:
                 f"{self.path.name!r} must have a manifest that can be read, got none. Restore the store from a copy."
             )
         return chain, found
-
-    def _manifests(self) -> list[Damage]:
-        return [damage for damage in self.damages if damage.kind == "manifest"]
 
     def _find_broken(self) -> set[str]:
         broken = set()
