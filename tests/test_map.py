@@ -14,7 +14,7 @@ def test_the_site_lists_every_module_with_the_first_line_of_its_docstring(monkey
     from generate.modules import modules
 
     page = modules(SOURCE)
-    assert "- `alibi.py`: Attention with linear biases (ALiBi): a penalty linear in the distance of positions" in page
+    assert "- `additive.py`: Additive score: a neural network with one hidden layer that computes a logit" in page
     names = [path for path in SOURCE.rglob("*.py") if path.name not in ("__init__.py", "__main__.py")]
     assert page.count("\n- `") == len(names)
     assert not re.search(r"^- `\w+\.py`: $", page, re.MULTILINE)

@@ -14,25 +14,19 @@ import dataclasses
 import math
 import typing
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from qkv.core.arrays import itemsize
 from qkv.core.equation import BoundCall, TorchCall
-from qkv.core.tile import Tile
-from qkv.core.typing import Array, Int, Tensor
-from qkv.kernels.fused.call import FINITE, DoubleBackward, LiftedCall, attend_finite
 from qkv.kernels.fused.layout import layout_of
-from qkv.kernels.fused.sdpa import FusedAttention, operators, results_are_finite
 from qkv.kernels.runtime.memory_model import lifted_elements, saved_by_lift
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.tiled.kernel import TiledKernel
-from qkv.masks import Mask
-from qkv.normalizers import Normalizer
 from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work, visible_pairs
-from qkv.scores import Dot, ScaledDot, Score
+from qkv.scores import Dot, ScaledDot
 from qkv.scores.forms import ScaledProduct
 
 if TYPE_CHECKING:
@@ -40,96 +34,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["FusedKernel"]
-
-
-def prepare_call(problem: Problem) -> PreparedCall | None:
-    """Return a function that runs a call on a CPU, or None if the mask or the widths are not supported.
-
-    Supported are scaled dot products of queries, keys and values of the same width, without a mask or with a mask of
-    keys, a causal mask, or both, and all scores that are lifted.
-    """
-    if problem.device.is_gpu:
-        return None
-    axes, score, tile = problem.axes, problem.score, problem.tile
-    form = score.form
-    if not (problem.traced or isinstance(form, ScaledProduct)):
-        return _prepare_lifted(problem)
-    keys, offset, known = split_mask(problem.spec.mask, tile)
-    equal = axes.query_width == axes.key_width == axes.value_width
-    temperature = problem.normalizer.temperature
-    if problem.traced or not (isinstance(form, ScaledProduct) and equal and known) or offset or score.arrays():
-        return None
-    layout = layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2])
-    if layout is None or not isinstance(temperature, (int, float)) or (found := operators("cpu")) is None:
-        return None
-    import torch
-
-    one = torch.ones((1, axes.query_width), dtype=getattr(torch, problem.dtype))
-    scale, width = form.factor(axes.query_width) / temperature, axes.value_width
-    if scale < 0:
-        return _prepare_lifted(problem)
-    gradient, zero, excluded = problem.gradient, one.new_zeros(()), one.new_full((), -math.inf)
-    identity = layout.is_identity(axes.query, axes.key, axes.value)
-    if keys is not None and all(type(part).__module__.startswith("qkv.masks.") for part in keys.parts()):
-        tile = TileOfCalls(*[getattr(tile, field.name) for field in dataclasses.fields(tile)])
-    double_backward = DoubleBackward(problem, tile, problem.spec.mask, scale)
-    fixed = FusedAttention(layout, scale, offset, None, double_backward, identity)
-    operator, causal = found[0], offset is not None
-    # Arrays that already have the operator's four axes, and whose results reveal that an array is not finite.
-    simple = not gradient and identity and fixed.reveals_nonfinite(one)
-
-    def run(
-        query: Array, key: Array, value: Array, score: Score, normalizer: Normalizer, mask: Mask | None
-    ) -> Result | None:
-        sides = cast("tuple[Tensor, Tensor, Tensor]", (query, key, value))
-        if not sides[2].is_cpu:
-            return None
-        bias = None
-        if keys is not None:
-            own = mask if mask is None or offset is None else split_mask(mask, tile)[0]
-            if own is None:
-                return None
-            allowed = layout.key_mask(cast("Tensor", own.allowed(tile, value)))
-            bias = torch.where(allowed, zero, excluded)
-        if simple and sides[0].stride(-1) == sides[1].stride(-1) == sides[2].stride(-1) == 1:
-            output, log_sum_exp = operator(query, key, value, 0.0, causal, attn_mask=bias, scale=scale)
-            if results_are_finite(output, log_sum_exp):
-                return Result(output, (), FINITE)
-        attention = fixed
-        if bias is not None:
-            differentiable = DoubleBackward(problem, tile, mask, scale)
-            attention = FusedAttention(layout, scale, offset, bias, differentiable, identity)
-        output = attend_finite(attention, sides, gradient)
-        return None if output is None else Result(layout.output(output, width), (), FINITE)
-
-    return run
-
-
-class TileOfCalls(Tile):
-    """Tile of a whole call on a CPU that computes the positions of its keys once; masks must not change them."""
-
-    __slots__ = ("_key_positions",)
-    _key_positions: Int[Tensor, " k"]
-
-    def key_positions(self, reference: Array) -> Int[Array, " k"]:
-        try:
-            return self._key_positions
-        except AttributeError:
-            self._key_positions = cast("Tensor", super().key_positions(reference))
-            return self._key_positions
-
-
-def _prepare_lifted(problem: Problem) -> PreparedCall:
-    tile = problem.tile
-
-    def run(
-        query: Array, key: Array, value: Array, score: Score, normalizer: Normalizer, mask: Mask | None
-    ) -> Result | None:
-        call = BoundCall(query, key, value, score, normalizer, mask, tile, 0.0, value.dtype)
-        output = LiftedCall.of(cast("TorchCall", call), problem).output()
-        return None if output is None else Result(output, (), FINITE)
-
-    return run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +51,6 @@ class FusedKernel(Kernel):
     runs_on_gpu: ClassVar[bool] = True
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        from qkv.kernels.fused.layout import layout_of
 
         axes = problem.axes
         if problem.score.form.lift is None:
@@ -169,7 +72,6 @@ class FusedKernel(Kernel):
             yield "the batch axes cannot be mapped to two without a copy"
 
     def describe(self, problem: Problem) -> str:
-        from qkv.kernels.fused.layout import layout_of
 
         axes, score = problem.axes, problem.score
         width = score.lifted_width(axes.query_width, axes.key_width)
@@ -221,8 +123,6 @@ class FusedKernel(Kernel):
         Queries, keys and values are as wide as the widest of them. Arrays that have not the operator's four axes count
         as a second call: they take 1.5 to 2 times the fixed cost, unless the lift to inner products takes most of it.
         """
-        from qkv.kernels.fused.layout import layout_of
-
         axes, amounts = problem.axes, amounts_of_work(problem, visible_pairs(problem, 64, _KEY_BLOCK), array_elements=0)
         width = max(problem.score.lifted_width(axes.query_width, axes.key_width), axes.value_width)
         amounts["rows"] = axes.batch_size * (axes.q + axes.k) * 2 * width
@@ -234,6 +134,8 @@ class FusedKernel(Kernel):
         return amounts
 
     def prepare(self, problem: Problem) -> PreparedCall | None:
+        from qkv.kernels.fused.prepared import prepare_call
+
         return prepare_call(problem)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:

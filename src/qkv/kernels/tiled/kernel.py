@@ -19,9 +19,7 @@ from typing import cast as cast_type
 
 from qkv.core.arrays import cast, requires_gradient
 from qkv.core.equation import TorchCall
-from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
-from qkv.kernels.runtime.gradients import call_tensors
 from qkv.kernels.runtime.memory_model import backward_copies, lifted_elements, near_pairs
 from qkv.kernels.runtime.tile_readouts import readable_in_forward
 from qkv.kernels.runtime.tile_sizes import (
@@ -34,52 +32,12 @@ from qkv.kernels.runtime.tile_sizes import (
     tile_arrays,
     tile_sizes,
 )
-from qkv.kernels.tiled.autograd import forward
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work, visible_pairs
-from qkv.scores.forms import Distance, Gated, Product, Tanh
+from qkv.scores.forms import Distance, Gated, Tanh
 
 __all__ = ["TiledKernel"]
-
-
-def supports_unchecked(call: TorchCall, problem: Problem) -> bool:
-    """Return whether the sums of a call would reveal NaN and infinity in its inputs."""
-    normalizer = call.normalizer
-    return (
-        normalizer.log_sum_exp
-        and normalizer.online
-        and normalizer.scale is not None
-        and normalizer.shift_invariant
-        and call.mask is None
-        and isinstance(call.score.form, Product)
-        and not (problem.gradient or problem.readouts or problem.traced)
-        and 0 not in (problem.axes.pairs, *call.value.shape)
-        and not any(requires_gradient(x) for x in call_tensors(call))
-    )
-
-
-def unchecked_forward(
-    call: TorchCall, sizes: TileSizes, notes: list[str]
-) -> Float[Tensor, "*batch q value_width"] | None:
-    """Return the output of a call, or None if its sums do not prove that all inputs are finite.
-
-    Args:
-        call: a call for which `supports_unchecked` is true.
-        notes: list to which notes about guards are appended if an output is returned.
-    """
-    import torch
-
-    assumed = replace(call, finite=(True, True))
-    assumed = assumed.with_projections(*assumed.score.project(assumed.query, assumed.key, assumed.tile))
-    new_notes: list[str] = []
-    output, _, total = forward(assumed, sizes, new_notes)
-    low, high = torch.aminmax(total)
-    # A sum needs no array of booleans. If it overflows, the caller checks the data instead.
-    if not (float(low) > 0 and float(high) < torch.inf and torch.isfinite(output.sum())):
-        return None
-    notes += new_notes
-    return output
 
 
 BUDGET = 2**18
@@ -168,6 +126,7 @@ class TiledKernel(Kernel):
         from qkv.kernels.runtime.saved_statistics import SAVED
         from qkv.kernels.tiled.autograd import tiled_attention
         from qkv.kernels.tiled.softmax import supports_softmax
+        from qkv.kernels.tiled.unchecked_forward import supports_unchecked, unchecked_forward
 
         with torch.autocast(call.value.device.type, enabled=False):
             if torch.is_grad_enabled() or any(requires_gradient(x) for x in call_tensors(call)):
