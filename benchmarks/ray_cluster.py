@@ -30,7 +30,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-import qkv
 from qkv import Database, normalizers, scores
 from qkv.database import partials
 from qkv.database.answer import Answer

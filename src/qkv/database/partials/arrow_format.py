@@ -203,13 +203,13 @@ def _flat(column: pa.ChunkedArray) -> tuple[Int[np.ndarray, " n"], pa.Array]:
 def _value_columns(sums: ValueSums, type_: pa.DataType) -> dict[str, Any]:
     import pyarrow as pa
 
+    assert isinstance(sums, (AverageSums, VoteSums))
     columns: dict[str, Any] = {"negative": pa.array(sums.negative)}
     if isinstance(sums, AverageSums):
         for name in ("weighted", "mean"):
             matrix = getattr(sums, name)
             columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(matrix.reshape(-1)), matrix.shape[1])
         return columns | {name: pa.array(getattr(sums, name)) for name in ("squares", "mass")}
-    assert isinstance(sums, VoteSums)
     query, label = np.nonzero(sums.first < NO_ROW)
     fragment, row = np.divmod(sums.first[query, label], FRAGMENT_ROWS)
     labels = list(sums.labels)
