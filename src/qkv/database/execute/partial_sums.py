@@ -283,13 +283,7 @@ class VoteSums(ValueSums):
 
 
 def value_sums(like: Column, queries: int, votes: bool = False) -> ValueSums:
-    """Return the sums of no rows: averages of numbers, timestamps and vectors, votes of other cells.
-
-    Args:
-        like: some rows of the value column.
-        queries: number of queries.
-        votes: whether numbers and timestamps vote.
-    """
+    """Return the sums of no rows: averages of numbers, timestamps and vectors, votes of other cells."""
     zeros, none = np.zeros(queries), np.zeros(queries, bool)
     if votes or votes_by_kind(like):
         return VoteSums({}, np.zeros((queries, 0)), np.zeros((queries, 0), np.int64), none)

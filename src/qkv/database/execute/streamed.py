@@ -319,13 +319,7 @@ class SampledChooser(ComparisonChooser):
 
 
 def load_example_rows(rows: StoredRows, indices: Int[np.ndarray, " n"], columns: Sequence[str]) -> pa.Table:
-    """Return the rows of a store with some indices from its cache folder, or read and save them.
-
-    Args:
-        rows: the rows of a store.
-        indices: their indices, in ascending order.
-        columns: the columns to read.
-    """
+    """Return the rows of a store with some indices from its cache folder, or read and save them."""
     import pyarrow as pa
 
     chosen = digest("\n".join(columns).encode())
