@@ -351,7 +351,7 @@ class _RunningVariance:
         mean, masses = cells.mean(axis=0), (np.array([float(self.count)]), np.array([float(len(cells))]))
         with np.errstate(over="ignore"):  # squares of values of 1e200 are infinite
             merged, difference, weight = merge_means(masses[0], np.broadcast_to(self.mean, mean.shape), masses[1], mean)
-            between = np.square(difference) * weight
+            between = np.square(np.asarray(difference)) * np.asarray(weight)
             self.squares = np.asarray(self.squares + np.square(cells - mean).sum(axis=0) + between)
         self.mean, self.count = np.asarray(merged), self.count + len(cells)
 

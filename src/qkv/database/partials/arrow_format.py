@@ -32,7 +32,7 @@ from qkv.store.arrow_files import parse_schema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FORMAT", "from_batch", "lists_by_query", "normalizer_record", "to_batch", "to_bytes"]
+__all__ = ["FORMAT", "from_batch", "lists_by_query", "normalizer_record", "to_batch"]
 
 FORMAT = 1
 """The version of the format."""
@@ -97,16 +97,6 @@ def from_batch(batch: object) -> QueryPartial:
         if isinstance(error, DamagedError):
             raise
         raise _damaged(f"reading it failed: {str(error)[:200]}") from None
-
-
-def to_bytes(partial: QueryPartial) -> bytes:
-    """Return a partial result as the bytes of an Arrow IPC stream."""
-    import pyarrow as pa
-
-    batch, sink = to_batch(partial), pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return bytes(sink.getvalue())
 
 
 def _damaged(problem: str) -> DamagedError:
