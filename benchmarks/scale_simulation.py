@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import argparse
 import math
+import pickle
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -107,7 +108,7 @@ class _Recorder:
         return self.worker.run(sent)
 
     def merge(self, results: Sequence[object]) -> bytes:
-        return merge_replies([bytes(each) for each in results])  # type: ignore[call-overload]
+        return pickle.dumps(merge_replies([bytes(each) for each in results]))  # type: ignore[call-overload]
 
     def fetch(self, result: object) -> bytes:
         assert isinstance(result, bytes)
@@ -174,27 +175,18 @@ class _Canned(_Recorder):
 
 def _asking(message: bytes, reply: bytes) -> float:
     """Return the CPU time of the asking process for each of 512 workers."""
-    import pickle
-    from dataclasses import replace
-
     workers = 512
     task, fragments = pickle.loads(message)
     shares = [replace(fragments[0], fragment=replace(fragments[0].fragment, index=n)) for n in range(workers)]
     scheduler = Scheduler(lambda: _Canned(reply), workers, "workers")
-    return cpu_seconds(lambda: scheduler.run(task, shares)) / workers
+    return cpu_seconds(lambda: scheduler.call(task, shares)) / workers
 
 
 def _merge_copies(reply: bytes) -> bytes:
     """Merge `FAN_IN` results of different fragments, which are copies of one."""
-    import pickle
-    from dataclasses import replace
-
-    from qkv.database.partials.arrow_format import from_batch, to_bytes
-
     loaded = pickle.loads(reply)
-    part = from_batch(loaded.partial)
-    copies = [replace(part, fragments=(number,)) for number in range(FAN_IN)]
-    return merge_replies([pickle.dumps(replace(loaded, partial=to_bytes(copy))) for copy in copies])
+    copies = [replace(loaded, result=replace(loaded.result, fragments=(n,)), first=n) for n in range(FAN_IN)]
+    return pickle.dumps(merge_replies([pickle.dumps(copy) for copy in copies]))
 
 
 def simulate(parts: Parts, assumed: Assumptions, keys: float, machines: int, draws: int) -> tuple[float, float]:

@@ -5,8 +5,8 @@
 A call names a score, a normalizer and a mask. The planner chooses the kernel that computes it, and `explain` shows
 the plan.
 
-`attend`, `observe`, `explain` and `prepare` take arrays; `Database` takes tables, and `partial`, `merge` and
-`finalize` take fragments of tables, which other engines hold. `scores`, `normalizers`, `masks`, `readouts` and `nn`
+`attend`, `observe`, `explain` and `prepare` take arrays; `Database` takes tables, and `database.partials` takes
+fragments of tables, which other engines hold. `scores`, `normalizers`, `masks`, `readouts` and `nn`
 hold the components, `distributed` attention over several processes, `errors` the exceptions.
 """
 

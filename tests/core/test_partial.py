@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 import qkv
 from qkv import masks, normalizers, readouts, scores
+from qkv.core import partial as partial_results
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.guard import apply_weights
 from qkv.core.partial import (
@@ -20,8 +23,10 @@ from qkv.core.partial import (
     PartialResult,
     TopKeys,
     WeightedSums,
+    merge_means,
     rescale_factor,
 )
+from qkv.core.tile import Tile
 from qkv.kernels.tiled.readouts import ElementMap
 from qkv.readouts.base import Reduction
 from qkv.readouts.cells import cell_lengths
@@ -101,6 +106,28 @@ def test_tree_of_many_weighted_sums_is_their_sum():
     parts = [WeightedSums(np.array([[1.0]]), np.array([[float(n)]])) for n in range(11)]
     merged = merge_all(parts)
     assert (merged.total.item(), merged.weighted.item()) == (11, 55)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("masses", [(1.0, 3.0), (0.0, 2.0), (2.0, 0.0), (0.0, 0.0), (-1.0, 2.0), (1.0, 1e30)])
+def test_means_and_squared_deviations_merge_to_those_of_all_rows(masses, library):
+    rng = np.random.default_rng(0)
+    rows = [rng.standard_normal((4, 3)) + 100, rng.standard_normal((5, 3))]
+    weights = [np.full(len(each), mass / len(each)) for mass, each in zip(masses, rows, strict=True)]
+    own = [each.mean(axis=0) for each in rows]
+    arguments = []
+    for mass, mean in zip(masses, own, strict=True):
+        arguments += array_of(library, np.array([mass]), mean)
+    mean, difference, weight = (np.asarray(x, np.float64) for x in merge_means(*arguments))
+    every, both = np.concatenate(rows), np.where(np.concatenate(weights) > 0, np.concatenate(weights), 0)
+    if min(masses) < 0 or not both.sum():
+        assert (difference, weight) == (0, 0) if not difference.shape else not difference.any()
+        return
+    expected = both @ every / both.sum()
+    squares = sum(w.clip(0) @ np.square(x - m) for w, x, m in zip(weights, rows, own, strict=True))
+    np.testing.assert_allclose(mean, expected, rtol=1e-12 if library != "jax" else 1e-5)
+    merged = squares + weight * np.square(difference)
+    np.testing.assert_allclose(merged, both @ np.square(every - expected), rtol=1e-9 if library != "jax" else 1e-3)
 
 
 def test_partial_result_without_a_merge_raises():
@@ -289,3 +316,70 @@ def test_streamed_sums_of_a_table_are_those_of_the_shared_definition(spread, off
     effective = np.asarray(sums.finalize(normalizers.Softmax(), column)[2])[:-1]
     np.testing.assert_allclose(effective, np.exp(entropy)[:-1], rtol=1e-9)
     assert math.isclose(float(sums.total[-1]), 0.0)
+
+
+@pytest.mark.parametrize("offset", [1e30, -1e30, 1e300])
+def test_sums_of_a_table_whose_maxima_are_far_apart_are_those_of_the_larger_one(offset):
+    pa = pytest.importorskip("pyarrow")
+    from qkv.database.execute.partial_sums import Accumulator, value_sums
+    from qkv.encoders.columns import Column
+
+    logits, values = np.array([[0.0, -1.0], [-1.0, 0.0]]), np.array([1.0, 2.0])
+    column, labels = (
+        Column.from_table(pa.table({"v": values}), "v"),
+        Column.from_table(pa.table({"v": ["a", "b"]}), "v"),
+    )
+    for like, cells in ((column, values), (labels, np.arange(2))):
+        parts = []
+        for number, shift in enumerate((0.0, offset)):
+            accumulator = Accumulator(normalizers.Softmax(), value_sums(like, 2), 2, 1)
+            for name in like.original.tolist() if like.original is not None else ():
+                accumulator.sums.values.labels[name] = len(accumulator.sums.values.labels)
+            accumulator.accumulate(logits + shift, 2 * number, cells)
+            parts.append(accumulator.sums)
+        larger = parts[int(offset > 0)].finalize(normalizers.Softmax(), like)
+        for order in (parts, parts[::-1]):
+            found = order[0].merge(order[1]).finalize(normalizers.Softmax(), like)
+            assert [one.value for one in found[1]] == [one.value for one in larger[1]]
+            assert [one.spread for one in found[1]] == [one.spread for one in larger[1]]
+            np.testing.assert_array_equal(np.array(found[2:]), np.array(larger[2:]))
+
+
+@OFFSETS
+@pytest.mark.parametrize("loop", ["rows of a table", "readout"])
+def test_largest_keys_of_tiles_are_those_of_the_shared_definition(loop, offset):
+    logits, _, allowed = problem(1.0, offset)
+    logits[:, 5] = logits[:, 30]  # a tie, which goes to the lower index
+    masked, size, tiles = np.where(allowed, logits, -np.inf), 4, list(range(0, K, 7))
+    parts = []
+    for start in tiles:
+        tile = masked[:, start : start + 7]
+        index = np.where(np.isfinite(tile), np.arange(start, start + tile.shape[1]), -1)
+        parts.append(TopKeys(tile, index, tile, np.zeros((*tile.shape, 1)), size).top())
+    wanted = merge_all(parts).index
+    if loop == "readout":
+        weights = np.where(allowed, np.exp(logits - logits.max(axis=1, keepdims=True)), 0.0)
+        readout, merged = readouts.TopWeights(size), None
+        for start in tiles:
+            tile = Tile.whole(Q, K).restrict((0, Q), (start, min(start + 7, K)))
+            part = readout.read(
+                masked[:, start : start + 7], weights[:, start : start + 7], normalizers.Softmax(), tile
+            )
+            merged = part if merged is None else readout.merge(tuple(merged), tuple(part), tile)
+        found = np.asarray(merged[1])
+    else:
+        pytest.importorskip("pyarrow")
+        from qkv.database.execute.top_rows import TopRows
+
+        top = TopRows(Q, size)
+        for start in tiles:
+            top.update(masked[:, start : start + 7], start)
+        found = top.row
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_every_specialised_loop_of_the_table_exists():
+    folder = Path(partial_results.__file__).parents[1]
+    listed = re.findall(r"^    (\S+\.py) ", partial_results.__doc__, re.MULTILINE)
+    assert len(listed) == 8
+    assert all((folder / name).is_file() for name in listed)

@@ -181,14 +181,7 @@ class ChunkedCall(TorchCall):
 
     @classmethod
     def of(cls, call: BoundCall, key: ChunkedTensor, value: ChunkedTensor, finite: tuple[bool, bool]) -> ChunkedCall:
-        """Return a call with its placeholders replaced by chunked keys and values.
-
-        Args:
-            call: call that is bound to placeholders of the keys and values.
-            key: keys.
-            value: values.
-            finite: two flags: whether queries and keys are known to be finite, and whether the values are.
-        """
+        """Return a call with chunked keys and values; `finite` states it of both sides, and of the values."""
         fields = {field.name: getattr(call, field.name) for field in dataclasses.fields(call)}
         return cls(**{**fields, "chunked": (key, value), "finite": finite})
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from qkv.core.arrays import is_floating
 from qkv.core.equation import BoundCall, take_range
-from qkv.core.partial import PartialResult
+from qkv.core.partial import PartialResult, WeightedSums
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Num, Shaped
@@ -22,7 +22,7 @@ from qkv.normalizers import Normalizer, Softmax
 from qkv.ring.layout import Limits, Order
 from qkv.ring.local_parts import local_mask, travels
 from qkv.ring.shards import received, travelling
-from qkv.ring.thresholds import KnownThreshold
+from qkv.ring.thresholds import KnownThreshold, newton_step
 from qkv.scores import Score
 
 __all__ = ["DeviceCall", "Mesh", "cut_part"]
@@ -344,11 +344,8 @@ class DeviceCall:
             changed = jnp.asarray(0.0, call.value.dtype)
             new = []
             for tau, sums in zip(taus, self._partials(ones, normalizers, with_value=False), strict=True):
-                total, slope = sums.weighted[..., :1], sums.total  # type: ignore[attr-defined]
-                norm = jnp.sqrt(total) if given.power == 2 else total
-                excess = jnp.where(norm > 0, norm - 1, 0.0)
-                change = excess * (norm if given.power == 2 else 1) / jnp.where(slope > 0, slope, 1.0)
-                moved = jnp.where(jnp.abs(excess) > 8 * jnp.finfo(norm.dtype).eps, tau + change, tau)
+                excess, change = newton_step(cast("WeightedSums", sums), given.power or 1)
+                moved = jnp.where(jnp.abs(excess) > 8 * jnp.finfo(tau.dtype).eps, tau + change, tau)
                 changed = jnp.maximum(changed, jnp.max(jnp.abs(moved - tau)))
                 new.append(moved)
             return number + 1, new, jax.lax.pmax(changed, self.mesh.axis)

@@ -123,11 +123,6 @@ def chunk_problem(problem: Problem, q: int, k: int) -> Problem:
 def _check_lengths(part: Part, q: int, k: int) -> int:
     """Return the number of all keys to which the arrays of pairs of a part belong, or 0 if it has none.
 
-    Args:
-        part: a score or mask.
-        q: number of queries of this rank.
-        k: number of keys of this rank.
-
     Raises:
         ShapeError: an array does not have the axes that `slice_part` expects.
     """

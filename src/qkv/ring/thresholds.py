@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from qkv.core.arrays import namespace, where
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
@@ -30,7 +31,7 @@ from qkv.kernels.runtime.tile_loop import Limits, ranges, visible_tiles
 from qkv.normalizers.base import Normalizer, Summary, excluded
 from qkv.ring.shards import Shards
 
-__all__ = ["KnownThreshold", "find_thresholds"]
+__all__ = ["KnownThreshold", "find_thresholds", "newton_step"]
 
 _MAX_CANDIDATES = 1024
 """Largest number of candidates per query that a rank holds: 8 KiB in float64."""
@@ -108,6 +109,17 @@ class KnownThreshold(Normalizer):
         return above if self.exponent == 2 else where(above > 0, 1.0, above)
 
 
+def newton_step(sums: WeightedSums, power: float) -> tuple[Float[Array, "*batch q 1"], Float[Array, "*batch q 1"]]:
+    """Return by how much the p-norm of max(0, z − τ) of each row exceeds 1, and the Newton step of τ; 0 without keys.
+
+    The sums are Σ slope, and Σ max(0, z − τ)^p as the first weighted value.
+    """
+    total = sums.weighted[..., :1]
+    norm = namespace(total).sqrt(total) if power == 2 else total
+    excess = where(norm > 0, norm - 1, 0.0)
+    return excess, excess * (norm if power == 2 else 1) / where(sums.total > 0, sums.total, 1.0)
+
+
 def _rows(x: Float[Array, "*batch q 1"], tile: Tile | None) -> Float[Array, "*batch rows 1"]:
     """Return the rows of a tile, also of a compiled JAX loop, whose first row is known at run time."""
     if tile is None:
@@ -142,12 +154,7 @@ class _Row:
 
 
 def find_thresholds(call: TorchCall, shards: Shards) -> list[KnownThreshold]:
-    """Return, for each chunk of queries of this rank, a normalizer with the maximum and threshold of each row.
-
-    Args:
-        call: the call of this rank, with a normalizer of a known power.
-        shards: the shards of the call.
-    """
+    """Return, for each chunk of queries of this rank, a normalizer with the maximum and threshold of each row."""
     import torch
 
     power, scale = call.normalizer.power, call.normalizer.scale
@@ -212,18 +219,15 @@ class _Search:
 
         eps = torch.finfo(self.call.value.dtype).eps
         for _ in range(_MAX_STEPS):
-            sums: dict[_Task, tuple[Tensor, Tensor]] = {}
+            sums: dict[_Task, WeightedSums] = {}
             for task, _, logits in self._tiles():
                 above = ((logits - rows[task].maximum) * self.scale - rows[task].tau).clamp_(min=0)
-                slope = above.sum(dim=-1, keepdim=True) if self.power == 2 else (above > 0).sum(-1, keepdim=True)
-                total = (above**self.power).sum(dim=-1, keepdim=True)
-                old = sums.get(task)
-                sums[task] = (total, slope) if old is None else (old[0] + total, old[1] + slope)
+                slope = above if self.power == 2 else (above > 0).to(above.dtype)
+                more = WeightedSums(slope.sum(-1, keepdim=True), (above**self.power).sum(-1, keepdim=True))
+                sums[task] = sums[task].merge(more) if task in sums else more
             changed = self.call.value.new_zeros(())
-            for task, (total, slope) in sums.items():
-                norm = total.sqrt() if self.power == 2 else total
-                excess = torch.where(norm > 0, norm - 1, torch.zeros_like(norm))
-                step = torch.where(norm > 0, excess * (norm if self.power == 2 else 1) / slope, excess)
+            for task, found in sums.items():
+                excess, step = (cast("Tensor", x) for x in newton_step(found, self.power))
                 if excess.numel() and float(excess.abs().amax()) > 8 * eps:
                     new = rows[task].tau + step
                     if not bool((new == rows[task].tau).all()):

@@ -11,7 +11,6 @@ import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,20 +24,14 @@ from qkv.database.execute.partial_sums import Accumulator, PartialSums, value_su
 from qkv.database.execute.row_lists import FRAGMENT_ROWS
 from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.execute.streamed import StreamedCall, StreamedExecutor
-from qkv.database.keys.queries import Queries
 from qkv.database.partials.arrow_format import normalizer_record
 from qkv.database.partials.functions import check_mergeable
 from qkv.database.partials.query_partial import QueryPartial, Subject
 from qkv.database.storage.remote_answers import with_missing
 from qkv.errors import DamagedStoreError, QkvError
-from qkv.normalizers.base import Normalizer
 from qkv.plan.cost import counted
 from qkv.store import Store
 from qkv.store.block import unread_text
-
-if TYPE_CHECKING:
-    from qkv.core.typing import Bool
-    from qkv.database.keys.comparisons import Comparison
 
 __all__ = ["ClusterExecutor"]
 
@@ -48,76 +41,6 @@ class _Unreadable(threading.local):
 
     def __init__(self) -> None:
         self.fragments: dict[int, str] = {}
-
-
-class ClusterExecutor(StreamedExecutor):
-    """Executor that answers queries over one version of a store by the workers of a cluster.
-
-    Args:
-        store, key, value, name, fold, progress, hidden, cache: as in `StreamedExecutor`.
-        scheduler: the workers. If it skips fragments that cannot be read, the notes of an answer state them.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        key: Sequence[str],
-        value: str,
-        name: str,
-        fold: bool,
-        progress: Progress | None,
-        hidden: Sequence[str],
-        cache: bool,
-        scheduler: Scheduler,
-    ) -> None:
-        super().__init__(store, key, value, name, fold, progress, hidden, cache)
-        self.scheduler = scheduler
-        self.fragments = FragmentRows.of(self.table.store)
-        self._found = _Unreadable()
-
-    @property
-    def unreadable(self) -> dict[int, str]:
-        """The fragments that the query of this thread could not read, with the reason."""
-        return self._found.fragments
-
-    def ask(self, queries: object, options: AskOptions) -> Answer:
-        """Return the answer of the workers, whose notes state the fragments that could not be read."""
-        self.unreadable.clear()
-        answer = super().ask(queries, options)
-        if not self.unreadable:
-            return answer
-        return with_missing(answer, self._unreadable_note())
-
-    def _unreadable_note(self) -> str:
-        lost = sum(self.fragments[index].rows for index in self.unreadable)
-        named = [f"{self.fragments[index].name}: {reason}" for index, reason in sorted(self.unreadable.items())]
-        return unread_text(named, len(self.fragments), lost)
-
-    def _call(
-        self,
-        comparison: Comparison,
-        normalizer: Normalizer,
-        present: Bool[np.ndarray, " rows"] | None,
-        options: AskOptions,
-        queries: Queries,
-    ) -> StreamedCall:
-        return ClusterCall(self, comparison, normalizer, present, options, queries)
-
-    def scan(self, task: ScanTask, fragments: Sequence[FragmentTask]) -> QueryPartial | None:
-        """Return the merged result of a scan, or None without a fragment that can be read.
-
-        Raises:
-            DamagedStoreError: A fragment cannot be read, and the store was not opened with `damaged="skip"`.
-        """
-        merged: QueryPartial | None
-        merged, unreadable = self.scheduler.call(task, fragments)
-        self.unreadable.update(unreadable)
-        if unreadable and not self.scheduler.skip:
-            raise DamagedStoreError(
-                f"{self._unreadable_note()}. Restore these files from a copy, or open {self.name} with damaged='skip' "
-                "for answers from the other fragments."
-            )
-        return merged
 
 
 class ClusterCall(StreamedCall):
@@ -208,3 +131,65 @@ class ClusterCall(StreamedCall):
                 tasks.append(FragmentTask(each, incomplete, present))
             first_row, first_tile = first_row + each.rows, first_tile + tiles
         return executor.scan(task, tasks) if tasks else None
+
+
+class ClusterExecutor(StreamedExecutor):
+    """Executor that answers queries over one version of a store by the workers of a cluster.
+
+    Args:
+        store, key, value, name, fold, progress, hidden, cache: as in `StreamedExecutor`.
+        scheduler: the workers. If it skips fragments that cannot be read, the notes of an answer state them.
+    """
+
+    call: type[StreamedCall] = ClusterCall
+
+    def __init__(
+        self,
+        store: Store,
+        key: Sequence[str],
+        value: str,
+        name: str,
+        fold: bool,
+        progress: Progress | None,
+        hidden: Sequence[str],
+        cache: bool,
+        scheduler: Scheduler,
+    ) -> None:
+        super().__init__(store, key, value, name, fold, progress, hidden, cache)
+        self.scheduler = scheduler
+        self.fragments = FragmentRows.of(self.table.store)
+        self._found = _Unreadable()
+
+    @property
+    def unreadable(self) -> dict[int, str]:
+        """The fragments that the query of this thread could not read, with the reason."""
+        return self._found.fragments
+
+    def ask(self, queries: object, options: AskOptions) -> Answer:
+        """Return the answer of the workers, whose notes state the fragments that could not be read."""
+        self.unreadable.clear()
+        answer = super().ask(queries, options)
+        if not self.unreadable:
+            return answer
+        return with_missing(answer, self._unreadable_note())
+
+    def _unreadable_note(self) -> str:
+        lost = sum(self.fragments[index].rows for index in self.unreadable)
+        named = [f"{self.fragments[index].name}: {reason}" for index, reason in sorted(self.unreadable.items())]
+        return unread_text(named, len(self.fragments), lost)
+
+    def scan(self, task: ScanTask, fragments: Sequence[FragmentTask]) -> QueryPartial | None:
+        """Return the merged result of a scan, or None without a fragment that can be read.
+
+        Raises:
+            DamagedStoreError: A fragment cannot be read, and the store was not opened with `damaged="skip"`.
+        """
+        merged: QueryPartial | None
+        merged, unreadable = self.scheduler.call(task, fragments)
+        self.unreadable.update(unreadable)
+        if unreadable and not self.scheduler.skip:
+            raise DamagedStoreError(
+                f"{self._unreadable_note()}. Restore these files from a copy, or open {self.name} with damaged='skip' "
+                "for answers from the other fragments."
+            )
+        return merged

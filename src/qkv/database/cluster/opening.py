@@ -6,8 +6,8 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -118,12 +118,8 @@ class RayWorker:
         """Return the reply, which is sent back with the result of the call if it is small; see `Worker.receive`."""
         import ray
 
-        try:
+        with _worker_errors():
             return bytes(ray.get(sent))
-        except ray.exceptions.RayActorError:
-            raise WorkerDiedError from None
-        except ray.exceptions.ObjectLostError:
-            raise LostResultError from None
 
     def merge(self, results: Sequence[object]) -> object:
         """Return a reference to the merge of replies; see `Worker.merge`."""
@@ -137,10 +133,8 @@ class RayWorker:
 
         if isinstance(result, bytes):
             return result
-        try:
+        with _worker_errors(LostResultError):
             return bytes(ray.get(result))
-        except (ray.exceptions.ObjectLostError, ray.exceptions.RayActorError):
-            raise LostResultError from None
 
     def close(self) -> None:
         """End the actor."""
@@ -154,17 +148,26 @@ class RayWorker:
         import ray
 
         done, result = method.options(num_returns=2).remote(*arguments)
-        try:
+        with _worker_errors():
             ray.get(done)
-        except ray.exceptions.RayActorError:
-            raise WorkerDiedError from None
-        except ray.exceptions.ObjectLostError:
-            raise LostResultError from None
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, ray.exceptions.ObjectLostError):
-                raise LostResultError from None
-            raise
         return result
+
+
+@contextmanager
+def _worker_errors(died: type[Exception] = WorkerDiedError) -> Iterator[None]:
+    """Raise the errors of Ray as those of a `Worker`, and `died` if the actor has died."""
+    import ray
+
+    try:
+        yield
+    except ray.exceptions.RayActorError:
+        raise died from None
+    except ray.exceptions.ObjectLostError:
+        raise LostResultError from None
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, ray.exceptions.ObjectLostError):
+            raise LostResultError from None
+        raise
 
 
 class _Actor:

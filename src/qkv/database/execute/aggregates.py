@@ -128,13 +128,8 @@ class Aggregator(ABC):
 
 
 def aggregator_for(column: Column, votes: bool = False) -> Aggregator:
-    """Return an aggregator for a column: votes if `votes` is True and of texts, categories and booleans, or averages.
-
-    Args:
-        column: the value column.
-        votes: whether numbers and timestamps vote.
-    """
-    return _Averages(column) if column.traits.averaged and not votes else _Votes(column)
+    """Return an aggregator for a column: votes if `votes` is True and of texts and booleans, otherwise averages."""
+    return _Votes(column) if votes or votes_by_kind(column) else _Averages(column)
 
 
 class _Averages(Aggregator):
@@ -317,22 +312,12 @@ def votes_by_kind(value: Column) -> bool:
 
 
 def value_reason(value: Column, largest: float) -> str:
-    """Return why the numbers of a value column are read as identifiers, or "" if they are not.
-
-    Args:
-        value: the value column.
-        largest: the largest magnitude of its selected numbers.
-    """
+    """Return why a value column, whose largest magnitude is given, is read as identifiers, or "" if it is not."""
     return "" if votes_by_kind(value) else identifier_reason(value, largest, "")
 
 
 def is_vote(value: Column, reason: str, fit: str | None) -> bool:
     """Return whether answers are votes over a value column.
-
-    Args:
-        value: the value column.
-        reason: the result of `value_reason`.
-        fit: as in `Database.ask`.
 
     Raises:
         OptionError: The values are vectors, which cannot vote.

@@ -57,12 +57,6 @@ def calibrate(comparison: Comparison, value: Column, normalizer: Normalizer, lin
 
     They cannot be estimated from fewer than 40 rows with other rows near them, and are not for vectors, for texts that
     are compared together with other columns, and for normalizers that sample.
-
-    Args:
-        comparison: the comparison over some rows.
-        value: the value column of the same rows.
-        normalizer: the normalizer.
-        linear: whether answers are on lines through the rows, see `qkv.estimators.regression.local_linear`.
     """
     if value.kind not in ("number", "timestamp") or len(value.cells) < _FEWEST_ROWS:
         return Calibration()

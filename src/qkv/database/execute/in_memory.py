@@ -305,17 +305,9 @@ def attend_to_rows(
     calibration: Callable[[], Calibration],
     rows_text: str = "all rows",
 ) -> tuple[list[Entry], Plan]:
-    """Compute attention over all rows for chunks of queries, and return the entries and the first chunk's plan.
+    """Compute attention over the present rows for chunks of queries, and return the entries and the first chunk's plan.
 
-    Args:
-        queries: the parsed queries.
-        comparison: the comparison over all rows.
-        normalizer: the normalizer.
-        aggregator: the aggregator of the value column.
-        present: True for the rows that are included.
-        options: the options, of which mask, top, seed and progress are used.
-        calibration: returns the factors of prediction intervals.
-        rows_text: the rows in words.
+    Of the options, mask, top, seed and progress are used.
     """
     mask = and_masks(None if present.all() else KeysMask(present), options.mask)
     line = find_coordinates(comparison) if options.linear else None

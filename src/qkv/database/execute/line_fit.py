@@ -233,12 +233,7 @@ def _group_rows(comparison: MixedComparison, numbers: str) -> Int[np.ndarray, " 
 
 
 def comparison_note(comparison: Comparison, value: Column) -> tuple[str, ...]:
-    """Return a sentence if local linear regression predicts rows that are left out clearly better than the mean.
-
-    Args:
-        comparison: the comparison over some rows.
-        value: the value column of the same rows.
-    """
+    """Return a sentence if local linear regression predicts rows that are left out clearly better than the mean."""
     coordinates = find_coordinates(comparison)
     if coordinates is None or value.kind not in ("number", "timestamp"):
         return ()

@@ -49,16 +49,7 @@ def with_missing_values(
     options: AskOptions,
     entries: list[Entry],
 ) -> list[Entry]:
-    """Return the entries of queries after the rows without a value are compared, too.
-
-    Args:
-        executor: the executor over the rows with a value.
-        queries: the parsed queries.
-        comparison: the comparison over these rows.
-        normalizer: the normalizer.
-        options: the options of `ask`.
-        entries: the answers from these rows.
-    """
+    """Return the entries of queries after the rows without a value are compared, too."""
     if len(queries) and not normalizer.constant:
         for rows in executor.rows_without_value(options):
             entries = _KeysWithoutValue(executor, rows, queries, comparison, normalizer).answer(options, entries)

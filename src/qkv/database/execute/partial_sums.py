@@ -160,7 +160,7 @@ class AverageSums(ValueSums):
             return self if self.weighted.shape[1] else other
         with np.errstate(over="ignore", invalid="ignore"):
             means = self.mass[:, None], self.mean, other.mass[:, None], other.mean
-            mean, difference, weight = merge_means(*means)
+            mean, difference, weight = (np.asarray(each) for each in merge_means(*means))
             squares = self.squares + other.squares + np.square(difference).sum(axis=1) * weight[:, 0]
             negative, mass = self.negative | other.negative, self.mass + other.mass
             return AverageSums(self.weighted + other.weighted, mean, squares, mass, negative)
@@ -283,13 +283,7 @@ class VoteSums(ValueSums):
 
 
 def value_sums(like: Column, queries: int, votes: bool = False) -> ValueSums:
-    """Return the sums of no rows: averages of numbers, timestamps and vectors, votes of other cells.
-
-    Args:
-        like: some rows of the value column.
-        queries: number of queries.
-        votes: whether numbers and timestamps vote.
-    """
+    """Return the sums of no rows: averages of numbers, timestamps and vectors, votes of other cells."""
     zeros, none = np.zeros(queries), np.zeros(queries, bool)
     if votes or votes_by_kind(like):
         return VoteSums({}, np.zeros((queries, 0)), np.zeros((queries, 0), np.int64), none)
@@ -414,7 +408,7 @@ class Accumulator:
         excluded = d == -np.inf if least == -np.inf else None
         if not least >= _SMALLEST_EXPONENT[str(d.dtype)]:
             np.maximum(d, _SMALLEST_EXPONENT[str(d.dtype)], out=d)
-        e = np.exp(d)
+        e: Float[np.ndarray, "q rows"] = np.exp(d)
         if excluded is not None:
             e[excluded] = 0.0
         # Arrays of `sums` are changed in place: they were made here, by `rescale`, or at the start.

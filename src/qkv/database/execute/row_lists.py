@@ -104,11 +104,6 @@ def select_rows(rows: RowLists, normalizer: Normalizer, queries: int) -> RowList
 
     The threshold of some rows is a lower bound of the threshold of all rows, so that a row below that of its fragment
     has no weight in the table. A query with a logit that is NaN or +inf keeps one such row, which makes its answer NaN.
-
-    Args:
-        rows: rows of each query, with all those of a fragment that can have weight.
-        normalizer: a normalizer with few non-zero weights.
-        queries: number of queries.
     """
     if normalizer.top_k is not None:
         return rows.largest(normalizer, normalizer.top_k)

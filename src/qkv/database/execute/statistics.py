@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.core.checksums import digest
+from qkv.core.partial import merge_means
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.core.untrusted_json import Fields
@@ -145,17 +146,7 @@ def restricted_statistics(
     selected: Bool[np.ndarray, " rows"],
     progress: Progress | None = None,
 ) -> TableStatistics:
-    """Return the saved statistics of the selected rows of a store, or compute them in one pass and save them.
-
-    Args:
-        whole: the statistics of all rows.
-        rows: the rows.
-        key: names of the key columns.
-        value: name of the value column.
-        folded: whether texts are folded.
-        selected: True for the selected rows.
-        progress: called while the rows are read.
-    """
+    """Return the saved statistics of the selected rows of a store, or compute them in one pass and save them."""
     selection = digest(np.packbits(selected).tobytes())
     found = _load(_StatisticsScan(rows, key, value, folded, selected), [list(key), value, folded, selection], progress)
     # How cells are read does not depend on the selection, such as the origin from which timestamps are counted.
@@ -347,10 +338,7 @@ def _complete_vector_width(column: pa.ChunkedArray) -> int:
 
 
 class _RunningVariance:
-    """Running mean and sum of squared deviations of the columns of a matrix, to which rows are added in parts.
-
-    Source: Chan, Golub, LeVeque (1983), Algorithms for computing the sample variance.
-    """
+    """Running mean and sum of squared deviations of the columns of a matrix, to which rows are added in parts."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -360,13 +348,12 @@ class _RunningVariance:
     def add(self, cells: Float[np.ndarray, "rows width"]) -> None:
         if not len(cells):
             return
-        mean = cells.mean(axis=0)
-        difference, count = mean - self.mean, self.count + len(cells)
+        mean, masses = cells.mean(axis=0), (np.array([float(self.count)]), np.array([float(len(cells))]))
         with np.errstate(over="ignore"):  # squares of values of 1e200 are infinite
-            self.squares = self.squares + np.square(cells - mean).sum(axis=0)
-            self.squares = self.squares + np.square(difference * np.sqrt(self.count * len(cells) / count))
-        self.mean = self.mean + difference * (len(cells) / count)
-        self.count = count
+            merged, difference, weight = merge_means(masses[0], np.broadcast_to(self.mean, mean.shape), masses[1], mean)
+            between = np.square(np.asarray(difference)) * np.asarray(weight)
+            self.squares = np.asarray(self.squares + np.square(cells - mean).sum(axis=0) + between)
+        self.mean, self.count = np.asarray(merged), self.count + len(cells)
 
 
 class _TextCounts:

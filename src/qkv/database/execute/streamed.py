@@ -318,13 +318,7 @@ class SampledChooser(ComparisonChooser):
 
 
 def load_example_rows(rows: StoredRows, indices: Int[np.ndarray, " n"], columns: Sequence[str]) -> pa.Table:
-    """Return the rows of a store with some indices from its cache folder, or read and save them.
-
-    Args:
-        rows: the rows of a store.
-        indices: their indices, in ascending order.
-        columns: the columns to read.
-    """
+    """Return the rows of a store with some indices from its cache folder, or read and save them."""
     import pyarrow as pa
 
     chosen = digest("\n".join(columns).encode())
@@ -362,6 +356,7 @@ class StreamedExecutor(Executor):
     """
 
     table: StoredRows
+    call: type[StreamedCall] = StreamedCall
 
     def __init__(
         self,
@@ -442,7 +437,7 @@ class StreamedExecutor(Executor):
         """Answer queries in one or two passes over the rows for each group of queries; see `Executor.run`."""
         self._check(comparison, normalizer, queries)
         present = self.selection(options)
-        call = self._call(comparison, normalizer, present, options, queries)
+        call = self.call(self, comparison, normalizer, present, options, queries)
         entries: list[Entry] = []
         step = call.queries_at_once
         for start in range(0, len(queries), step):
@@ -451,16 +446,6 @@ class StreamedExecutor(Executor):
         if finds_groups(comparison, normalizer, options):
             plan = replace(plan, passes=plan.passes + 1)  # the pass that finds the groups
         return entries, plan
-
-    def _call(
-        self,
-        comparison: Comparison,
-        normalizer: Normalizer,
-        present: Bool[np.ndarray, " rows"] | None,
-        options: AskOptions,
-        queries: Queries,
-    ) -> StreamedCall:
-        return StreamedCall(self, comparison, normalizer, present, options, queries)
 
     def read_columns(self, table: pa.Table) -> tuple[Column, ...]:
         """Return the key columns and the value column of a table as arrays."""

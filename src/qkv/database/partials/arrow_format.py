@@ -32,7 +32,7 @@ from qkv.store.arrow_files import parse_schema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FORMAT", "from_batch", "lists_by_query", "normalizer_record", "to_batch", "to_bytes"]
+__all__ = ["FORMAT", "from_batch", "lists_by_query", "normalizer_record", "to_batch"]
 
 FORMAT = 1
 """The version of the format."""
@@ -97,16 +97,6 @@ def from_batch(batch: object) -> QueryPartial:
         if isinstance(error, DamagedError):
             raise
         raise _damaged(f"reading it failed: {str(error)[:200]}") from None
-
-
-def to_bytes(partial: QueryPartial) -> bytes:
-    """Return a partial result as the bytes of an Arrow IPC stream."""
-    import pyarrow as pa
-
-    batch, sink = to_batch(partial), pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return bytes(sink.getvalue())
 
 
 def _damaged(problem: str) -> DamagedError:
@@ -203,13 +193,13 @@ def _flat(column: pa.ChunkedArray) -> tuple[Int[np.ndarray, " n"], pa.Array]:
 def _value_columns(sums: ValueSums, type_: pa.DataType) -> dict[str, Any]:
     import pyarrow as pa
 
+    assert isinstance(sums, (AverageSums, VoteSums))
     columns: dict[str, Any] = {"negative": pa.array(sums.negative)}
     if isinstance(sums, AverageSums):
         for name in ("weighted", "mean"):
             matrix = getattr(sums, name)
             columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(matrix.reshape(-1)), matrix.shape[1])
         return columns | {name: pa.array(getattr(sums, name)) for name in ("squares", "mass")}
-    assert isinstance(sums, VoteSums)
     query, label = np.nonzero(sums.first < NO_ROW)
     fragment, row = np.divmod(sums.first[query, label], FRAGMENT_ROWS)
     labels = list(sums.labels)
