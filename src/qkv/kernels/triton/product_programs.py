@@ -143,6 +143,35 @@ def _threshold(
 
 
 @triton.jit
+def _power_weights(logits, shift, tau, POWER: tl.constexpr):
+    """Return which pairs of a tile have a weight, the weights before normalization, and their derivatives.
+
+    Those of 1.5-entmax are halved: they only weight a mean.
+    """
+    above = logits - shift[:, None] - tau[:, None]
+    read = (above > 0.0) & (above < float("inf"))
+    weights = tl.where(read, above, 0.0)
+    derivative = read.to(tl.float32)
+    if POWER == 2:
+        derivative, weights = weights, weights * weights
+    return read, weights, derivative
+
+
+@triton.jit
+def _read_largest(logits, cols, threshold, missing, ties, last):
+    """Return which keys of a tile are among the largest, the number of ties so far, and the last tied key of each row.
+
+    Of the keys whose logit equals the threshold, the first `missing` are read.
+    """
+    tied = (logits == threshold[:, None]) & (logits != -float("inf"))
+    number = tl.cumsum(tied.to(tl.int32), 1) + ties[:, None]
+    ties += tl.sum(tied.to(tl.int32), 1)
+    tied = tied & (number <= missing[:, None])
+    last = tl.maximum(last, tl.max(tl.where(tied, cols[None, :], -1), 1))
+    return ((logits > threshold[:, None]) | tied) & (logits < float("inf")), ties, last
+
+
+@triton.jit
 def attend_products(
     query, key, query_gate, key_gate, value, raw_value, bad_value, row_bias, key_bias, output, slope_mean, largest_of,
     known_of, threshold_of, last_of, q, k, offset, scale,
@@ -176,29 +205,19 @@ def attend_products(
     total, slopes = tl.zeros((BQ,), tl.float32), tl.zeros((BQ,), tl.float32)
     result, poison = tl.zeros((BQ, DVP), tl.float32), tl.zeros((BQ, DVP), tl.float32)
     mean = tl.zeros((BQ, DVP), tl.float32)
-    ties_before = tl.zeros((BQ,), tl.int32)
+    ties = tl.zeros((BQ,), tl.int32)
     last = tl.full((BQ,), -1, tl.int32)
     for first in range(0, stop, BK):
         cols = first + tl.arange(0, BK)
         logits, allowed, _ = _tile(call, cols, D, DP, GATED, CAUSAL, PRECISION)
         v = load_block(value, cols, k, DV, DVP)
         if POWER > 0:
-            above = logits - shift[:, None] - tau[:, None]
-            read = (above > 0.0) & (above < float("inf"))
-            weights = tl.where(read, above, 0.0)
-            derivative = read.to(tl.float32)
-            if POWER == 2:
-                derivative, weights = weights, weights * weights
+            read, weights, derivative = _power_weights(logits, shift, tau, POWER)
             mean += tl.dot(derivative, v, input_precision=PRECISION)
             slopes += tl.sum(derivative, 1)
         else:
             if TOP > 0:
-                tied = (logits == threshold[:, None]) & (logits != -float("inf"))
-                number = tl.cumsum(tied.to(tl.int32), 1) + ties_before[:, None]
-                ties_before += tl.sum(tied.to(tl.int32), 1)
-                tied = tied & (number <= missing[:, None])
-                last = tl.maximum(last, tl.max(tl.where(tied, cols[None, :], -1), 1))
-                read = ((logits > threshold[:, None]) | tied) & (logits < float("inf"))
+                read, ties, last = _read_largest(logits, cols, threshold, missing, ties, last)
             else:
                 read = allowed & (logits < float("inf"))
                 nonfinite = allowed & ~(logits < float("inf"))
