@@ -8,13 +8,13 @@ from tests.versions import GPU, LEFT_OUT, ROOT, requirements
 from tests.xla_flags import known_flags
 
 
-def test_every_package_of_an_extra_is_tested_at_its_lowest_version_except_pytorch_triton_and_ray():
+def test_every_package_of_an_extra_is_tested_at_its_lowest_version_except_pytorch_and_ray():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    users = {name for extra in extras.keys() - {"test", "bench", "docs", "dev"} for name in _names(extras[extra])}
+    users = {name for extra in extras.keys() - {"test", "bench", "dev"} for name in _names(extras[extra])}
     installed = {name for name in _names(requirements()) if not GPU.match(name)}
     lowest = (installed - set(LEFT_OUT["lowest"])) | (installed - set(LEFT_OUT["numpy1"]))
-    assert users - lowest == {"qkv", "torch", "triton", "ray"}
+    assert users - lowest == {"qkv", "torch", "ray"}
 
 
 def test_settings_that_the_installed_xla_does_not_know_are_left_out(tmp_path: Path):

@@ -32,7 +32,7 @@ def test_missing_and_old_packages_are_named_with_the_command_that_adds_them(monk
 
 def test_every_extra_for_users_has_a_purpose():
     names = set(metadata.metadata("qkv").get_all("Provides-Extra"))
-    assert set(doctor._PURPOSES) == names - {"all", "bench", "dev", "docs", "test"}
+    assert set(doctor._PURPOSES) == names - {"all", "bench", "dev", "test"}
 
 
 def test_the_kernels_for_numpy_agree_with_the_equation():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
 from unicodedata import combining
@@ -94,6 +94,7 @@ class Option(NamedTuple):
         return found | {name: value for name, value in more.items() if value is not None}
 
 
+@lru_cache(maxsize=16)
 def ask_options(limits: Limits) -> tuple[Option, ...]:
     """Return the options of `Database.ask` that a request may have, in alphabetical order."""
     return (
@@ -109,6 +110,7 @@ def ask_options(limits: Limits) -> tuple[Option, ...]:
     )
 
 
+@lru_cache(maxsize=16)
 def search_options(limits: Limits) -> tuple[Option, ...]:
     """Return the options of `Index.search` that a request may have, in alphabetical order."""
     return (

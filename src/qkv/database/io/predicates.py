@@ -327,6 +327,7 @@ class PredicateProcess:
     def __init__(self, seconds: float = 60.0, memory: int = 2**30) -> None:
         self.seconds, self.memory = seconds, memory
         self._lock = threading.Lock()
+        self._interrupted = False
         self._process: subprocess.Popen[bytes] | None = None
 
     @contextlib.contextmanager
@@ -349,6 +350,8 @@ class PredicateProcess:
         with self._turn(), _within(self.seconds) as start, interruptible(self):
             if self._process is None:
                 self._process = _start()
+            if self._interrupted:  # while the process was started
+                raise KeyboardInterrupt
             start(self.interrupt)
             try:
                 return self._ask(self._process, table, predicate, present, columns)
@@ -369,6 +372,7 @@ class PredicateProcess:
         """
         while not self._lock.acquire(timeout=_LOOK):
             checkpoint()
+        self._interrupted = False
         try:
             yield
         finally:
@@ -376,6 +380,7 @@ class PredicateProcess:
 
     def interrupt(self) -> None:
         """End the process, and with it the predicate that it evaluates."""
+        self._interrupted = True
         if self._process is not None:
             self._process.kill()
 
