@@ -196,12 +196,12 @@ class Problem:
         assert self.spec.normalizer is not None
         return self.spec.normalizer
 
-    @property
+    @cached_property
     def tile(self) -> Tile:
         """The tile that covers the whole call."""
         return Tile.whole(self.axes.q, self.axes.k, self.axes.batch, self.spec.positions)
 
-    @property
+    @cached_property
     def itemsize(self) -> int:
         """Number of bytes of an element in the dtype of accumulation, which is at least float32."""
         return max(4, itemsize(self.dtype))
