@@ -47,12 +47,7 @@ _RANGE = (1e-30, 1e30)
 
 
 def distances(query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]) -> Float[Array, "*batch q k"]:
-    """Return the distance ‖q − k‖ of each pair of a query q and a key k; its gradient is 0 where the distance is 0.
-
-    Args:
-        query: queries.
-        key: keys.
-    """
+    """Return the distance ‖q − k‖ of each pair of a query q and a key k; its gradient is 0 where the distance is 0."""
     if library(query, key) == "torch" and not tracing_mode(query, key) and cast("Tensor", query).device.type != "meta":
         return _torch_distances(cast("Tensor", query), cast("Tensor", key))
     return _all_differences(query, key)

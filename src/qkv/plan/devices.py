@@ -109,11 +109,7 @@ def device_named(name: str, library: str = "torch") -> Device:
 
 
 def device_of(reference: Shaped[Array, "*_"]) -> Device:
-    """Return the device of an array. Arrays of other libraries than PyTorch and JAX, and of TPUs, count as CPU.
-
-    Args:
-        reference: an array of the call.
-    """
+    """Return the device of an array. Arrays of other libraries than PyTorch and JAX, and of TPUs, count as CPU."""
     found = jax_gpu_of(reference)
     if found is not None:
         return _jax_gpu(found)

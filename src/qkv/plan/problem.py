@@ -46,11 +46,6 @@ def elements_by_trial(score: Score, axes: Axes, dtype: str) -> int | None:
 
     It is None if the score states the number by itself, if the call is small, or if the trial failed: then the number
     that `Score.elements_per_logit` assumes is the best estimate.
-
-    Args:
-        score: the score of a call.
-        axes: the shapes of the call.
-        dtype: name of the dtype of query and key.
     """
     while score.inner is not None:
         score = score.inner
