@@ -188,6 +188,8 @@ def library(*arrays: Array) -> str:
         'numpy'
     """
     first = library_of(arrays[0])
+    if first is not None and len(arrays) == 1:
+        return first
     if first is not None and all(library_of(x) == first for x in arrays):
         return first
     names: dict[str, Array] = {}
@@ -296,7 +298,7 @@ def itemsize(name: str) -> int:
     """Return the number of bytes per element of the dtype `name`; Unicode strings and objects count as 8."""
     if name == "bool":
         return 1
-    digits = "".join(c for c in name if c.isdigit())
+    digits = "".join(filter(str.isdigit, name))
     return max(1, int(digits) // 8) if digits and not name.startswith("<U") else 8
 
 

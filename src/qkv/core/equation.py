@@ -166,6 +166,8 @@ class BoundCall:
 
     def select_batch(self, index: BatchIndex) -> BoundCall:
         """Return the call restricted to the batch elements that `index` selects."""
+        if not index:  # the call has no batch axes
+            return self
         return replace(
             self,
             query=take_batch(self.query, index, 1 if is_text(self.query) else 2),

@@ -211,7 +211,9 @@ class Part:
 
     def arrays(self) -> tuple[Shaped[Array, "*_"], ...]:
         """Return all arrays of the part and of its inner parts, in the order of the fields."""
-        return tuple(array for array, _ in self.array_fields())
+        found: list[Array] = []
+        _collect_arrays(self.__dict__.values(), found)
+        return tuple(found)
 
     def array_fields(self) -> list[tuple[Shaped[Array, "*_"], tuple[str, ...] | None]]:
         """Return each array of `arrays()` with the axes that `array_field` declares for it, or None."""
@@ -384,6 +386,17 @@ def _parts_in(value: object) -> Iterator[Part]:
     elif isinstance(value, tuple):
         for item in value:
             yield from _parts_in(item)
+
+
+def _collect_arrays(values: Iterable[object], found: list[Array]) -> None:
+    """Append the arrays in `values` to `found`, without the copies that `Part._map` makes."""
+    for value in values:
+        if isinstance(value, tuple):
+            _collect_arrays(value, found)
+        elif isinstance(value, Part):
+            _collect_arrays(value.__dict__.values(), found)
+        elif is_array(value):
+            found.append(value)
 
 
 def _mapped(

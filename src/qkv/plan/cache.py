@@ -228,11 +228,7 @@ def store_plan(
     key: Shaped[Array, "*_"],
     value: Num[Array, "*#batch k value_width"],
 ) -> None:
-    """Store the plan of a call in the cache, and drop the oldest plan if the cache is full.
-
-    Args:
-        holds_arrays: whether parts of the call hold arrays.
-    """
+    """Store the plan of a call in the cache, and drop the oldest plan if the cache is full."""
     PLANS[signature] = cached_plan(plan, holds_arrays, query, key, value)
     if len(PLANS) > _MAX_PLANS:
         PLANS.popitem(last=False)
@@ -245,11 +241,7 @@ def cached_plan(
     key: Shaped[Array, "*_"],
     value: Num[Array, "*#batch k value_width"],
 ) -> CachedPlan:
-    """Return a plan without the arrays of the call for which it was made.
-
-    Args:
-        holds_arrays: whether parts of the call hold arrays.
-    """
+    """Return a plan without the arrays of the call for which it was made."""
     problem, half = plan.problem, dtype_name(value) in _HALF and plan.problem.library == "torch"
     ready = _is_bound(plan, query, key, value, namespace(value).float32 if half else value.dtype)
     held = bool(problem.score.arrays()), bool(problem.normalizer.arrays())

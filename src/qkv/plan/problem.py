@@ -47,10 +47,6 @@ def elements_by_trial(score: Score, axes: Axes, dtype: str) -> int | None:
 
     It is None if the score states the number by itself, if the call is small, or if the trial failed: then the number
     that `Score.elements_per_logit` assumes is the best estimate.
-
-    Args:
-        axes: the shapes of the call.
-        dtype: name of the dtype of query and key.
     """
     while score.form.inner is not None:
         score = score.form.inner
@@ -196,12 +192,12 @@ class Problem:
         assert self.spec.normalizer is not None
         return self.spec.normalizer
 
-    @property
+    @cached_property
     def tile(self) -> Tile:
         """The tile that covers the whole call."""
         return Tile.whole(self.axes.q, self.axes.k, self.axes.batch, self.spec.positions)
 
-    @property
+    @cached_property
     def itemsize(self) -> int:
         """Number of bytes of an element in the dtype of accumulation, which is at least float32."""
         return max(4, itemsize(self.dtype))
