@@ -556,6 +556,6 @@ def _forward_arrays(score: Score) -> int:
 def _is_product(score: Score) -> bool:
     """Return whether logits are inner products, with an offset or a soft cap."""
     form = score.form
-    while isinstance(form, (Offset, Capped)):
+    while isinstance(form, Offset) or (isinstance(form, Capped) and isinstance(form.cap, (int, float))):
         form = form.inner.form
     return isinstance(form, Product)
