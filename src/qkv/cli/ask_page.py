@@ -69,7 +69,7 @@ def describe_table(
 
     if list(files) == ["-"]:
         return TableSource()
-    columns = {"key": key, "value": value} if key else {}
+    columns: dict[str, Any] = {"key": key, "value": value} if key else {}
     options = columns | {name: text for name, text in reading.items() if text is not None}
     if memory != "512 MiB":
         options["memory"] = memory
