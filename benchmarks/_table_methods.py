@@ -213,7 +213,7 @@ _ATTENTION = {
     "learning_rate": _log(0.003, 0.03),
     "weight_decay": _log(1e-5, 1e-1),
     "dropout": _uniform(0, 0.3),
-    "width": _one_of(8, 16, 32),
+    "n_components": _one_of(8, 16, 32),
 }
 _FOREST = {"max_features": _uniform(0.2, 1.0), "min_samples_leaf": _whole(1, 20), "n_estimators": _one_of(100, 300)}
 

@@ -161,7 +161,7 @@ def test_noise_gives_an_ensemble_and_structure_a_longer_training():
     )
     assert len(noisy.keys_) > len(exact.keys_) == 1
     assert exact.n_steps_ > noisy.n_steps_
-    assert len(AttentionRegressor(effort="standard", members=2, max_steps=9).fit(x, x[:, 0]).keys_) == 2
+    assert len(AttentionRegressor(effort="standard", n_estimators=2, max_steps=9).fit(x, x[:, 0]).keys_) == 2
 
 
 @pytest.mark.parametrize("metric", ["diagonal", "linear", "low_rank", "network"])

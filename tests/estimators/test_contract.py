@@ -141,5 +141,5 @@ def test_fitting_leaves_the_generator_of_pytorch_and_its_threads_as_they_were():
 
 
 def test_an_estimator_is_cloned_with_its_options():
-    model = AttentionRegressor("linear", trend="linear", width=3, bandwidth=0.5)
+    model = AttentionRegressor("linear", trend="linear", n_components=3, bandwidth=0.5)
     assert clone(model).get_params() == model.get_params()

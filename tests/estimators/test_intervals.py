@@ -39,7 +39,7 @@ def test_intervals_contain_new_values_as_often_as_their_level(metric, members):
     rows, inside = 300, {level: [] for level in LEVELS}
     for seed in range(4):
         x, y = curve(seed, rows + 500)
-        model = AttentionRegressor(metric, effort="quick", members=members, max_steps=30, random_state=seed)
+        model = AttentionRegressor(metric, effort="quick", n_estimators=members, max_steps=30, random_state=seed)
         model.fit(x[:rows], y[:rows])
         for level in LEVELS:
             inside[level].append(contained(model, x[rows:], y[rows:], level).mean())
@@ -84,7 +84,7 @@ def test_intervals_of_a_higher_level_contain_those_of_a_lower_one():
 
 def test_an_ensemble_has_shorter_intervals_than_its_members():
     x, y = curve(0, 200, lambda at: 0.02 + 0 * at)
-    model = AttentionRegressor(effort="quick", members=6, max_steps=40, random_state=0).fit(x, y)
+    model = AttentionRegressor(effort="quick", n_estimators=6, max_steps=40, random_state=0).fit(x, y)
     model.predict_interval(x[:1])
     factor = model._cached_intervals[2].outputs[0].shrinkage
     assert 6**-0.5 <= factor < 0.95

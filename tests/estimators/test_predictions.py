@@ -121,7 +121,7 @@ def test_a_learned_metric_predicts_better_than_none_where_most_columns_are_noise
     y = np.sin(2 * x[:, 0]) + x[:, 1]
     fit, test = slice(0, 200), slice(200, None)
     plain, learned = (
-        AttentionRegressor(each, random_state=0, max_steps=100, members=1, trend="none")
+        AttentionRegressor(each, random_state=0, max_steps=100, n_estimators=1, trend="none")
         .fit(x[fit], y[fit])
         .score(x[test], y[test])
         for each in ("none", metric)
@@ -133,7 +133,7 @@ def test_predict_std_is_near_the_errors_of_predictions():
     rng = np.random.default_rng(2)
     x = rng.uniform(-2, 2, size=(400, 1))
     y = np.sin(2 * x[:, 0]) + np.where(x[:, 0] > 0, 0.4, 0.05) * rng.normal(size=400)
-    model = AttentionRegressor(random_state=0, max_steps=60, members=4).fit(x, y)
+    model = AttentionRegressor(random_state=0, max_steps=60, n_estimators=4).fit(x, y)
     calm, wild = model.predict_std([[-1.0], [1.0]])
     assert 0.03 < calm < 0.15
     assert 0.25 < wild < 0.6
@@ -256,8 +256,8 @@ def test_text_in_a_column_that_was_fitted_as_numbers_is_refused():
     [
         ({"metric": "magic"}, "none, diagonal, linear, low_rank, network"),
         ({"trend": "up"}, "auto, none, linear, network"),
-        ({"width": 0}, "width must be an integer of at least 1, got 0"),
-        ({"members": "many"}, "members must be an integer of at least 1, got 'many'"),
+        ({"n_components": 0}, "n_components must be an integer of at least 1, got 0"),
+        ({"n_estimators": "many"}, "n_estimators must be an integer of at least 1, got 'many'"),
         ({"dropout": 1.0}, "dropout must be a number in"),
         ({"bandwidth": -1.0}, "bandwidth must be a positive number"),
     ],

@@ -26,7 +26,7 @@ TABLE = pa.table(
     }
 )
 VALUES = np.array([float(i % 13) + 3 * (i % 4) for i in range(70)])
-QUICK = {"max_steps": 4, "members": 2, "hidden": 8, "random_state": 0}
+QUICK = {"max_steps": 4, "n_estimators": 2, "hidden": 8, "random_state": 0}
 
 
 def roundtrip(model, path: Path):  # type: ignore[no-untyped-def]
@@ -102,6 +102,19 @@ def test_what_cannot_be_saved_is_named_and_leaves_the_old_file(tmp_path: Path) -
     assert roundtrip(model.set_params(random_state=1), tmp_path / "m").random_state == 1
 
 
+def test_files_with_former_names_of_parameters_are_read(tmp_path: Path) -> None:
+    model = AttentionRegressor("linear", n_components=3, n_estimators=1, max_steps=1).fit(VALUES[:, None], VALUES)
+    model.save(tmp_path / "new")
+    saved = read_container(tmp_path / "new", "an estimator", "")
+    former = {"n_components": "width", "n_estimators": "members"}
+    parameters = {former.get(name, name): value for name, value in saved.settings["parameters"].items()}
+    parts = {name: saved.array(name) for name in saved}
+    write_container(tmp_path / "old", "an estimator", {**saved.settings, "version": 3, "parameters": parameters}, parts)
+    read = AttentionRegressor.load(tmp_path / "old")
+    assert (read.n_components, read.n_estimators) == (3, 1)
+    np.testing.assert_array_equal(read.predict(VALUES[:, None]), model.predict(VALUES[:, None]))
+
+
 def test_an_estimator_of_another_class_a_newer_one_and_a_foreign_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "m"
     AttentionRegressor("none").fit(VALUES[:, None], VALUES).save(path)
@@ -109,7 +122,7 @@ def test_an_estimator_of_another_class_a_newer_one_and_a_foreign_file_are_refuse
         AttentionClassifier.load(path)
     old = read_container(path, "an estimator", "")
     parts = {name: old.array(name) for name in old}
-    write_container(tmp_path / "newer", "an estimator", {**old.settings, "version": 4}, parts)
+    write_container(tmp_path / "newer", "an estimator", {**old.settings, "version": 5}, parts)
     with pytest.raises(DataError, match="newer version of qkv"):
         AttentionRegressor.load(tmp_path / "newer")
     write_container(path, "a search index", {}, {})

@@ -165,7 +165,7 @@ def _estimator(path: Path, seed: int, writes: int, classes: bool = False) -> Non
     from qkv.estimators import AttentionClassifier, AttentionRegressor
 
     table = _people(seed, 0, 24 + writes).select(["income", "city"])
-    quick = {"max_steps": 2, "members": 2, "hidden": 4, "width": 2, "random_state": seed}
+    quick = {"max_steps": 2, "n_estimators": 2, "hidden": 4, "n_components": 2, "random_state": seed}
     if classes:
         AttentionClassifier("diagonal", **quick).fit(table, table["city"].to_pylist()).save(path / "a.model")
     else:

@@ -81,16 +81,18 @@ RandomState = int | np.random.RandomState | None
 """Random state as scikit-learn takes it."""
 
 _MIN_TRAINING_ROWS = 16
-_AUTOMATIC = {"members": 1, "max_steps": 0, "batch_size": 1, "hidden": 1, "candidates": 0}
-_MINIMA = {"width": 1, "layers": 1, "patience": 1, **_AUTOMATIC}
+_AUTOMATIC = {"n_estimators": 1, "max_steps": 0, "batch_size": 1, "hidden": 1, "candidates": 0}
+_MINIMA = {"n_components": 1, "layers": 1, "patience": 1, **_AUTOMATIC}
 """Smallest values of the options that are integers; those of `_AUTOMATIC` may also be "auto"."""
 
 _FORMER_NAMES = {
     "moved_": "residuals_",
     "shares_": "sample_weight_",
     "asked_": "out_of_bag_rows_",
+    "members": "n_estimators",
+    "width": "n_components",
 }
-"""Attributes of models that were pickled before 2026-11-22, and their current names."""
+"""Attributes and parameters of models that were saved by earlier versions, and their current names."""
 
 
 @dataclass(eq=False, repr=False)
@@ -100,10 +102,10 @@ class AttentionEstimator(SavedEstimator, ABC):
     metric: str = "network"
     _: KW_ONLY
     effort: str = "standard"
-    width: int = 16
+    n_components: int = 16
     hidden: int | str = "auto"
     layers: int = 2
-    members: int | str = "auto"
+    n_estimators: int | str = "auto"
     max_steps: int | str = "auto"
     max_seconds: float | None = None
     patience: int = 150
@@ -117,6 +119,7 @@ class AttentionEstimator(SavedEstimator, ABC):
     random_state: RandomState = None
 
     _classification = False
+    _former_names = _FORMER_NAMES
 
     # -- fit --------------------------------------------------------------------------------------------
 
@@ -319,7 +322,7 @@ class AttentionEstimator(SavedEstimator, ABC):
             tuple(sizes),
             outputs,
             trend,
-            self.width,
+            self.n_components,
             EFFORTS[self.effort].hidden if isinstance(self.hidden, str) else self.hidden,
             self.layers,
             self._classification,
@@ -331,7 +334,7 @@ class AttentionEstimator(SavedEstimator, ABC):
         if rate == "auto":
             # Factors and directions start at 1 and change much; the weights of a network change less.
             rate = effort.rate(rows, self._classification) if self._build_metric(1).has_network else 3e-2
-        members = self.members
+        members = self.n_estimators
         if members == "auto":
             most = effort.members if rows >= SMALL_TABLE else effort.small_members
             members = max(1, min(most, effort.ensemble_rows // rows))
@@ -349,7 +352,7 @@ class AttentionEstimator(SavedEstimator, ABC):
             self.dropout,
             self.patience,
             math.inf if self.max_seconds is None else float(self.max_seconds),
-            effort.most_steps(rows, batch, self._classification) if self.members == "auto" else math.inf,
+            effort.most_steps(rows, batch, self._classification) if self.n_estimators == "auto" else math.inf,
             effort.validation_rows,
         )
 

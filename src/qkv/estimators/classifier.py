@@ -30,10 +30,10 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
     Args:
         metric: distance metric; see `AttentionRegressor` for all arguments.
         effort: "quick", "standard" or "best".
-        width: width of a key.
+        n_components: width of a key.
         hidden: hidden units per layer.
         layers: layers of the network.
-        members: size of the ensemble.
+        n_estimators: size of the ensemble.
         max_steps: maximum number of training steps of a member.
         max_seconds: time after which the training of the metric stops; None means no limit.
         patience: steps without a smaller validation loss before training stops.

@@ -38,14 +38,14 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
 
     Args:
         metric: "none" (standardized columns; only the bandwidth is chosen, by leave-one-out), "diagonal" (one
-            factor per column), "linear", "low_rank" (`width` directions) or "network".
+            factor per column), "linear", "low_rank" (`n_components` directions) or "network".
         trend: "none", "linear", "network", or "auto": "network" if the metric is "network", otherwise "none".
         effort: "quick", "standard" or "best": the options that are "auto". A fit takes about 2 to 3, 8 to
             15 and 100 to 700 times as long as histogram gradient boosting; docs/estimators.md shows the errors.
-        width: width of a key, for "low_rank" and "network".
+        n_components: width of a key, for "low_rank" and "network".
         hidden: hidden units per layer of the network; "auto": 64, and 128 with effort "best".
         layers: layers of the network.
-        members: size of the ensemble; "auto": at most 1, 3 or 8 by effort, fewer in tables that are very small,
+        n_estimators: size of the ensemble; "auto": at most 1, 3 or 8 by effort, fewer in tables that are very small,
             have more than 8,000 rows ("best"), or hold little noise ("standard").
         max_steps: maximum number of training steps of a member; "auto": 150 to 225, 250 to 900, or with effort
             "best" 600 to 1,000 and at least one epoch.

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import re
 from abc import abstractmethod
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -24,9 +25,9 @@ from qkv.errors import DamagedError, DataError
 __all__ = ["SavedEstimator"]
 
 _CONTENT = "an estimator"
-_VERSION = 3
-"""Since 2, the encoding of a regressor may have a linear part; since 3, a classifier has a uniform share. `load` reads
-older files."""
+_VERSION = 4
+"""Since 2, the encoding of a regressor may have a linear part; since 3, a classifier has a uniform share; since 4, two
+parameters are named as in scikit-learn. `load` reads older files."""
 _REMEDY = "Fit the estimator again, or restore the file from a copy."
 _NUMBERS = "biufc"
 _ATTRIBUTE = re.compile(r"_?[a-z][a-z0-9_]*")
@@ -36,6 +37,8 @@ _CACHED = "_cached"
 
 class SavedEstimator(BaseEstimator):  # type: ignore[misc]
     """Base class of estimators that are saved to a file and loaded from it."""
+
+    _former_names: ClassVar[Mapping[str, str]] = {}
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the fitted estimator to a file atomically, with checksums. `load` reads the file.
@@ -85,7 +88,8 @@ class SavedEstimator(BaseEstimator):  # type: ignore[misc]
                 "with the class that saved it."
             )
         try:
-            parameters = {name: _unpack(value, container) for name, value in fields.record("parameters").items()}
+            saved = fields.record("parameters").items()
+            parameters = {cls._former_names.get(name, name): _unpack(value, container) for name, value in saved}
             estimator = cls(**parameters)
             for name, value in fields.record("state").items():
                 known = hasattr(cls, name) or name in parameters or name.startswith(_CACHED)

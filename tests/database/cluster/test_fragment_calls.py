@@ -52,7 +52,7 @@ def one_process(**options):
 
 
 ASKED = rows().select(["x", "y", "city"]).slice(5, 40)
-NETWORK = {"metric": "network", "max_steps": 20, "hidden": 8, "members": 2}
+NETWORK = {"metric": "network", "max_steps": 20, "hidden": 8, "n_estimators": 2}
 
 
 @pytest.mark.parametrize("options", [{"metric": "none"}, NETWORK, {"metric": "none", "bandwidth": 0.5}], ids=str)

@@ -163,7 +163,7 @@ def _evaluate(
 
 
 def _free_name(name: str, names: Collection[str]) -> str:
-    """Return a name followed by underscores that is not names."""
+    """Return a name followed by underscores that is none of `names`."""
     while name in names:
         name += "_"
     return name

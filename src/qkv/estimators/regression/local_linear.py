@@ -404,15 +404,15 @@ def spanned_inverse(
     width = mean.shape[1]
     values, vectors = np.linalg.eigh(covariance)
     largest, length = values[:, -1:], np.square(mean).sum(axis=1, keepdims=True)
-    spanned = (values > _SINGULAR * largest) & (values > _ROUNDING * length) & (values > 0)
-    inverse = np.where(spanned, 1.0 / np.where(spanned, values, 1.0), 0.0)
+    varies = (values > _SINGULAR * largest) & (values > _ROUNDING * length) & (values > 0)
+    inverse = np.where(varies, 1.0 / np.where(varies, values, 1.0), 0.0)
     along = np.einsum("qij,qi->qj", vectors, mean)
-    one_key = ~spanned.any(axis=1)
-    outside = (~spanned & (np.abs(along) > _OUTSIDE * np.sqrt(np.maximum(largest, 0)))).any(axis=1) & ~one_key
+    one_key = ~varies.any(axis=1)
+    outside = (~varies & (np.abs(along) > _OUTSIDE * np.sqrt(np.maximum(largest, 0)))).any(axis=1) & ~one_key
     # Gaussian weights at the edge of uniformly distributed keys have a distance of 1.3 √width.
     far = (np.square(along) * inverse).sum(axis=1) > (2.0 * np.sqrt(width) + 1.0) ** 2
     spanned = np.einsum("qij,qj,qkj->qik", vectors, inverse, vectors)
-    projection = np.einsum("qij,qj,qkj->qik", vectors, spanned.astype(np.float64), vectors)
+    projection = np.einsum("qij,qj,qkj->qik", vectors, varies.astype(np.float64), vectors)
     return spanned, projection, np.stack([one_key, outside, far & ~outside])
 
 
