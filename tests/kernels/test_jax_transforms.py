@@ -154,10 +154,11 @@ ring = lambda *x: qkv.distributed.attend(*x[:3], score=score(x[3]), mask=masks.C
 mapped = jax.shard_map(ring, mesh=mesh, in_specs=(*[P(None, "d")] * 3, P()), out_specs=P(None, "d"))
 check("ring of keys", both(mapped)(*sequence), both(one)(*sequence))
 
-long = jnp.asarray(rng.normal(size=(8, 6000, 2)), dtype="float32")
-mapped = jax.jit(jax.shard_map(lambda x: qkv.attend(x, x, x), mesh=mesh, in_specs=P("d"), out_specs=P("d")))(long)
-kernel = qkv.explain((6000, 2), (6000, 2), (6000, 2), library="jax", gradient=True).kernel.name
-check(f"6000 keys on {kernel}", mapped[3, :50], qkv.attend(long[3, :50], long[3], long[3]))
+if LONG:
+    x = jnp.asarray(rng.normal(size=(8, 6000, 2)), dtype="float32")
+    mapped = jax.jit(jax.shard_map(lambda x: qkv.attend(x, x, x), mesh=mesh, in_specs=P("d"), out_specs=P("d")))(x)
+    kernel = qkv.explain((6000, 2), (6000, 2), (6000, 2), library="jax", gradient=True).kernel.name
+    check(f"6000 keys on {kernel}", mapped[3, :50], qkv.attend(x[3, :50], x[3], x[3]))
 """
 
 
@@ -169,8 +170,8 @@ def devices(count: int) -> dict[str, str]:
 
 def test_loops_run_sharded_over_eight_devices() -> None:
     printed = run_python("-c", f"LONG = {LONG}\n{SHARDED}", **devices(8))
-    assert len(printed.splitlines()) == (11 if LONG else 5), printed
-    assert "6000 keys on jax_loops" in printed
+    assert len(printed.splitlines()) == (11 if LONG else 4), printed
+    assert "6000 keys on jax_loops" in printed or not LONG
 
 
 RING = """

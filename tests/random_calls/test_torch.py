@@ -127,7 +127,7 @@ def test_each_path_agrees_with_plain_numpy_where_the_score_needs_no_gradient() -
             row["kernel"] == "tiled" and seed % 4 == 0
         ):  # backward computes logits again, with several tiles only in longer calls
             run_row(row | {"length": "medium", "magnitude": "ordinary"}, seed, counts)
-    assert counts.compared > 0.8 * counts.rows
+    assert counts.compared > 0.75 * counts.rows
     assert design.count()[0] > COVERED_SHORT
 
 
