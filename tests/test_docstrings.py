@@ -56,7 +56,10 @@ def bases(cls: ast.ClassDef) -> Iterator[ast.ClassDef]:
 
 
 def is_documented(name: str, cls: ast.ClassDef) -> bool:
-    return name in methods(cls) and ast.get_docstring(methods(cls)[name]) is not None
+    """Return whether a class describes a method, or an attribute that a property overrides."""
+    own = name in methods(cls) and ast.get_docstring(methods(cls)[name]) is not None
+    attributes = (ast.get_docstring(cls) or "").partition("Attributes:")[2]
+    return own or re.search(rf"^ +(\w+, )*{name}(, \w+)*: ", attributes, re.MULTILINE) is not None
 
 
 def test_a_public_method_without_a_docstring_overrides_one_that_has_one() -> None:

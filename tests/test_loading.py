@@ -53,7 +53,7 @@ def test_importing_qkv_loads_neither_numpy_nor_a_part_of_its_own():
 @pytest.mark.parametrize("stable", [False, True])
 def test_sorting_in_numpy_agrees_with_array_api_compat(descending, stable):
     package = pytest.importorskip("array_api_compat.numpy")
-    from qkv.core.numpy_namespace import argsort
+    from qkv.core.arrays import argsort
 
     x = np.array([[2.0, np.nan, 1.0, 2.0, -np.inf], [0.0, 0.0, -0.0, 5.0, np.inf]])
     for axis in (0, 1, -1):
@@ -63,7 +63,7 @@ def test_sorting_in_numpy_agrees_with_array_api_compat(descending, stable):
 
 def test_functions_taken_from_numpy_agree_with_array_api_compat():
     package = pytest.importorskip("array_api_compat.numpy")
-    from qkv.core.numpy_namespace import OWN, STANDARD, NumPyFunctions
+    from qkv.core.arrays import OWN, STANDARD, NumPyFunctions
 
     if getattr(np, "__array_api_version__", "") < STANDARD:
         pytest.skip("this NumPy states an earlier standard: everything is taken from the package")
