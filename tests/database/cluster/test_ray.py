@@ -18,8 +18,9 @@ from qkv.database.cluster.scheduler import Scheduler
 from qkv.errors import OptionError
 from qkv.estimators import AttentionRegressor
 from qkv.store import row_files
-from tests.effort import sample
+from tests.effort import LONG, sample
 
+KILLED = 3 if LONG else 1
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'qkv[ray]'")
 
 
@@ -51,11 +52,11 @@ def test_actors_of_ray_that_are_killed_change_no_answer(folder, normalizer, monk
         first = many.ask([0.5, 2.0], **options)
         np.testing.assert_allclose(first.value, expected.value, rtol=1e-12)
         assert [[row.index for row in rows] for rows in first.rows] == [[row.index for row in r] for r in expected.rows]
-        for killed in range(3):
+        for killed in range(KILLED):
             os.kill(many.cluster.workers[killed].process_id, signal.SIGKILL)
             again = many.ask([0.5, 2.0], **options)
             assert (again.value, again.standard_error, again.rows) == (first.value, first.standard_error, first.rows)
-        assert many.cluster.replaced == 3
+        assert many.cluster.replaced == KILLED
     finally:
         many.close()
 
