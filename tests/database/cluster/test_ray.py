@@ -35,7 +35,16 @@ def _folder(tmp_path_factory):
         Database.create(path, {"x": x, "y": np.sin(x)}, "x", "y")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))  # where Ray writes a token
-        ray.init(num_cpus=3, log_to_driver=False, include_dashboard=False, object_store_memory=2**27, num_gpus=2)
+        for left in (2, 1, 0):  # Ray gives its processes 30 s to start, which a busy machine may exceed
+            try:
+                ray.init(
+                    num_cpus=3, log_to_driver=False, include_dashboard=False, object_store_memory=2**27, num_gpus=2
+                )
+                break
+            except Exception:
+                ray.shutdown()
+                if not left:
+                    raise
         yield path
         ray.shutdown()
 
