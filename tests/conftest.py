@@ -7,7 +7,7 @@ import tempfile
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest.register_assert_rewrite("qkv.testing", "tests.store.contract")
+pytest.register_assert_rewrite("qkv.testing")
 
 # Tests neither read nor write the cache folder of the user, and neither do processes that they start.
 _CACHE = tempfile.TemporaryDirectory(prefix="qkv-cache-")

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from qkv import store as stores
 from qkv.store import disk
-
-from .contract import ids_of, numbered
+from qkv.testing.stores import ids_of, numbered
 
 __all__ = ["WRITER", "check_crash", "die_at", "expected", "killed"]
 

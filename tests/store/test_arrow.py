@@ -14,9 +14,9 @@ from qkv import store as stores
 from qkv.core.checksums import checksum
 from qkv.errors import DamagedStoreError, DataError, MissingPackageError, StoreBusyError, StoreFullError
 from qkv.store import arrow, disk, locking, opening, row_files
+from qkv.testing.stores import StoreContract, ids_of, numbered
 from tests.effort import LONG, seeds
 
-from .contract import StoreContract, ids_of, numbered
 from .crashes import WRITER, check_crash, die_at
 
 

@@ -18,8 +18,8 @@ from qkv import store as stores
 from qkv.core import files
 from qkv.errors import DataError, StoreFullError
 from qkv.store import row_files
+from qkv.testing.stores import ids_of, numbered
 
-from .contract import ids_of, numbered
 from .crashes import die_at
 
 EXACT = {

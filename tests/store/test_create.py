@@ -17,9 +17,9 @@ from qkv.core import files
 from qkv.database import Database
 from qkv.errors import DataError
 from qkv.store import disk, opening
+from qkv.testing.stores import ids_of, numbered
 from tests.effort import LONG
 
-from .contract import ids_of, numbered
 from .crashes import die_at
 
 ROWS = {"name": [f"person {i}" for i in range(300)], "income": [float(i) for i in range(300)]}

@@ -12,8 +12,7 @@ from qkv.core import checksums
 from qkv.core.checksums import checksum
 from qkv.errors import DamagedStoreError
 from qkv.store import row_files
-
-from .contract import ids_of, numbered
+from qkv.testing.stores import ids_of, numbered
 
 TEXTS = pa.table({"text": [f"text number {i}" for i in range(100)], "x": np.arange(100.0)})
 

@@ -13,8 +13,7 @@ from qkv.core.checksums import checksum
 from qkv.errors import DamagedError, DamagedStoreError, DataError
 from qkv.store import history, manifest
 from qkv.store.manifest import read_manifest
-
-from .contract import ids_of, numbered
+from qkv.testing.stores import ids_of, numbered
 
 
 @pytest.fixture(name="path")

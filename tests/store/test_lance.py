@@ -20,9 +20,9 @@ from qkv import store as stores
 from qkv.errors import DamagedStoreError, DataError
 from qkv.store.lance_checksums import CHECKSUMS
 from qkv.store.lance_files import cell_bytes, file_name, first_line, translate_errors, translate_read_errors
+from qkv.testing.stores import StoreContract, ids_of, numbered
 
 from ..effort import seeds
-from .contract import StoreContract, ids_of, numbered
 from .crashes import WRITER, check_crash
 
 
@@ -213,7 +213,7 @@ def test_a_full_disk_is_reported_and_loses_nothing(path: Path) -> None:
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "from qkv import store as stores; from qkv.errors import StoreFullError\n"
-        "from tests.store.contract import numbered\n"
+        "from qkv.testing.stores import numbered\n"
         "store = stores.open(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
         "try: store.append(numbered(30, 9000))\n"
         "except StoreFullError: sys.exit(7)\n"

@@ -16,9 +16,8 @@ from qkv.errors import DamagedStoreError, DataError, StoreFullError
 from qkv.store import arrow, manifest
 from qkv.store.arrow import FAN_IN, first_merged
 from qkv.store.manifest import RowFile, manifest_path, numbers, read_manifest, read_record
+from qkv.testing.stores import ids_of, numbered
 from tests.effort import cases
-
-from .contract import ids_of, numbered
 
 APPENDS = 300
 

@@ -20,8 +20,8 @@ from qkv.errors import DamagedStoreError, DataError, OptionError, StorageError, 
 from qkv.store import ObjectPath, RemoteStore, arrow, remote
 from qkv.store.block_cache import BlockCache
 from qkv.store.page_checksums import PAGE
+from qkv.testing.stores import StoreContract, ids_of, numbered
 
-from .contract import StoreContract, ids_of, numbered
 from .object_stores import Stopped, TestClient, at
 
 

@@ -14,9 +14,9 @@ from qkv import store as stores
 from qkv.errors import DataError, StoreFullError
 from qkv.store import history, manifest, row_files
 from qkv.store.manifest import manifest_path, numbers, read_manifest
+from qkv.testing.stores import ids_of, numbered
 from tests.effort import seeds
 
-from .contract import ids_of, numbered
 from .crashes import die_at
 
 

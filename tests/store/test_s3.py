@@ -15,9 +15,8 @@ pytest.importorskip("moto", reason="moto is not installed")
 from qkv import Database
 from qkv import store as stores
 from qkv.errors import DataError, MissingPackageError, OptionError, StorageError
+from qkv.testing.stores import ids_of, numbered
 from tests.database.cluster.local_worker import LocalWorker
-
-from .contract import ids_of, numbered
 
 ROWS = {"name": ["John Smith", "Jane Roe"], "income": [48_200, 61_000]}
 

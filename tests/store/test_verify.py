@@ -13,8 +13,7 @@ import pytest
 from qkv import store as stores
 from qkv.database import Database
 from qkv.store import row_files
-
-from .contract import numbered
+from qkv.testing.stores import numbered
 
 
 @pytest.fixture(name="template", scope="module")

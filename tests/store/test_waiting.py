@@ -15,8 +15,7 @@ from qkv import store as stores
 from qkv.errors import StoreBusyError
 from qkv.store import locking
 from qkv.store.locking import writer_lock
-
-from .contract import ids_of, numbered
+from qkv.testing.stores import ids_of, numbered
 
 WRITER = Path(__file__).with_name("writer.py")
 
