@@ -85,6 +85,14 @@ def test_pickled_parts_compute_what_those_constructed_now_compute(saved: Path) -
             np.testing.assert_array_equal(output, expected)
 
 
+def test_parts_are_found_in_the_modules_that_older_pickles_name() -> None:
+    old = {"scores": "scaled_dot.ScaledDot alibi.ALiBi spelling.Spelling", "normalizers": "sum.Sum sample.Sample"}
+    for package, names in (old | {"masks": "causal.Causal blocks.Blocks"}).items():
+        for module, name in (each.split(".") for each in names.split()):
+            found = pickle.loads(f"cqkv.{package}.{module}\n{name}\n.".encode())
+            assert found is getattr(getattr(qkv, package), name)
+
+
 def test_a_saved_join_is_refused_with_its_version_and_the_remedy(saved: Path) -> None:
     pytest.importorskip("sklearn")
     from qkv.join import SoftJoin

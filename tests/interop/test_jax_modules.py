@@ -18,6 +18,7 @@ import torch
 from flax import nnx
 
 from qkv import masks, nn, normalizers, readouts, scores
+from qkv.core import extras
 from qkv.core.positions import Positions
 from qkv.errors import MissingPackageError, OptionError, ShapeError
 from qkv.interop import equinox as ours_equinox
@@ -186,6 +187,6 @@ def test_missing_package_is_named_with_the_extra_that_installs_it(
     def fail(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {library!r}", name=library)
 
-    monkeypatch.setattr(package, "_load", fail)
-    with pytest.raises(MissingPackageError, match=rf'{library}, which is not installed.*"qkv\[{library}\]"'):
+    monkeypatch.setattr(extras, "import_module", fail)
+    with pytest.raises(MissingPackageError, match=rf'{library}, which is not installed.*"qkv\[jax-nn\]"'):
         package.__getattr__("MultiHeadAttention")

@@ -169,7 +169,7 @@ def test_without_pylance_the_extra_is_named(path: Path, monkeypatch: pytest.Monk
     from qkv.errors import MissingPackageError
 
     monkeypatch.setitem(sys.modules, "lance", None)
-    with pytest.raises(MissingPackageError, match=r'pip install "qkv\[lance\]"'):
+    with pytest.raises(MissingPackageError, match=r'pip install "qkv\[stores\]"'):
         made(path)
     assert not path.exists()
 

@@ -158,7 +158,7 @@ def test_errors_name_the_url_and_no_credential(bucket: str, monkeypatch: pytest.
 
 def test_a_missing_package_is_named_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingPackageError, match=r'gs:// paths need obstore, .*pip install "qkv\[cloud\]"'):
+    with pytest.raises(MissingPackageError, match=r'gs:// paths need obstore, .*pip install "qkv\[stores\]"'):
         Database.open("gs://bucket/people")
 
 

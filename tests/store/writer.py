@@ -5,10 +5,10 @@ import sys
 import time
 
 import numpy as np
-from contract import numbered
 
 from qkv import store as stores
 from qkv.errors import StoreBusyError
+from qkv.testing.stores import numbered
 
 
 def append(path: str, start: int, times: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
@@ -11,6 +12,7 @@ from typing import Any
 from qkv.errors import MissingPackageError
 
 __all__ = [
+    "alias_modules",
     "CLONE_COMMAND",
     "INDEX_COMMAND",
     "import_optional",
@@ -69,6 +71,18 @@ def import_optional(message: str, *modules: str) -> Any:
     except ImportError:
         raise MissingPackageError(message) from None
     return first
+
+
+def alias_modules(package: str, moved: Mapping[str, str]) -> None:
+    """Let files name modules as they were named before, because pickles of parts hold the names of their modules.
+
+    Args:
+        package: name of the package.
+        moved: for each module of now, the names of those that it was before, separated by spaces.
+    """
+    for now, before in moved.items():
+        for name in before.split():
+            sys.modules[f"{package}.{name}"] = import_module(f"{package}.{now}")
 
 
 def lazy_attributes(

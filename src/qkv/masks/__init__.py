@@ -1,5 +1,6 @@
 """Masks, which state the keys that each query may attend to. They can be combined with `&`, `|` and `~`."""
 
+from qkv.core.extras import alias_modules
 from qkv.masks.arrays import Blocks, Keys, Pairs
 from qkv.masks.base import Mask
 from qkv.masks.custom import Custom
@@ -8,3 +9,12 @@ from qkv.masks.lengths import Lengths, Prefix
 from qkv.masks.window import Causal, Window
 
 __all__ = ["Mask", "Causal", "Lengths", "Keys", "Pairs", "Window", "Documents", "Prefix", "Blocks", "Custom"]
+
+alias_modules(
+    __name__,
+    {
+        "window": "causal",
+        "arrays": "keys pairs blocks",
+        "lengths": "prefix",
+    },
+)

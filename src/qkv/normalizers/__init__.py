@@ -1,5 +1,6 @@
 """Normalizers, which map rows of logits to weights."""
 
+from qkv.core.extras import alias_modules
 from qkv.normalizers.base import Normalizer
 from qkv.normalizers.custom import Custom
 from qkv.normalizers.entmax import Entmax, Entmax15, Sparsemax
@@ -39,3 +40,12 @@ NORMALIZERS: dict[str, type[Normalizer]] = {
     "sample": Sample,
 }
 """Normalizer classes by the names that `Score.default_normalizer` and the command line use."""
+
+alias_modules(
+    __name__,
+    {
+        "linear": "sum mean identity sigmoid",
+        "entmax": "sparsemax entmax15",
+        "hard": "sample",
+    },
+)

@@ -1,5 +1,6 @@
 """Scores, which compare queries with keys and compute a logit for each pair."""
 
+from qkv.core.extras import alias_modules
 from qkv.scores.additive import Additive
 from qkv.scores.base import GeneralScore, InnerProductScore, Score
 from qkv.scores.biased import Biased, ClassTable
@@ -60,3 +61,14 @@ __all__ = [
     "ByColumn",
     "Custom",
 ]
+
+alias_modules(
+    __name__,
+    {
+        "dot": "scaled_dot",
+        "gated": "separable_gate",
+        "position_bias": "alibi relative_position quadratic_position",
+        "biased": "class_table",
+        "text": "jaro_winkler levenshtein token_set_ratio spelling",
+    },
+)

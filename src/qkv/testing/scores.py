@@ -181,7 +181,7 @@ class ScoreContract(DifferentiableContract):
                 case forms.ScaledProduct() as form:
                     wanted = form.factor(query.shape[-1]) * query @ _transposed(key)
                 case forms.MappedProduct() as form:
-                    maps = (form.query_map, form.key_map)
+                    maps = form.maps()
                     sides = [x if w is None else x @ _transposed(w) for x, w in zip((query, key), maps, strict=True)]
                     wanted = form.factor * sides[0] @ _transposed(sides[1])
                 case forms.Distance(float() as slope):

@@ -48,7 +48,7 @@ class MappedProducts(PairLogits):
 
     def operands(self, call: TorchCall) -> Tensors:
         form = cast("MappedProduct", call.score.form)
-        return cast("Tensors", (call.query, call.key, form.query_map, form.key_map))
+        return cast("Tensors", (call.query, call.key, *form.maps()))
 
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None

@@ -30,7 +30,7 @@ from qkv.kernels.runtime.gradients import block_tensors, call_tensors, leaves_of
 from qkv.kernels.runtime.saved_statistics import SAVED
 from qkv.kernels.runtime.tile_loop import Limits, attend_rows, partial_rows, ranges, visible_tiles
 from qkv.kernels.runtime.tile_sizes import TileSizes
-from qkv.kernels.runtime.workers import run_on_workers, split_evenly, worker_count
+from qkv.kernels.runtime.workers import run_on_workers, split_evenly, worker, worker_count
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.base import Gradients, accumulate_logits, tensors_of
 from qkv.kernels.tiled.readouts import ReadoutCollector
@@ -260,12 +260,17 @@ def forward(
         shares = shares_by_rows(call, sizes)
     else:
         shares = shares_by_element(call, sizes, collector.in_parallel)
+    if len(shares) == 1:
+        with worker() as workspace:
+            for index, rows in shares[0]:
+                out.write(index, rows, elements(index).forward(rows, workspace))
+    else:
 
-    def on_worker(n: int, workspace: Workspace) -> None:
-        for index, rows in shares[n]:
-            out.write(index, rows, elements(index).forward(rows, workspace))
+        def on_worker(n: int, workspace: Workspace) -> None:
+            for index, rows in shares[n]:
+                out.write(index, rows, elements(index).forward(rows, workspace))
 
-    run_on_workers(on_worker, len(shares))
+        run_on_workers(on_worker, len(shares))
     notes += elements.guard_notes()
     return out.arrays
 
