@@ -24,7 +24,7 @@ def test_missing_and_old_packages_are_named_with_the_command_that_adds_them(monk
     assert code == 0
     assert "missing: bm25s>=0.2" in shown
     assert "matplotlib>=3.8 (is 0.1)" in shown
-    assert "[search,look," in shown.splitlines()[-1]
+    assert "[search,look" in shown.splitlines()[-1]
     report = json.loads(qkv("doctor", "--no-kernels", "--json")[1])
     assert {"name": "matplotlib", "required": ">=3.8", "installed": "0.1"} in report["extras"]["look"]
     assert "search" in report["command"]
