@@ -137,6 +137,12 @@ def test_hours_go_round_at_midnight(qkv, tmp_path):
     arguments = ["ask", str(tmp_path / "clock.csv"), "--key", "hour", "--value", "load", "0", "--score", "gaussian:1"]
     assert "0 → 5.0" in qkv(*arguments, "--cyclic", "hour=24")[1]
     assert "--cyclic must be COLUMN=PERIOD, got 'hour'" in qkv(*arguments, "--cyclic", "hour")[2]
+    store, page = str(tmp_path / "clock.qkv"), str(tmp_path / "clock.html")
+    assert qkv("store", "create", store, *arguments[1:6], "--cyclic", "hour=24")[0] == 0
+    assert "got a store. Pass it to qkv store create.\n" in qkv("ask", store, "0", "--cyclic", "hour=24")[2]
+    exported = qkv(*arguments, "--cyclic", "hour=24", "--export", page)
+    assert exported[0] == 0, exported
+    assert (tmp_path / "clock.html").stat().st_size
 
 
 def test_sql_takes_the_place_of_the_file(qkv):

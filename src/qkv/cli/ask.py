@@ -138,8 +138,9 @@ class AskCommand:
     @property
     def unread(self) -> str:
         """The first option for the cells of a file that FILE, a store or a SQL query, does not have; "" for none."""
-        allowed = () if self.stored else ("cyclic",) if self.sql is not None else tuple(self.reading.given())
-        return next((name.replace("_", "-") for name in self.reading.given() if name not in allowed), "")
+        given = self.reading.given()
+        allowed = () if self.stored else ("cyclic",) if self.sql is not None else given
+        return next((name.replace("_", "-") for name in given if name not in allowed), "")
 
     @property
     def paged(self) -> str:
@@ -235,7 +236,8 @@ _RULES = (
         lambda ask: ask.unread,
         lambda ask: (
             f"--{ask.unread} must be used with a table, got "
-            + ("a store. Pass it to qkv store create and append." if ask.stored else "")
+            + ("a store. Pass it to qkv store create" if ask.stored else "")
+            + ("" if not ask.stored else "." if ask.unread == "cyclic" else " and append.")
             + ("" if ask.stored else "--sql. Pass it to read_csv in the SQL.")
         ),
     ),

@@ -50,7 +50,7 @@ class PlotAxis:
         zone = getattr(self.column.type, "tz", None)
         return self.column.name + (f" ({zone})" if zone else units.get(self.kind, ""))
 
-    def coordinates(self, cells: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    def coordinates(self, cells: Float[np.ndarray, "n ..."]) -> Float[np.ndarray, " n"]:
         """Return the coordinates of cells as in `Column.cells`."""
         if self.kind == "number":
             return np.asarray(self.column.numbers(cells), float)

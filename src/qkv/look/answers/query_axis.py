@@ -111,7 +111,9 @@ class QueryAxis:
             text = f"{rounded + 0.0:.{max(0, digits)}f}"
             text = text.rstrip("0").rstrip(".") if "." in text else text
         # Where commas are decimal separators, 1.203 is a number of more than a thousand.
-        return text if self.coordinate(text) == float(text) else text.replace(".", ",")
+        written = self.column.number_format
+        misread = written is not None and written.decimal == "," and self.coordinate(text) != float(text)
+        return text.replace(".", ",") if misread else text
 
     def coordinate(self, query: object) -> float | None:
         """Return the coordinate of a query, or None if it is missing or cannot be read."""
