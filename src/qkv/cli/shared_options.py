@@ -87,24 +87,6 @@ PORT_RULE = Rule(
 )
 
 
-def _parse_periods(given: list[str] | None) -> dict[str, float] | None:
-    """Return the periods of cyclic columns from texts such as "hour=24", or None without any.
-
-    Raises:
-        OptionError: A text is not a name and a number.
-    """
-    periods = {}
-    for text in given or ():
-        name, _, number = text.rpartition("=")
-        try:
-            periods[name] = float(number)
-        except ValueError:
-            name = ""
-        if not name:
-            raise OptionError(f"--cyclic must be COLUMN=PERIOD, got {text!r}. Write, for example, hour=24.")
-    return periods or None
-
-
 def expand_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command for Typer, in whose signature the fields of each options object stand in its place."""
 
@@ -243,7 +225,7 @@ ModelFolder = Annotated[
 ]
 
 
-def parse_periods(given: list[str] | None) -> dict[str, float] | None:
+def _parse_periods(given: list[str] | None) -> dict[str, float] | None:
     """Return the periods of cyclic columns from texts such as "hour=24", or None without any.
 
     Raises:

@@ -13,6 +13,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any, Literal, TypeGuard
 
 import numpy as np
@@ -294,6 +295,7 @@ def dtype_name(x: Shaped[Array, "*_"]) -> str:
     return str(x.dtype.newbyteorder("=")) if name[0] in "<>" else name.removeprefix("torch.")
 
 
+@lru_cache(256)
 def itemsize(name: str) -> int:
     """Return the number of bytes per element of the dtype `name`; Unicode strings and objects count as 8."""
     if name == "bool":

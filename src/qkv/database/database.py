@@ -3,7 +3,7 @@
 For the rows (k_i, v_i) of a table D, Attention(q, D) = Σ a(q, k_i) v_i. A call to `Database.ask` proceeds as follows:
 
     io/sources.py              a file or frame becomes a table
-    keys/columns.py            key and value columns become arrays
+    encoders/columns.py        key and value columns become arrays
     keys/choose.py             a comparison is chosen
     execute/in_memory.py       the engine computes attention (execute/streamed.py for stores larger than memory)
     execute/aggregates.py      the output becomes averages or votes

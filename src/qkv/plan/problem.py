@@ -223,13 +223,6 @@ class Problem:
         return score + 10 + 2 * self.axes.value_width
 
     @property
-    def input_bytes(self) -> int:
-        """Number of bytes of query, key, value and output if none of them is broadcast along batch axes."""
-        axes = self.axes
-        rows = axes.q * (axes.query_width + axes.value_width) + axes.k * (axes.key_width + axes.value_width)
-        return axes.batch_size * rows * itemsize(self.dtype)
-
-    @property
     def result_bytes(self) -> int:
         """Number of bytes of what every kernel returns: the output, and the gradients of all arrays of the call."""
         axes, width = self.axes, itemsize(self.dtype)

@@ -119,21 +119,18 @@ def find_history(folder: Folder, known: Link | None = None) -> History:
             assert isinstance(newest, Newest)
             return History(newest.number, newest.digest, newest.oldest, newest=newest)
     before = None
-    for trial in range(_TRIALS):
+    for _ in range(_TRIALS):
         newest = _read(folder)
         found = numbers(folder, newest.number if isinstance(newest, Newest) else 1)
         # A writer may commit and compact between the two readings; what remains unchanged is no race.
-        last = (newest, found) == before or trial == _TRIALS - 1
+        if (newest, found) == before:
+            break
         before = (newest, found)
-        try:
+        with contextlib.suppress(DamagedStoreError):
             history = _judge(folder, newest, found)
-        except DamagedStoreError:
-            if last:
-                raise
-        else:
-            if last or not history.problems:
+            if not history.problems:
                 return history
-    raise AssertionError
+    return _judge(folder, newest, found)
 
 
 def _judge(folder: Folder, newest: Newest | Damage | None, found: list[int]) -> History:

@@ -5,8 +5,8 @@ It supports `jit`, `grad`, `jvp`, `checkpoint`, `vmap` and `shard_map`:
     forward   a compiled loop over tiles of queries and keys, which merges the partial results of each query
     tangent   a loop that computes the tiles again from a few statistics per query, and of which JAX derives backward
 
-Normalizers that need whole rows or select keys, and readouts, run in blocks of whole rows (`row_blocks.py`). All other
-calls run tile by tile (`tiles.py`).
+Normalizers that need whole rows or select keys, and readouts, run in blocks of whole rows. All other calls
+run tile by tile (`tiles.py`).
 """
 
 from __future__ import annotations
