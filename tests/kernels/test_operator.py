@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import qkv
 from qkv import masks, normalizers, readouts, scores
+from qkv.core.parts import Part
 from qkv.engine import _attend_in_operator
 from qkv.errors import GradientError, RefusedError, ShapeError
 from qkv.kernels.fused.sdpa import FusedAttention
 from qkv.kernels.tiled import autograd as tiles
+from qkv.testing.cases import MASKS, NONNEGATIVE, NORMALIZERS, SCORES, Case
 from qkv.testing.libraries import LONG
 from qkv.torch_bridge.operator import operator_arguments
 from tests.effort import sample
@@ -279,66 +283,54 @@ def test_calls_that_return_more_than_the_output_break_the_graph_or_are_refused()
             compiled(call)()
 
 
-BUILT: dict[str, Callable[[Tensor], dict[str, Any]]] = {
-    "dot": lambda x: {"score": scores.Dot(0.5)},
-    "bilinear": lambda x: {"score": scores.Bilinear(x[0, :4])},
-    "additive": lambda x: {"score": scores.Additive(x[0, :3], x[0, :3], None, x[0, 0, :3])},
-    "gated": lambda x: {"score": scores.Gated(x[0, 0], x[0, 0], x[0, 0, 0])},
-    "separable gate": lambda x: {"score": scores.SeparableGate(*x[0, :2], x[0, 0, 0], x[0, 0, 1])},
-    "cosine": lambda x: {"score": scores.Cosine(0.3)},
-    "features": lambda x: {"score": scores.Features(), "normalizer": normalizers.Sum()},
-    "projected": lambda x: {"score": scores.Projected(scores.Gaussian(1.3), x[0, :3], x[0, :3])},
-    "sum of": lambda x: {"score": scores.SumOf((scores.Dot(), scores.Laplace(2.0)))},
-    "boxcar": lambda x: {"score": scores.Boxcar(9.0)},
-    "epanechnikov": lambda x: {"score": scores.Epanechnikov(9.0)},
-    "triangular": lambda x: {"score": scores.Triangular(9.0), "normalizer": normalizers.Mean()},
-    "constant": lambda x: {"score": scores.Constant()},
-    "exact": lambda x: {"score": scores.Exact()},
-    "softcap": lambda x: {"score": scores.Softcap(scores.ScaledDot(), 2.0)},
-    "biased": lambda x: {"score": scores.Biased(scores.Dot(), per_key=x[0, :, 0])},
-    "alibi": lambda x: {"score": scores.ALiBi(scores.Dot(), 0.5)},
-    "relative position": lambda x: {"score": scores.RelativePosition(scores.Dot(), x[0, :2].flatten())},
-    "quadratic position": lambda x: {"score": scores.QuadraticPosition(scores.Dot(), 0.1)},
-    "decay": lambda x: {"score": scores.Decay(scores.Dot(), -0.1), "mask": masks.Causal()},
-    "decay per key": lambda x: {"score": scores.Decay(scores.Dot(), None, -x[..., :1].abs())},
-    "class table": lambda x: {"score": scores.ClassTable(scores.Dot(), x[0, :2, :3], IDS // 10, IDS // 7)},
-    "custom": lambda x: {"score": scores.Custom(lambda q, k: q @ k.mT), "mask": masks.Custom(lambda q, k: k <= q)},
-    "top-k": lambda x: {"normalizer": normalizers.TopK(2), "mask": masks.Window(3, 1)},
-    "top-k of sigmoid": lambda x: {"normalizer": normalizers.TopK(2, normalizer=normalizers.Sigmoid())},
-    "sink": lambda x: {"normalizer": normalizers.Softmax(0.5, sink=0.0), "mask": masks.Causal() & masks.Keys(IDS > 3)},
-    "sigmoid": lambda x: {"normalizer": normalizers.Sigmoid(), "mask": masks.Causal("start") | masks.Prefix(3)},
-    "hard": lambda x: {"normalizer": normalizers.Hard(), "mask": masks.Lengths(IDS[3:5])},
-    "sparsemax": lambda x: {"normalizer": normalizers.Sparsemax(), "mask": masks.Documents(IDS // 3, IDS // 4)},
-    "entmax15": lambda x: {
-        "normalizer": normalizers.Entmax15(),
-        "mask": masks.Blocks(x[0, :5, :1].expand(5, 5) > 0, 4),
-    },
-    "entmax": lambda x: {"normalizer": normalizers.Entmax(1.3), "mask": masks.Pairs(IDS[:, None] >= IDS)},
-    "identity": lambda x: {"normalizer": normalizers.Identity(), "positions": qkv.Positions(align="end")},
-    "custom normalizer": lambda x: {"normalizer": normalizers.Custom(lambda logits: logits.softmax(-1))},
-    "sample": lambda x: {"normalizer": normalizers.Sample(), "seed": 3},
-}
-IDS = torch.arange(20)
+Recipe = tuple[type[Part], dict[str, Any]]
+"""A class, and the arguments of its constructor: recipes, lists of them, tensors or other values."""
 
 
-def test_every_part_may_be_built_in_the_compiled_function() -> None:
-    names = {type(part).__name__ for make in BUILT.values() for part in make(sides()[0]).values()}
-    of_text = {"ByColumn", "JaroWinkler", "Levenshtein", "Names", "Spelling", "TokenSetRatio"}
-    wrapped = {"Gaussian", "Laplace", "ScaledDot", "Softmax", "Causal", "Keys", "Prefix"}
-    for module in (scores, normalizers, masks):
-        bases = {name for name in module.__all__ if not isinstance(getattr(module, name), type)} | {"Mask", "Score"}
-        bases |= {"GeneralScore", "InnerProductScore", "PointwiseScore", "Normalizer"}
-        assert set(module.__all__) - bases - of_text - wrapped <= names
-    x = sides()[0].detach().double()
-    for name in BUILT if LONG else ("sum of", "sink", "decay per key"):
-        torch._dynamo.reset()
-        make = BUILT[name]
+def recipe(part: object) -> Any:
+    if isinstance(part, tuple):
+        return [recipe(inner) for inner in part]
+    if isinstance(part, Part):
+        return type(part), {f.name: recipe(getattr(part, f.name)) for f in dataclasses.fields(part)}
+    return torch.from_numpy(part) if isinstance(part, np.ndarray) else part
 
-        def call(x: Tensor, make: Callable[[Tensor], dict[str, Any]] = make) -> Tensor:
-            return qkv.attend(x, x, x, **make(x))
 
-        got = torch.compile(call, fullgraph=True, backend="eager")(x)
-        torch.testing.assert_close(got, call(x), msg=lambda text, name=name: f"{name}: {text}")
+def build(made: Any) -> Any:
+    if isinstance(made, list):
+        return tuple(build(inner) for inner in made)
+    return made[0](**{name: build(value) for name, value in made[1].items()}) if isinstance(made, tuple) else made
+
+
+BUILT = [
+    *(Case(score=name, normalizer="sum" if name in NONNEGATIVE else "softmax") for name in SCORES),
+    *(Case(normalizer=name, score="constant" if name == "sum" else "dot") for name in NORMALIZERS),
+    *(Case(mask=name) for name in MASKS),
+]
+
+
+@pytest.mark.parametrize("case", BUILT if LONG else sample(BUILT, 22), ids=str)
+def test_every_part_may_be_built_in_the_compiled_function(case: Case) -> None:
+    call = case.call()
+    x = [torch.from_numpy(np.asarray(side)) for side in (call.query, call.key, call.value)]
+    parts = {"score": recipe(call.score), "normalizer": recipe(call.normalizer), "mask": recipe(call.mask)}
+
+    def attend(*x: Tensor) -> Tensor:
+        built = {name: build(made) for name, made in parts.items()}
+        return qkv.attend(*x, **built, positions=call.positions, seed=call.seed)
+
+    got = torch.compile(attend, fullgraph=True, backend="eager")(*x)
+    torch.testing.assert_close(got, attend(*x))
+
+
+def test_parts_that_no_call_made_before_are_built_in_the_compiled_function() -> None:
+    code = (
+        "import torch, qkv; x = torch.randn(2, 9, 4)\n"
+        "parts = lambda: {'score': qkv.scores.Softcap(qkv.scores.Laplace(2.0), 3.0), 'mask': qkv.masks.Window(3, 1)}\n"
+        "made = lambda x: qkv.attend(x, x, x, **parts())\n"
+        "print(torch.equal(torch.compile(made, fullgraph=True, backend='eager')(x), made(x)))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert told.stdout.strip() == "True", told.stderr
 
 
 def test_transforms_of_torch_func_are_refused() -> None:

@@ -149,6 +149,9 @@ def library_of(x: object) -> str | None:
         return _LIBRARIES[kind]
     except KeyError:
         name = _find_library(x)
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.compiler.is_compiling():
+            return name  # torch.compile cannot guard a dictionary of types
         # While TensorFlow is being imported its module exists without `Tensor`.
         if len(_LIBRARIES) < _MAX_TYPES and (name is not None or "tensorflow" not in kind.__module__):
             _LIBRARIES[kind] = name
