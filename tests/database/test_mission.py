@@ -205,5 +205,5 @@ def test_average_pooling_is_the_mean_of_the_values_whatever_is_asked():
 def test_a_mask_leaves_rows_out():
     table = gpa_table()
     first = np.arange(161) < 20
-    answer = Database.open(table, key="gpa", value="salary").ask(3.5, normalizer="mean", mask=masks.Keys(first))
+    answer = Database.open(table, key="gpa", value="salary").ask(3.5, normalizer="mean", mask=masks.AllowedKeys(first))
     assert answer.value == pytest.approx(table["salary"][:20].mean())

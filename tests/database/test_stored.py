@@ -259,9 +259,9 @@ def test_a_mask_of_rows_is_applied_and_another_mask_is_refused(folder):
     near, _ = both(folder, "x", "value")
     rows = near.table.num_rows
     allowed = np.arange(rows) % 3 == 0
-    same(folder, "x", "value", [0.2, 1.0], mask=masks.Keys(allowed))
-    same(folder, "x", "value", [0.2], mask=masks.Keys(allowed), where="count < 20")
-    with pytest.raises(OptionError, match=r"masks\.Keys"):
+    same(folder, "x", "value", [0.2, 1.0], mask=masks.AllowedKeys(allowed))
+    same(folder, "x", "value", [0.2], mask=masks.AllowedKeys(allowed), where="count < 20")
+    with pytest.raises(OptionError, match=r"masks\.AllowedKeys"):
         both(folder, "x", "value")[1].ask(0.2, mask=masks.Causal())
 
 
@@ -553,7 +553,7 @@ def test_a_mask_and_a_predicate_select_the_rows_that_satisfy_both(folder):
     kept = restricted.selected
     assert 0 < kept.sum() < len(kept)
     for each, wanted in ((executor, allowed), (restricted, allowed & kept)):
-        found = each.selection(AskOptions(mask=masks.Keys(allowed)))
+        found = each.selection(AskOptions(mask=masks.AllowedKeys(allowed)))
         assert found.tolist() == wanted.tolist()
 
 

@@ -87,7 +87,7 @@ def test_parts_created_outside_the_compiled_function_are_flattened_too() -> None
     a, b, c, _ = inputs = parameters()
     query, key, value = sides()
     part = scores.Additive(a, b, vector=c)
-    mask = masks.Causal() & masks.Keys(torch.arange(20) < 15)
+    mask = masks.Causal() & masks.AllowedKeys(torch.arange(20) < 15)
 
     def call(*tensors: Tensor) -> Tensor:
         return qkv.attend(query, key, value, score=part, mask=mask)
@@ -122,7 +122,7 @@ def test_backward_does_not_compute_forward_again(
 
 @pytest.mark.parametrize(
     ("mask", "value_width"),
-    sample(itertools.product([None, masks.Causal(), masks.Keys(torch.arange(9) < 7)], [3, 4, 6]), 4),
+    sample(itertools.product([None, masks.Causal(), masks.AllowedKeys(torch.arange(9) < 7)], [3, 4, 6]), 4),
 )
 def test_fused_backward_continues_from_the_saved_numbers(mask: masks.Mask | None, value_width: int) -> None:
     inputs = [torch.randn(shape, requires_grad=True) for shape in ((2, 4, 9, 4), (2, 1, 9, 4), (2, 1, 9, value_width))]
@@ -139,7 +139,7 @@ def test_fused_backward_continues_from_the_saved_numbers(mask: masks.Mask | None
 def test_half_precision_and_nonfinite_inputs_give_the_same_as_without_the_compiler() -> None:
     query, key, value = sides()
     key.data[:, 3] = torch.nan
-    mask = masks.Keys(torch.arange(20) != 3) & masks.Causal()
+    mask = masks.AllowedKeys(torch.arange(20) != 3) & masks.Causal()
     low = [x.detach().to(torch.bfloat16).requires_grad_() for x in (query, key, value)]
 
     def call(*tensors: Tensor) -> Tensor:
@@ -305,7 +305,10 @@ BUILT: dict[str, Callable[[Tensor], dict[str, Any]]] = {
     "custom": lambda x: {"score": scores.Custom(lambda q, k: q @ k.mT), "mask": masks.Custom(lambda q, k: k <= q)},
     "top-k": lambda x: {"normalizer": normalizers.TopK(2), "mask": masks.Window(3, 1)},
     "top-k of sigmoid": lambda x: {"normalizer": normalizers.TopK(2, normalizer=normalizers.Sigmoid())},
-    "sink": lambda x: {"normalizer": normalizers.Softmax(0.5, sink=0.0), "mask": masks.Causal() & masks.Keys(IDS > 3)},
+    "sink": lambda x: {
+        "normalizer": normalizers.Softmax(0.5, sink=0.0),
+        "mask": masks.Causal() & masks.AllowedKeys(IDS > 3),
+    },
     "sigmoid": lambda x: {"normalizer": normalizers.Sigmoid(), "mask": masks.Causal("start") | masks.Prefix(3)},
     "hard": lambda x: {"normalizer": normalizers.Hard(), "mask": masks.Lengths(IDS[3:5])},
     "sparsemax": lambda x: {"normalizer": normalizers.Sparsemax(), "mask": masks.Documents(IDS // 3, IDS // 4)},
@@ -313,7 +316,7 @@ BUILT: dict[str, Callable[[Tensor], dict[str, Any]]] = {
         "normalizer": normalizers.Entmax15(),
         "mask": masks.Blocks(x[0, :5, :1].expand(5, 5) > 0, 4),
     },
-    "entmax": lambda x: {"normalizer": normalizers.Entmax(1.3), "mask": masks.Pairs(IDS[:, None] >= IDS)},
+    "entmax": lambda x: {"normalizer": normalizers.Entmax(1.3), "mask": masks.AllowedPairs(IDS[:, None] >= IDS)},
     "identity": lambda x: {"normalizer": normalizers.Identity(), "positions": qkv.Positions(align="end")},
     "custom normalizer": lambda x: {"normalizer": normalizers.Custom(lambda logits: logits.softmax(-1))},
     "sample": lambda x: {"normalizer": normalizers.Sample(), "seed": 3},
@@ -324,7 +327,7 @@ IDS = torch.arange(20)
 def test_every_part_may_be_built_in_the_compiled_function() -> None:
     names = {type(part).__name__ for make in BUILT.values() for part in make(sides()[0]).values()}
     of_text = {"ByColumn", "JaroWinkler", "Levenshtein", "Names", "Spelling", "TokenSetRatio"}
-    wrapped = {"Gaussian", "Laplace", "ScaledDot", "Softmax", "Causal", "Keys", "Prefix"}
+    wrapped = {"Gaussian", "Laplace", "ScaledDot", "Softmax", "Causal", "AllowedKeys", "Prefix"}
     for module in (scores, normalizers, masks):
         bases = {name for name in module.__all__ if not isinstance(getattr(module, name), type)} | {"Mask", "Score"}
         bases |= {"GeneralScore", "InnerProductScore", "PointwiseScore", "Normalizer"}

@@ -129,7 +129,7 @@ class Queryable(ABC):
             score: a score or its name (`"jaro-winkler"`, `"gaussian:0.1"`); None: see
                 `qkv.database.keys.choose`, or the score saved with a store.
             normalizer: a normalizer or its name (`"topk:10:0.02"`); None: the normalizer of the comparison.
-            mask: a mask over the rows of the table, such as `masks.Keys(array)`.
+            mask: a mask over the rows of the table, such as `masks.AllowedKeys(array)`.
             where: a SQL predicate over the table's columns, `"city = 'Oslo'"`; other tables cannot be read.
             top: number of rows to return as evidence. It does not affect the value.
             threshold: the least similarity, or the largest distance, of a match; None: see

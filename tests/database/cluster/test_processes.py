@@ -116,7 +116,7 @@ def test_workers_give_the_answers_of_one_process(folder, key, value, queries, to
 
 def test_a_mask_a_sum_and_the_options_that_run_in_one_process_are_answered(folder):
     one, many = both(folder)
-    mask = masks.Keys(np.arange(one.table.num_rows) % 3 == 0)
+    mask = masks.AllowedKeys(np.arange(one.table.num_rows) % 3 == 0)
     assert_same(many.ask([(0.1, 0.2)], mask=mask), one.ask([(0.1, 0.2)], mask=mask))
     score = scores.Exact()
     assert_same(many.ask([(0.1, 0.2)], score=score), one.ask([(0.1, 0.2)], score=score))

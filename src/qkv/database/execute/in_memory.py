@@ -33,7 +33,7 @@ from qkv.encoders.columns import Column, key_names
 from qkv.engine import observe
 from qkv.errors import DataError, KindError, ShapeError
 from qkv.estimators.regression.local_linear import fit_rows
-from qkv.masks import Keys as KeysMask
+from qkv.masks import AllowedKeys
 from qkv.masks.base import Mask, and_masks
 from qkv.normalizers import Hard
 from qkv.normalizers.base import Normalizer
@@ -219,7 +219,7 @@ class InMemoryExecutor(Executor):
     def selection(self, options: AskOptions) -> Bool[np.ndarray, " rows"]:
         """Return which rows are selected and have key and value; see `Executor.selection`."""
         mask = options.mask
-        return np.asarray(self.complete & np.asarray(mask.array)) if isinstance(mask, KeysMask) else self.complete
+        return np.asarray(self.complete & np.asarray(mask.array)) if isinstance(mask, AllowedKeys) else self.complete
 
     def rows_without_value(self, options: AskOptions) -> Iterator[RowsWithoutValue]:
         """Yield the selected rows that have a key and no value; see `Executor.rows_without_value`."""
@@ -270,7 +270,7 @@ class RowsWithoutValue(InMemoryExecutor):
 
     def masked_by(self, mask: Mask | None) -> RowsWithoutValue:
         """Return an executor over the rows that a mask of keys allows; the rows themselves for another mask."""
-        if not isinstance(mask, KeysMask) or np.ndim(np.asarray(mask.array)) != 1:
+        if not isinstance(mask, AllowedKeys) or np.ndim(np.asarray(mask.array)) != 1:
             return self
         out = copy.copy(self)
         array = np.asarray(mask.array)
@@ -309,7 +309,7 @@ def attend_to_rows(
 
     Of the options, mask, top, seed and progress are used.
     """
-    mask = and_masks(None if present.all() else KeysMask(present), options.mask)
+    mask = and_masks(None if present.all() else AllowedKeys(present), options.mask)
     line = find_coordinates(comparison) if options.linear else None
     call = _Call(comparison, normalizer, aggregator, present, mask, options, calibration, line, rows_text)
     equal = comparison.lookup() if normalizer is comparison.normalizer else None

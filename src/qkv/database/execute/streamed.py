@@ -42,7 +42,7 @@ from qkv.database.keys.queries import Queries
 from qkv.encoders.columns import Column
 from qkv.errors import DamagedError, KindError, OptionError, RefusedError, ShapeError
 from qkv.estimators.regression.bandwidth import Bandwidth
-from qkv.masks import Keys as KeysMask
+from qkv.masks import AllowedKeys
 from qkv.normalizers.base import Normalizer
 from qkv.plan.checks import check_problem, read_problem
 from qkv.plan.spec import Spec
@@ -515,11 +515,11 @@ class StreamedExecutor(Executor):
         present, mask = self.selected, options.mask
         if mask is None:
             return present
-        if not isinstance(mask, KeysMask) or np.ndim(np.asarray(mask.array)) != 1:
+        if not isinstance(mask, AllowedKeys) or np.ndim(np.asarray(mask.array)) != 1:
             raise OptionError(
-                f"mask must be masks.Keys with one boolean per row for {self.name}, which exceeds the memory limit, "
-                f"got {mask}. Use masks.Keys, select rows with where, or open the store with more memory, such as "
-                "memory='2 GiB'."
+                f"mask must be masks.AllowedKeys with one boolean per row for {self.name}, which exceeds the memory "
+                f"limit, got {mask}. Use masks.AllowedKeys, select rows with where, or open the store with more "
+                "memory, such as memory='2 GiB'."
             )
         mask.check(1, self.table.num_rows)
         array = np.broadcast_to(np.asarray(mask.array), self.table.num_rows)
