@@ -222,7 +222,7 @@ def test_pages_that_cannot_be_exported_say_why(tmp_path):
         export_answers(texts, tmp_path / "a.html")
     many = AnswerPage(
         Database.open({"x": np.arange(20_001.0), "y": np.arange(20_001.0)}, "x", "y"),
-        settings=AnswerSettings(score="boxcar", bandwidth="1", fit="vote"),
+        settings=AnswerSettings(score="boxcar", bandwidth="1", aggregate="vote"),
     )
     with pytest.raises(DataError, match="20,000 rows"):
         export_answers(many, tmp_path / "a.html")

@@ -71,7 +71,7 @@ def test_explain_returns_the_plan_and_the_notes(send, served):
         ({"query": 1, "top": 10_000}, "top"),
         ({"query": 1, "score": 3}, "score"),
         ({"query": 1, "score": "nope"}, "nope"),
-        ({"query": 1, "fit": "nope"}, "fit"),
+        ({"query": 1, "aggregate": "nope"}, "aggregate"),
         ({"query": 1, "where": "nope > 3"}, "nope"),
         ({"query": 1, "where": "x" * 20_000}, "where"),
         ({"query": 1, "threshold": "3"}, "threshold"),

@@ -54,7 +54,7 @@ CASES = [
     ("age", "price", np.array([40.0, 50.0]), {"score": "laplace:0.5", "normalizer": "topk:3"}),
     ("age", "price", ["40", "x"], {"on_bad_query": "report"}),
     ("age", "town", [40, 70], {"where": "good"}),
-    ("age", "age", 50, {"fit": "local-linear"}),
+    ("age", "age", 50, {"aggregate": "local-linear"}),
     ("age", "age", [50], {"normalizer": "sample", "seed": 5}),
     ("age", "day", [40, 70], {"score": "boxcar:0.5"}),
     ("age", "vector", [40, 70], {}),
@@ -102,7 +102,7 @@ def address():
         (1, {"where": "nope = 1"}, QueryError),
         (1, {"score": "nope"}, OptionError),
         (1, {"top": 0}, OptionError),
-        (1, {"fit": "nope"}, OptionError),
+        (1, {"aggregate": "nope"}, OptionError),
         (1, {"on_bad_query": "nope"}, OptionError),
     ],
 )

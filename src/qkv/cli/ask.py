@@ -73,7 +73,7 @@ class AskCommand:
     ] = None
     score: ScoreName = None
     normalizer: NormalizerName = None
-    fit: Annotated[
+    aggregate: Annotated[
         str | None,
         typer.Option(
             metavar="mean|vote|local-linear",
@@ -81,7 +81,8 @@ class AskCommand:
         ),
     ] = None
     gradient: Annotated[
-        bool, typer.Option("--gradient", help="Show the slope of the line along each key; needs --fit local-linear.")
+        bool,
+        typer.Option("--gradient", help="Show the slope of the line along each key; needs --aggregate local-linear."),
     ] = False
     where: Annotated[str | None, typer.Option(metavar="SQL", help="Use only rows that satisfy this SQL predicate.")] = (
         None
@@ -155,7 +156,7 @@ class AskCommand:
             "normalizer": self.normalizer,
             "where": self.where,
             "threshold": self.threshold,
-            "fit": self.fit,
+            "aggregate": self.aggregate,
         }
 
     @property
@@ -200,8 +201,10 @@ _RULES = (
         ),
     ),
     Rule(
-        lambda ask: ask.gradient and (ask.fit != "local-linear" or ask.output is not None or ask.format_ == "csv"),
-        "--gradient must be used with --fit local-linear and --format table or json. Add or omit one of them.",
+        lambda ask: (
+            ask.gradient and (ask.aggregate != "local-linear" or ask.output is not None or ask.format_ == "csv")
+        ),
+        "--gradient must be used with --aggregate local-linear and --format table or json. Add or omit one of them.",
     ),
     Rule(
         lambda ask: ask.page and ask.export is not None,
@@ -265,7 +268,7 @@ def ask(options: AskCommand) -> None:
       qkv ask people.csv --key name --value income "Mario" --where "city = 'Lisbon'"
       qkv ask authors.csv --key last_name --value first_name Li --score exact
       qkv ask gpa.csv --key gpa --value starting_salary 3.5 --score gaussian:0.1
-      qkv ask gpa.csv --key gpa --value starting_salary 3.9 --fit local-linear --gradient
+      qkv ask gpa.csv --key gpa --value starting_salary 3.9 --aggregate local-linear --gradient
       qkv ask --sql "select * from 'people.csv'" --key city --value income Oslo
       qkv ask people.csv --key name --value income --queries guests.csv --on name=guest --output /tmp/guests.parquet
       qkv ask gpa.csv --key gpa --value starting_salary --page
@@ -273,7 +276,7 @@ def ask(options: AskCommand) -> None:
 
     Text keys are compared by words and spelling, numbers by a Gaussian kernel whose bandwidth is chosen by
     leave-one-out cross-validation. A query unlike every key is answered by "no match". For keys of numbers or dates,
-    --fit local-linear fits a line to the rows near the query: without bias at the edges of the keys and on slopes.
+    --aggregate local-linear fits a line to the rows near the query: no bias at the edges of the keys and on slopes.
 
     Scores: names, spelling, jaro-winkler, levenshtein, token-set-ratio, exact, gaussian[:bandwidth], laplace, boxcar,
     epanechnikov, triangular, constant, cosine, dot.
@@ -284,8 +287,8 @@ def ask(options: AskCommand) -> None:
 
     reading = options.reading.arguments()
     check_choice("--format", options.format_, ("table", "json", "csv"))
-    if options.fit is not None:
-        check_choice("--fit", options.fit, ("mean", "vote", "local-linear"))
+    if options.aggregate is not None:
+        check_choice("--aggregate", options.aggregate, ("mean", "vote", "local-linear"))
     check_rules(options, _RULES)
     _check_files(options)
     memory_bytes(options.memory)  # refused before anything is read, also for a table, which does not use it

@@ -116,7 +116,7 @@ class Client:
         threshold: float | None = None,
         seed: int | None = None,
         on_bad_query: str = "refuse",
-        fit: str | None = None,
+        aggregate: str | None = None,
         printed: bool = False,
     ) -> Answer:
         """Answer one or more queries as `Database.ask` does.
@@ -130,14 +130,14 @@ class Client:
             threshold: as in `Database.ask`.
             seed: as in `Database.ask`.
             on_bad_query: as in `Database.ask`.
-            fit: as in `Database.ask`.
+            aggregate: as in `Database.ask`.
             printed: as in `Database.ask`.
 
         Raises:
             QkvError: The error of `Database.ask`.
             ServerError: The server cannot be reached or refuses the request; `status` is that of HTTP.
         """
-        options = self._options(score, normalizer, where, top, threshold, seed, on_bad_query, fit, printed)
+        options = self._options(score, normalizer, where, top, threshold, seed, on_bad_query, aggregate, printed)
         given, body = self._question(queries, options)
         response = self._send("POST", "/ask", body, EXACT)
         answer, self.version = read_exact(response.content, given)
@@ -154,11 +154,11 @@ class Client:
         threshold: float | None = None,
         seed: int | None = None,
         on_bad_query: str = "refuse",
-        fit: str | None = None,
+        aggregate: str | None = None,
         printed: bool = False,
     ) -> str:
         """Answer queries, and return the plan by which the server did it, as text. The arguments are those of `ask`."""
-        options = self._options(score, normalizer, where, top, threshold, seed, on_bad_query, fit, printed)
+        options = self._options(score, normalizer, where, top, threshold, seed, on_bad_query, aggregate, printed)
         _, body = self._question(queries, options)
         return str(self._send("POST", "/explain", body).json()["plan"])
 
@@ -215,7 +215,7 @@ class Client:
         threshold: float | None,
         seed: int | None,
         on_bad_query: str,
-        fit: str | None,
+        aggregate: str | None,
         printed: bool,
     ) -> dict[str, object]:
         """Return the options that differ from their defaults, after checking that they can be sent."""
@@ -228,7 +228,7 @@ class Client:
                     "database itself."
                 )
         options = {"score": score, "normalizer": normalizer, "where": where, "threshold": threshold, "seed": seed}
-        options |= {"fit": fit, "top": int(top), "on_bad_query": on_bad_query, "printed": printed or None}
+        options |= {"aggregate": aggregate, "top": int(top), "on_bad_query": on_bad_query, "printed": printed or None}
         return {name: encode(value) for name, value in options.items() if value is not None}
 
     def _question(self, queries: object, options: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:

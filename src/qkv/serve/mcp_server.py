@@ -61,7 +61,9 @@ def create_mcp_server(served: ServedStore, limits: Limits | None = None) -> "MCP
             score: Annotated[str | None, Field(description="Name of a score, as gaussian:0.1 or spelling")] = None,
             normalizer: Annotated[str | None, Field(description="Name of a normalizer, as topk:10")] = None,
             threshold: Annotated[float | None, Field(description="Least similarity, or largest distance")] = None,
-            fit: Annotated[Literal["mean", "vote", "local-linear"] | None, Field(description="Kind of answer")] = None,
+            aggregate: Annotated[
+                Literal["mean", "vote", "local-linear"] | None, Field(description="Kind of answer")
+            ] = None,
         ) -> dict[str, Any]:
             """Return the value for each query, its uncertainty, and the rows that support it with their weights."""
             fields: dict[str, object] = {
@@ -71,7 +73,7 @@ def create_mcp_server(served: ServedStore, limits: Limits | None = None) -> "MCP
                 "score": score,
                 "normalizer": normalizer,
             }
-            fields |= {"threshold": threshold, "fit": fit, "on_bad_query": "report"}
+            fields |= {"threshold": threshold, "aggregate": aggregate, "on_bad_query": "report"}
             return answer_object(await answer(_read(read_question, fields, bounds, ToolError)))
 
     if served.index is not None:

@@ -120,10 +120,12 @@ def test_a_mask_a_sum_and_the_options_that_run_in_one_process_are_answered(folde
     assert_same(many.ask([(0.1, 0.2)], mask=mask), one.ask([(0.1, 0.2)], mask=mask))
     score = scores.Exact()
     assert_same(many.ask([(0.1, 0.2)], score=score), one.ask([(0.1, 0.2)], score=score))
-    assert_same(many.ask([(0.1, 0.2)], fit="local-linear"), one.ask([(0.1, 0.2)], fit="local-linear"))
-    assert "none; local linear regression runs in this process" in str(many.ask((0.1, 0.2), fit="local-linear").plan)
+    assert_same(many.ask([(0.1, 0.2)], aggregate="local-linear"), one.ask([(0.1, 0.2)], aggregate="local-linear"))
+    assert "none; local linear regression runs in this process" in str(
+        many.ask((0.1, 0.2), aggregate="local-linear").plan
+    )
     assert "3 workers" in str(many.ask((0.1, 0.2)).plan)
-    assert_same(many.ask([(0.1, 0.2)], fit="vote"), one.ask([(0.1, 0.2)], fit="vote"))
+    assert_same(many.ask([(0.1, 0.2)], aggregate="vote"), one.ask([(0.1, 0.2)], aggregate="vote"))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 7, 50])

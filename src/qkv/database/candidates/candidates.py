@@ -322,7 +322,7 @@ class Candidates:
             options: the options of `ask`.
 
         Raises:
-            OptionError: The key is not one column of vectors, or the normalizer or the fit needs all rows.
+            OptionError: The key is not one column of vectors, or the normalizer or the aggregate needs all rows.
             DataError: The labels of the index do not fit the rows.
         """
         _check(executor, normalizer, options)
@@ -437,7 +437,7 @@ def _check(executor: Executor, normalizer: Normalizer, options: AskOptions) -> N
             "Use TopK, Hard or Softmax, or omit candidates."
         )
     if options.linear:
-        raise OptionError("fit must not be 'local-linear' if candidates are given. Omit one of them.")
+        raise OptionError("aggregate must not be 'local-linear' if candidates are given. Omit one of them.")
     mask = options.mask
     if mask is not None and np.ndim(np.asarray(getattr(mask, "array", np.zeros((1, 1))))) != 1:
         raise OptionError(

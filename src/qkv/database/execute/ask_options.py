@@ -17,10 +17,10 @@ from qkv.scores.base import Score
 if TYPE_CHECKING:
     from qkv.database.candidates.candidates import Candidates
 
-__all__ = ["FITS", "AskOptions", "check_fit", "check_threshold"]
+__all__ = ["AGGREGATES", "AskOptions", "check_aggregate", "check_threshold"]
 
-FITS = ("mean", "vote", "local-linear")
-"""The values of the argument `fit` of `Database.ask`; None: mean or vote, by the kind of the values."""
+AGGREGATES = ("mean", "vote", "local-linear")
+"""The values of the argument `aggregate` of `Database.ask`; None: mean or vote, by the kind of the values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,20 +36,20 @@ class AskOptions:
     seed: int | None = None
     progress: Progress | None = None
     on_bad_query: str = "refuse"
-    fit: str | None = None
+    aggregate: str | None = None
     printed: bool = False
     candidates: Candidates | None = None
 
     @property
     def linear(self) -> bool:
         """Whether answers are on a line through the rows near the query."""
-        return self.fit == "local-linear"
+        return self.aggregate == "local-linear"
 
 
-def check_fit(fit: str | None, name: str = "fit") -> None:
-    """Raise an `OptionError` if `fit` is neither None nor one of `FITS`."""
-    if fit is not None:
-        check_choice(name, fit, FITS)
+def check_aggregate(aggregate: str | None, name: str = "aggregate") -> None:
+    """Raise an `OptionError` if `aggregate` is neither None nor one of `AGGREGATES`."""
+    if aggregate is not None:
+        check_choice(name, aggregate, AGGREGATES)
 
 
 def check_threshold(threshold: object) -> None:

@@ -177,11 +177,11 @@ class Executor(ABC):
         """
         if options.mask is not None:
             return Calibration()
-        fit = "local-linear" if options.linear else "mean"
-        name = f"{fit} {comparison.score} {normalizer}"
+        aggregate = "local-linear" if options.linear else "mean"
+        name = f"{aggregate} {comparison.score} {normalizer}"
         if name not in self._calibrations:
             named = all(part is None or isinstance(part, str) for part in (options.score, options.normalizer))
-            item = f"interval by {options.score!r}, {options.normalizer!r}, {options.threshold!r}, {fit}"
+            item = f"interval by {options.score!r}, {options.normalizer!r}, {options.threshold!r}, {aggregate}"
 
             def estimate() -> Calibration:
                 return calibrate(*self.sample(comparison), normalizer, options.linear)
@@ -201,7 +201,7 @@ class Executor(ABC):
     def ask(self, queries: object, options: AskOptions) -> Answer:
         """Choose a comparison and answer queries by it; see `Database.ask` for the arguments."""
         own = self if options.where is None else self._where(options.where, options.progress)
-        own = own._with_votes(is_vote(own.value_column, own.value_reason, options.fit))
+        own = own._with_votes(is_vote(own.value_column, own.value_reason, options.aggregate))
         parsed = queries
         if not isinstance(parsed, Queries):
             parsed = Queries.parse(queries, own.query_columns, own.fold, options.on_bad_query)
@@ -280,7 +280,7 @@ class Executor(ABC):
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return all notes of an answer, and those about its columns."""
         column_notes = (*comparison.readings, *_reading_notes(self.columns, self.query_columns), *self.cell_notes)
-        if self.value_reason and self.votes and options.fit is None:
+        if self.value_reason and self.votes and options.aggregate is None:
             column_notes += (identifier_note(self.value_column, self.value_reason),)
         if self.selected_rows == 0:
             return (self._rows_note(),), column_notes  # nothing was chosen from rows that do not exist

@@ -90,7 +90,7 @@ class _KeysWithoutValue:
                 undecided.append(index)
         if undecided:
             own = self.comparison.with_rows(self.rows.query_columns)
-            wide = replace(options, candidates=None, progress=None, fit=None, top=max(2, options.top))
+            wide = replace(options, candidates=None, progress=None, aggregate=None, top=max(2, options.top))
             wide = replace(wide, mask=self._mask(options, undecided))
             some = self.queries.take(np.array(undecided, np.int64))
             others, _ = self.rows.run(some, own, self.normalizer, wide)

@@ -289,7 +289,7 @@ class AnswerRelation:
             # The progress is that of the relation.
             progress=None if queries else options.progress,
             on_bad_query="report",
-            fit=options.fit,
+            aggregate=options.aggregate,
             printed=options.printed,
         )
 

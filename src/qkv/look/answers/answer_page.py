@@ -409,7 +409,7 @@ class AnswerPage:
             normalizer=options.get("normalizer"),
             where=options.get("where"),
             threshold=options.get("threshold"),
-            fit=options.get("fit"),
+            aggregate=options.get("aggregate"),
         )
         stream = io.BytesIO()
         figure.savefig(stream, format="png")

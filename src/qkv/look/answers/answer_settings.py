@@ -104,7 +104,7 @@ class AskArguments(TypedDict, total=False):
 
     score: str
     normalizer: str
-    fit: str
+    aggregate: str
     where: str
     threshold: float
     top: int
@@ -119,7 +119,7 @@ class AnswerSettings:
         bandwidth: bandwidth of the score, in the unit of the key.
         normalizer: name of the normalizer.
         neighbours: number of rows that get weight; empty: as the normalizer does.
-        fit: "mean", "vote" or "local-linear".
+        aggregate: "mean", "vote" or "local-linear".
         where: SQL predicate.
         threshold: least similarity, or largest distance, of a match.
         top: number of rows of evidence.
@@ -129,7 +129,7 @@ class AnswerSettings:
     bandwidth: str = ""
     normalizer: str = ""
     neighbours: str = ""
-    fit: str = ""
+    aggregate: str = ""
     where: str = ""
     threshold: str = ""
     top: str = "10"
@@ -159,7 +159,7 @@ class AnswerSettings:
         *,
         score: str | None = None,
         normalizer: str | None = None,
-        fit: str | None = None,
+        aggregate: str | None = None,
         where: str | None = None,
         threshold: float | None = None,
         top: int | None = None,
@@ -181,7 +181,7 @@ class AnswerSettings:
             bandwidth,
             inner if top_k else normalizer or "",
             count if top_k else "",
-            fit or "",
+            aggregate or "",
             where or "",
             "" if threshold is None else f"{threshold!r}",
             str(top or 10),
@@ -199,8 +199,8 @@ class AnswerSettings:
             out["score"] = score
         if normalizer:
             out["normalizer"] = normalizer
-        if self.fit:
-            out["fit"] = self.fit
+        if self.aggregate:
+            out["aggregate"] = self.aggregate
         if self.where:
             out["where"] = self.where
         if self.threshold:
@@ -218,7 +218,7 @@ def command_options(options: AskArguments) -> list[str]:
     """
     given = [(name, value) for name, value in options.items() if (name, value) != ("top", 10)]
     words = [part for name, value in given for part in (f"--{name}", str(value))]
-    return [*words, *["--gradient"] * (options.get("fit") == "local-linear")]
+    return [*words, *["--gradient"] * (options.get("aggregate") == "local-linear")]
 
 
 def _number(name: str, text: str) -> str:

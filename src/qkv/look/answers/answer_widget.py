@@ -28,7 +28,7 @@ def explorer(
     file: str | PathLike[str] | None = None,
     score: str | None = None,
     normalizer: str | None = None,
-    fit: str | None = None,
+    aggregate: str | None = None,
     where: str | None = None,
     threshold: float | None = None,
     top: int | None = None,
@@ -44,7 +44,7 @@ def explorer(
         file: the file or store of the database, from which the page makes the command `qkv ask`; None: no command.
         score: the first score, by name as in `Database.ask`.
         normalizer: the first normalizer, by name as in `Database.ask`.
-        fit: "mean", "vote" or "local-linear", as in `Database.ask`.
+        aggregate: "mean", "vote" or "local-linear", as in `Database.ask`.
         where: a SQL predicate, as in `Database.ask`.
         threshold: the least similarity, or the largest distance, of a match, as in `Database.ask`.
         top: number of rows of evidence; None: 10.
@@ -60,7 +60,7 @@ def explorer(
         >>> shown = look.explorer(pay, "2.5")  # doctest: +SKIP
     """
     settings = AnswerSettings.from_options(
-        score=score, normalizer=normalizer, fit=fit, where=where, threshold=threshold, top=top
+        score=score, normalizer=normalizer, aggregate=aggregate, where=where, threshold=threshold, top=top
     )
     source = (
         None if file is None else TableSource.of_table(fspath(file), key=",".join(database.key), value=database.value)
