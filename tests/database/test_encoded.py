@@ -97,7 +97,7 @@ def test_answers_are_those_of_vectors_made_by_hand_in_memory_and_streamed(path, 
             answer = each.ask(asked, where=where)
             assert answer.value == pytest.approx(wanted.value, rel=1e-5)
             assert answer.spread == pytest.approx(wanted.spread, rel=1e-3, abs=1e-5)
-            assert answer.support == pytest.approx(wanted.support, rel=1e-4)
+            assert answer.perplexity == pytest.approx(wanted.perplexity, rel=1e-4)
             assert answer.found == wanted.found
             assert answer.query == asked
             sure = [(row.index, row.weight) for row in wanted.rows if row.weight > 1e-4]
@@ -189,7 +189,7 @@ def test_a_query_of_unknown_words_has_no_match_and_gives_no_nan(path, how):
         ]
         assert answers.value[:3] == [None] * 3
         assert np.isfinite([row.weight for row in answers[3].rows]).all()
-        assert np.isfinite([answers[3].value, answers[3].spread, answers[3].support]).all()
+        assert np.isfinite([answers[3].value, answers[3].spread, answers[3].perplexity]).all()
 
 
 def test_a_query_of_another_kind_is_refused(path):
@@ -523,7 +523,7 @@ def test_a_key_of_several_kinds_answers_as_table_vectors_made_by_hand(path, back
         for asked in (query, tuple(query.values()), "45,Oslo,2021-01-01,true"):
             answer = each.ask(asked)
             assert answer.value == pytest.approx(wanted.value, rel=1e-5)
-            assert answer.support == pytest.approx(wanted.support, rel=1e-4)
+            assert answer.perplexity == pytest.approx(wanted.perplexity, rel=1e-4)
             assert answer.rows[0].distance == pytest.approx(wanted.rows[0].distance, rel=1e-4)
         assert abs(answer.value - (1000 + 20 * 45 + 300)) < 100
         assert len(each) == MIXED

@@ -112,7 +112,7 @@ def same(path, key, value, queries, tolerance=1e-5, **how):
         assert other.reason == one.reason
         assert close(other.value, one.value, tolerance), (one, other)
         assert close(other.spread, one.spread, tolerance)
-        assert close(other.support, one.support, tolerance)
+        assert close(other.perplexity, one.perplexity, tolerance)
         assert close(other.effective_rows, one.effective_rows, tolerance)
         assert close(other.standard_error, one.standard_error, tolerance)
         assert (other.prediction_interval is None) == (one.prediction_interval is None)
@@ -245,7 +245,7 @@ def test_a_predicate_sees_all_rows_but_no_deleted_one(folder):
         r["value"] for r in kept if r["count"] is not None and r["count"] > mean and None not in (r["x"], r["value"])
     ]
     assert answer.value == pytest.approx(np.mean(wanted))
-    assert answer.support == pytest.approx(len(wanted))
+    assert answer.perplexity == pytest.approx(len(wanted))
     assert not far.ask(0.2, where="count % 9 = 4").found
     assert far.ask(0.2, where="count % 9 = 4").reason == "no row satisfies the predicate"
 
@@ -307,7 +307,7 @@ def test_equal_keys_beyond_ten_all_take_part(tmp_path):
     rows = {"name": [f"n{i % 12}" for i in range(600)], "value": np.arange(600.0).tolist()}
     Database.create(tmp_path / "store", rows, "name", "value")
     _, far = same(tmp_path / "store", "name", "value", ["n3"], top=100)
-    assert far[0].support == pytest.approx(50)
+    assert far[0].perplexity == pytest.approx(50)
 
 
 def test_a_tie_of_votes_goes_to_the_row_that_comes_first(tmp_path):
@@ -514,7 +514,7 @@ def test_tiles_of_the_default_size_answer_as_in_memory(tmp_path, monkeypatch):
         for one, other in zip([near] if near.single else near, [far] if far.single else far, strict=True):
             assert other.value == pytest.approx(one.value, rel=1e-7)
             assert other.spread == pytest.approx(one.spread, rel=1e-4)
-            assert other.support == pytest.approx(one.support, rel=1e-4)
+            assert other.perplexity == pytest.approx(one.perplexity, rel=1e-4)
             assert other.effective_rows == pytest.approx(one.effective_rows, rel=1e-4)
             assert [row.index for row in other.rows] == [row.index for row in one.rows]
 

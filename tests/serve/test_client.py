@@ -39,7 +39,9 @@ def assert_equal(found: Answer, expected: Answer) -> None:
         for name in Entry.__dataclass_fields__:
             left, right = getattr(mine, name), getattr(theirs, name)
             np.testing.assert_equal(left, right, err_msg=name)
-            assert type(left) is type(right) or name in ("value", "spread", "support", "standard_error", "query"), name
+            assert type(left) is type(right) or name in ("value", "spread", "perplexity", "standard_error", "query"), (
+                name
+            )
         assert list(mine.probabilities) == list(theirs.probabilities)
     assert found.rows == expected.rows
     for name in ("single", "keys", "value_name", "measure", "notes", "column_notes", "votes"):

@@ -135,7 +135,7 @@ class Entry:
     found: bool
     value: Cell = None
     spread: float | dt.timedelta | None = None
-    support: float | None = 0.0
+    perplexity: float | None = 0.0
     reason: str = ""
     probabilities: dict[Cell, float] = field(default_factory=dict)
     rows: Int[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -246,7 +246,7 @@ class Answer:
         "With `aggregate='local-linear'`, why the answer is the weighted mean, or which slopes are not known; else "
         "empty.",
     )
-    support = _entry_field("support", "exp(entropy) of the weights; None if they do not sum to 1.")
+    perplexity = _entry_field("perplexity", "exp(entropy) of the weights; None if they do not sum to 1.")
     found = _entry_field("found", "Whether some key matches the query.")
     reason = _entry_field("reason", 'The reason for "no match"; empty if there is a match.')
     invalid = _entry_field("invalid", "Whether the query does not fit the key; `reason` then says why.")

@@ -161,7 +161,7 @@ class Queryable(ABC):
             >>> table = {"years": [1, 2, 3, 4, 5, 6], "pay": [10, 12, 14, 16, 18, 20]}
             >>> pay = Database.open(table, key="years", value="pay")
             >>> answer = pay.ask(3.5, score="boxcar:1")
-            >>> answer.value, answer.spread, answer.support
+            >>> answer.value, answer.spread, answer.perplexity
             (15.0, 1.0, 2.0)
         """
         check_integers(top=top)

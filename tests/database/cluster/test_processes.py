@@ -78,7 +78,7 @@ def both(folder, key="x,y", value="value"):
 
 def assert_same(got, expected, tolerance=1e-12):
     assert got.found == expected.found
-    for name in ("value", "spread", "standard_error", "effective_rows", "support"):
+    for name in ("value", "spread", "standard_error", "effective_rows", "perplexity"):
         for mine, theirs in zip(getattr(got, name), getattr(expected, name), strict=True):
             if isinstance(theirs, (float, np.ndarray)):
                 np.testing.assert_allclose(mine, theirs, rtol=tolerance, atol=tolerance, err_msg=name)

@@ -389,7 +389,7 @@ class _Call:
         top_weights = observed.readouts[0]
         weights, rows = np.asarray(top_weights.weights), np.asarray(top_weights.keys)
         all_weights = np.asarray(observed.readouts[1])
-        support = np.exp(np.asarray(observed.readouts[2])) if sums_to_one else None
+        perplexity = np.exp(np.asarray(observed.readouts[2])) if sums_to_one else None
         effective = effective_rows(all_weights) if sums_to_one else None
         nearest = rows[:, 0]
         if self.line is None:
@@ -397,7 +397,7 @@ class _Call:
         else:
             column, place, at = self.aggregator.column, self.line.of(key), self.line.of(query)
             fits = fit_rows(all_weights, place, at, column.cells)
-            aggregates, support, effective = line_aggregates(fits, self.line, column), None, fits.rows
+            aggregates, perplexity, effective = line_aggregates(fits, self.line, column), None, fits.rows
             rows, weights = largest_effective(effective_evidence(fits, all_weights, place, at), top)
         if self.normalizer.stochastic:
             # The sampled row need not be the nearest, so the nearest row is found separately.
@@ -405,7 +405,7 @@ class _Call:
             ones = np.ones((len(self.present), 1))
             hard = observe(query, key, ones, score=score, normalizer=Hard(), mask=mask, readouts=[TopWeights(1)])
             nearest = np.asarray(hard.readouts[0].keys)[:, 0]
-        results = QueryResults(rows, weights, nearest, support, effective, aggregates)
+        results = QueryResults(rows, weights, nearest, perplexity, effective, aggregates)
         no_row = "" if self.present.any() else NO_MATCHING_ROW
         shown = queries, query, self.comparison, results, normalizer, self.aggregator.column, self.calibration, no_row
         entries = build_entries(*shown, top=self.options.top, rows_text=self.rows_text)

@@ -110,7 +110,7 @@ class StreamedCall:
             return self._answer_from_candidates(queries, query, progress)
         top = max(self.top, self.comparison.candidate_rows)
         sums, top_rows = self.sums(query, top + SPARE_ROWS, progress)
-        summary, aggregates, support, effective = sums.finalize(self.normalizer, self.columns[1])
+        summary, aggregates, perplexity, effective = sums.finalize(self.normalizer, self.columns[1])
         line, weigh = sums.values, partial(tile_weights, self.normalizer, summary=summary)
         if isinstance(line, LineSums):
             top_rows = np.union1d(top_rows, self._largest_effective(query, line, weigh, progress))
@@ -121,9 +121,9 @@ class StreamedCall:
         nearest = rows[:, 0]
         if isinstance(line, LineSums):
             weights = effective_evidence(line.fits, weights, line.coordinates.of(comparison.key), line.at)
-            support, effective = None, line.fits.rows
+            perplexity, effective = None, line.fits.rows
             rows, heaviest = largest_effective(weights, top)
-        results = QueryResults(rows, heaviest, nearest, support, effective, aggregates)
+        results = QueryResults(rows, heaviest, nearest, perplexity, effective, aggregates)
         return self._entries(queries, query, comparison, results, top_rows)
 
     def sums(
