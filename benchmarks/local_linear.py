@@ -72,14 +72,14 @@ def same_bandwidth(x: np.ndarray, y: np.ndarray, at: np.ndarray, width: float) -
     from statsmodels.nonparametric.kernel_regression import KernelReg
 
     expected, _ = KernelReg(y, x, "c", reg_type="ll", bw=[width]).fit(at)
-    how = {"score": scores.Gaussian(width), "threshold": np.inf, "aggregate": "local-linear"}
+    how = {"score": scores.Gaussian(width), "max_distance": np.inf, "aggregate": "local-linear"}
     answer = Database.open({"x": x, "y": y}, "x", "y").ask(at.tolist(), **how)
     line = np.array([note == "" for note in answer.fit_note])
     return float(np.abs(np.array(answer.value) - expected)[line].max())
 
 
 def _ask(database: Database, at: np.ndarray, aggregate: str) -> np.ndarray:
-    answer = database.ask(at.tolist(), aggregate=aggregate, threshold=np.inf, top=1)
+    answer = database.ask(at.tolist(), aggregate=aggregate, max_distance=np.inf, top=1)
     return np.array(answer.value, np.float64)
 
 

@@ -44,7 +44,7 @@ def test_answers_are_those_of_weighted_least_squares_in_every_face(seed, tmp_pat
     h = float(draw.uniform(0.8, 2.0)) * scale
     queries = shift + scale * draw.uniform(-1, 1, size=(4, width))
     asked = [tuple(query) for query in queries.tolist()]
-    how = {"score": scores.Gaussian(h), "threshold": 1e9, "aggregate": "local-linear", "top": 5}
+    how = {"score": scores.Gaussian(h), "max_distance": 1e9, "aggregate": "local-linear", "top": 5}
     for database in faces(tmp_path, table, names, "v"):
         answers = database.ask(asked if width > 1 else [query for (query,) in asked], **how)
         for query, answer in zip(queries, answers, strict=True):
@@ -122,8 +122,10 @@ def test_dates_have_a_gradient_per_day_and_in_days(tmp_path):
 
 
 def notes(folder, table, key, query, **how):
-    found = [each.ask(query, aggregate="local-linear", threshold=1e9, **how) for each in faces(folder, table, key, "v")]
-    mean = Database.open(table, key, "v").ask(query, threshold=1e9, **how)
+    found = [
+        each.ask(query, aggregate="local-linear", max_distance=1e9, **how) for each in faces(folder, table, key, "v")
+    ]
+    mean = Database.open(table, key, "v").ask(query, max_distance=1e9, **how)
     for answer in found:
         assert answer.value == pytest.approx(found[0].value, rel=1e-9)
         assert answer.fit_note == found[0].fit_note

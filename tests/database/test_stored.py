@@ -381,7 +381,7 @@ def test_key_value_and_defaults_of_ask_are_saved(tmp_path):
         fold=False,
         score="levenshtein",
         normalizer="topk:1",
-        threshold=0.9,
+        min_similarity=0.9,
     )
     back = Database.open(tmp_path / "s")
     assert repr(back) == repr(made) == "Database(s: name → income, 3 rows, version 1)"
@@ -508,7 +508,7 @@ def test_tiles_of_the_default_size_answer_as_in_memory(tmp_path, monkeypatch):
         ("k", asked, {}),
         ("k", asked, {"score": "gaussian:0.3"}),
         ("k", asked[1], {"score": "dot"}),
-        ("x", 0.25, {"score": "gaussian:0.01", "threshold": 1.0}),
+        ("x", 0.25, {"score": "gaussian:0.01", "max_distance": 1.0}),
     ):
         near, far = (each.ask(queries, **how) for each in both(tmp_path / "s", key, "v"))
         for one, other in zip([near] if near.single else near, [far] if far.single else far, strict=True):

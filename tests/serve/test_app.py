@@ -74,7 +74,7 @@ def test_explain_returns_the_plan_and_the_notes(send, served):
         ({"query": 1, "aggregate": "nope"}, "aggregate"),
         ({"query": 1, "where": "nope > 3"}, "nope"),
         ({"query": 1, "where": "x" * 20_000}, "where"),
-        ({"query": 1, "threshold": "3"}, "threshold"),
+        ({"query": 1, "max_distance": "3"}, "max_distance"),
         ({"query": 1, "seed": -1}, "seed"),
         ({"query": "Oslo"}, "finite number"),
         ({"query": {"$": "nope", "v": 1}}, "nope"),

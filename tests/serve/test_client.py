@@ -67,7 +67,7 @@ CASES = [
     ("day", "town", dt.datetime(2020, 1, 20, 12), {}),
     ("moment", "age", ROWS["moment"][2].value, {"on_bad_query": "report"}),
     ("name", "age", "An Lee", {}),
-    ("name", "town", ["Bob Rai", "Zoe"], {"threshold": 0.5}),
+    ("name", "town", ["Bob Rai", "Zoe"], {"min_similarity": 0.5}),
     ("name", "age", {"name": "Cy Moe"}, {"printed": True}),
     ("name", "age", pa.table({"name": ["Ann Lee", "Di Fox"]}), {}),
     ("vector", "age", [1.0, 0.5], {"score": "cosine"}),

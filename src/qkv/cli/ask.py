@@ -19,12 +19,13 @@ import typer
 from qkv.cli.shared_options import (
     PORT_RULE,
     KeyColumns,
+    MaxDistance,
+    MinSimilarity,
     NormalizerName,
     QuoteFormulas,
     Rule,
     ScoreName,
     TableOptions,
-    Threshold,
     ValueColumn,
     check_rules,
     exclusion_rules,
@@ -87,7 +88,8 @@ class AskCommand:
     where: Annotated[str | None, typer.Option(metavar="SQL", help="Use only rows that satisfy this SQL predicate.")] = (
         None
     )
-    threshold: Threshold = None
+    min_similarity: MinSimilarity = None
+    max_distance: MaxDistance = None
     top: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Rows of evidence to show; default: 10 for one query, 3 for several."),
@@ -155,7 +157,8 @@ class AskCommand:
             "score": self.score,
             "normalizer": self.normalizer,
             "where": self.where,
-            "threshold": self.threshold,
+            "min_similarity": self.min_similarity,
+            "max_distance": self.max_distance,
             "aggregate": self.aggregate,
         }
 

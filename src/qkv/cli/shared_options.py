@@ -24,6 +24,8 @@ __all__ = [
     "Judgements",
     "KeyColumns",
     "LeftTable",
+    "MaxDistance",
+    "MinSimilarity",
     "ModelFolder",
     "NormalizerName",
     "Passage",
@@ -37,7 +39,6 @@ __all__ = [
     "Stem",
     "TextColumn",
     "TextEncoder",
-    "Threshold",
     "ValueColumn",
     "TableOptions",
     "check_rules",
@@ -123,9 +124,11 @@ ScoreName = Annotated[str | None, typer.Option(metavar="NAME[:NUMBER]", help="Sc
 NormalizerName = Annotated[
     str | None, typer.Option(metavar="NAME[:NUMBER]", help="Normalizer that turns scores into weights.")
 ]
-Threshold = Annotated[
-    float | None,
-    typer.Option(metavar="NUMBER", help="Minimum similarity, or maximum distance, of a match."),
+MinSimilarity = Annotated[
+    float | None, typer.Option(metavar="NUMBER", help="Least similarity of a match, for keys such as texts.")
+]
+MaxDistance = Annotated[
+    float | None, typer.Option(metavar="NUMBER", help="Largest distance of a match, for keys such as numbers.")
 ]
 
 

@@ -12,7 +12,7 @@ from qkv.core.checks import check_choice, check_integers
 from qkv.core.printable import read_escapes
 from qkv.core.progress import Progress
 from qkv.database.answer import Answer, Entry
-from qkv.database.execute.ask_options import AskOptions, check_aggregate, check_threshold
+from qkv.database.execute.ask_options import AskOptions, check_aggregate, check_limits
 from qkv.database.execute.base import Executor
 from qkv.database.keys.queries import split_text
 from qkv.encoders.columns import Column
@@ -113,7 +113,8 @@ class Queryable(ABC):
         mask: Mask | None = None,
         where: str | None = None,
         top: int = 10,
-        threshold: float | None = None,
+        min_similarity: float | None = None,
+        max_distance: float | None = None,
         seed: int | None = None,
         progress: Progress | None = None,
         on_bad_query: str = "refuse",
@@ -132,8 +133,10 @@ class Queryable(ABC):
             mask: a mask over the rows of the table, such as `masks.AllowedKeys(array)`.
             where: a SQL predicate over the table's columns, `"city = 'Oslo'"`; other tables cannot be read.
             top: number of rows to return as evidence. It does not affect the value.
-            threshold: the least similarity, or the largest distance, of a match; None: see
-                `qkv.database.keys.choose`.
+            min_similarity: the least similarity of a match, for keys that are compared by similarity, such as texts
+                and vectors; None: see `qkv.database.keys.choose`.
+            max_distance: the largest distance of a match, in the unit in which answers state distances, for keys
+                that are compared by distance, such as numbers and dates; None: see `qkv.database.keys.choose`.
             seed: random seed of normalizers that sample.
             progress: called as `progress(description, done, total)` during long computations.
             on_bad_query: "refuse" raises if a query does not fit the key; "report" answers it by "no match" with
@@ -150,8 +153,8 @@ class Queryable(ABC):
 
         Raises:
             QueryError: A query does not fit the key, or the predicate fails.
-            OptionError: A name is unknown, `top` is not a positive integer, or the key, the value or the normalizer
-                does not allow for the aggregate.
+            OptionError: A name is unknown, `top` is not a positive integer, the key is not compared by the measure of a
+                limit, or the key, the value or the normalizer does not allow for the aggregate.
             DataError: A store has no rows.
             RefusedError: The rows of a store exceed its memory limit, and the normalizer samples or needs all
                 weights at once.
@@ -167,8 +170,10 @@ class Queryable(ABC):
         check_integers(top=top)
         check_choice("on_bad_query", on_bad_query, ("refuse", "report"))
         check_aggregate(aggregate)
-        check_threshold(threshold)
-        options = AskOptions(score, normalizer, mask, where, top, threshold, seed, progress, on_bad_query, aggregate)
+        check_limits(min_similarity, max_distance)
+        options = AskOptions(
+            score, normalizer, mask, where, top, min_similarity, max_distance, seed, progress, on_bad_query, aggregate
+        )
         if candidates is not None:
             options = replace(options, candidates=candidates)
         if printed:
@@ -186,7 +191,8 @@ class Queryable(ABC):
         mask: Mask | None = None,
         where: str | None = None,
         top: int = 3,
-        threshold: float | None = None,
+        min_similarity: float | None = None,
+        max_distance: float | None = None,
         seed: int | None = None,
         progress: Progress | None = None,
         aggregate: str | None = None,
@@ -212,7 +218,8 @@ class Queryable(ABC):
             mask: a mask over the rows of the table.
             where: a SQL predicate over the columns of the table.
             top: number of rows of evidence. It does not affect the value.
-            threshold: the least similarity, or the largest distance, of a match, as in `ask`.
+            min_similarity: the least similarity of a match, as in `ask`.
+            max_distance: the largest distance of a match, as in `ask`.
             seed: random seed of normalizers that sample.
             progress: called as `progress("answering", done, 0)`.
             aggregate: "mean", "vote" or "local-linear", as in `ask`.
@@ -235,8 +242,10 @@ class Queryable(ABC):
 
         check_integers(top=top)
         check_aggregate(aggregate)
-        check_threshold(threshold)
-        options = AskOptions(score, normalizer, mask, where, top, threshold, seed, progress, aggregate=aggregate)
+        check_limits(min_similarity, max_distance)
+        options = AskOptions(
+            score, normalizer, mask, where, top, min_similarity, max_distance, seed, progress, aggregate=aggregate
+        )
         return AnswerRelation(self, open_relation(queries, self.key, on), options, id).reader()
 
     def create_function(
@@ -249,7 +258,8 @@ class Queryable(ABC):
         normalizer: Normalizer | str | None = None,
         where: str | None = None,
         top: int = 3,
-        threshold: float | None = None,
+        min_similarity: float | None = None,
+        max_distance: float | None = None,
         aggregate: str | None = None,
     ) -> None:
         """Register a function of a DuckDB connection that answers a query per row: `select pay(years).value from t`.
@@ -265,7 +275,8 @@ class Queryable(ABC):
             normalizer: a normalizer or its name, as in `ask`.
             where: a SQL predicate over the columns of the table.
             top: number of rows of evidence. It does not affect the value.
-            threshold: the least similarity, or the largest distance, of a match, as in `ask`.
+            min_similarity: the least similarity of a match, as in `ask`.
+            max_distance: the largest distance of a match, as in `ask`.
             aggregate: "mean", "vote" or "local-linear", as in `ask`.
 
         Raises:
@@ -286,8 +297,8 @@ class Queryable(ABC):
 
         check_integers(top=top)
         check_aggregate(aggregate)
-        check_threshold(threshold)
-        options = AskOptions(score, normalizer, None, where, top, threshold, aggregate=aggregate)
+        check_limits(min_similarity, max_distance)
+        options = AskOptions(score, normalizer, None, where, top, min_similarity, max_distance, aggregate=aggregate)
         create_function(self, connection, name, options, id)
 
     @abstractmethod

@@ -260,8 +260,9 @@ def plot_query(
         database: the database that gave the answer.
         answer: result of `Database.ask` for one query.
         size: width and height in inches; None: 7.2 by 4.6, and 10.8 by 4.6 for two key columns.
-        options: the arguments `score`, `normalizer`, `where`, `threshold`, `seed` and `aggregate` of the original
-            query. The database is queried again with them for the weights of more rows and the estimate along the key.
+        options: the arguments `score`, `normalizer`, `where`, `min_similarity`, `max_distance`, `seed` and
+            `aggregate` of the original query. The database is queried again with them for the
+            weights of more rows and the estimate along the key.
 
     Raises:
         DataError: the answer is for several queries.

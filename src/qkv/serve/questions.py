@@ -99,12 +99,13 @@ def ask_options(limits: Limits) -> tuple[Option, ...]:
     """Return the options of `Database.ask` that a request may have, in alphabetical order."""
     return (
         Option("aggregate", str, choices=AGGREGATES),
+        Option("max_distance", float),
+        Option("min_similarity", float),
         Option("normalizer", str),
         Option("on_bad_query", str, choices=("refuse", "report"), default="refuse"),
         Option("printed", bool, default=False),
         Option("score", str),
         Option("seed", int, 0, 2**63 - 1),
-        Option("threshold", float),
         Option("top", int, 1, limits.rows, default=10),
         Option("where", str, description="A SQL predicate over the columns of the table."),
     )

@@ -189,7 +189,7 @@ def test_a_damaged_fragment_fails_the_query_by_name_or_is_stated_in_the_answer(t
     monkeypatch.setattr(row_files, "BYTES", BYTES)
     Database.create(tmp_path / "rows", table(), "x,y", "value")
     many, skipping = (open_locally(tmp_path / "rows", skip=skip) for skip in (False, True))
-    options = {"score": scores.Gaussian(0.5), "threshold": 9.0}
+    options = {"score": scores.Gaussian(0.5), "max_distance": 9.0}
     assert many.ask((0.1, 0.2), **options).value == skipping.ask((0.1, 0.2), **options).value
     name = many.store.block_names()[1]
     (tmp_path / "rows" / "rows" / name).unlink()
@@ -241,7 +241,7 @@ def test_a_failed_query_of_another_thread_does_not_remove_the_note_of_an_unreada
     monkeypatch.setattr(row_files, "BYTES", BYTES)
     Database.create(tmp_path / "rows", table(), "x,y", "value")
     skipping = open_locally(tmp_path / "rows", skip=True)
-    options = {"score": scores.Gaussian(0.5), "threshold": 9.0}
+    options = {"score": scores.Gaussian(0.5), "max_distance": 9.0}
     skipping.ask((0.1, 0.2), **options)
     (tmp_path / "rows" / "rows" / skipping.store.block_names()[1]).unlink()
     skipping.close()
@@ -313,7 +313,7 @@ def test_a_table_in_memory_has_no_cluster():
 
 
 def test_worker_processes_that_are_killed_are_replaced(folder):
-    options = {"score": scores.Gaussian(0.5), "threshold": 9.0}
+    options = {"score": scores.Gaussian(0.5), "max_distance": 9.0}
     expected = both(folder)[0].ask([(0.1, 0.2)], **options)
     many = Database.open(folder, cluster="processes:1")
     try:

@@ -331,7 +331,7 @@ class Candidates:
         wide = replace(options, top=max(rows, options.top), progress=None, candidates=None)
         with self._lock:
             recalls = self._recalls.setdefault(executor, {})
-            asked = (str(comparison.score), str(normalizer), options.threshold, rows)
+            asked = (str(comparison.score), str(normalizer), options.limits, rows)
             recall = Recall() if options.mask is not None else recalls.setdefault(asked, Recall())
         entries, plan = self._answer(executor, index, mapped, queries, comparison, normalizer, wide, options)
         usable = np.flatnonzero(~queries.missing)

@@ -129,7 +129,7 @@ class Executor(ABC):
     @property
     @abstractmethod
     def chooser(self) -> ComparisonChooser:
-        """The `ComparisonChooser`, which chooses the score, the normalizer and the threshold for the key columns."""
+        """The `ComparisonChooser`, which chooses the score, the normalizer and the limits for the key columns."""
 
     @abstractmethod
     def run(
@@ -181,7 +181,7 @@ class Executor(ABC):
         name = f"{aggregate} {comparison.score} {normalizer}"
         if name not in self._calibrations:
             named = all(part is None or isinstance(part, str) for part in (options.score, options.normalizer))
-            item = f"interval by {options.score!r}, {options.normalizer!r}, {options.threshold!r}, {aggregate}"
+            item = f"interval by {options.score!r}, {options.normalizer!r}, {options.limits!r}, {aggregate}"
 
             def estimate() -> Calibration:
                 return calibrate(*self.sample(comparison), normalizer, options.linear)
@@ -206,10 +206,10 @@ class Executor(ABC):
         if not isinstance(parsed, Queries):
             parsed = Queries.parse(queries, own.query_columns, own.fold, options.on_bad_query)
         # The last comparison is cached, as streams of queries repeat the same options.
-        choice = (options.score, options.threshold, options.linear)
+        choice = (options.score, options.limits, options.linear)
         if own._comparison is None or own._comparison[0] != choice:
-            score, threshold, linear = choice
-            own._comparison = (choice, own.chooser.choose(score, threshold, options.progress, linear))
+            score, limits, linear = choice
+            own._comparison = (choice, own.chooser.choose(score, limits, options.progress, linear))
         comparison = own._comparison[1]
         given = options.normalizer
         normalizer = parse_normalizer(given) if isinstance(given, str) else given

@@ -205,7 +205,7 @@ class InMemoryExecutor(Executor):
                 self._name_indexes[key] = NameIndex(names)
             self._present_names = PresentNames(self._name_indexes[key], self.complete)
         texts = comparison.query_array(queries.columns).tolist()
-        least = comparison.threshold
+        least = comparison.min_similarity
         found = [self._present_names.best_rows(text, score, count, least) for text in texts]
         # Of a group of missing queries, the first row is compared.
         return np.unique(np.concatenate([np.flatnonzero(self.complete)[:1], *found]))

@@ -408,7 +408,8 @@ class AnswerPage:
             score=options.get("score"),
             normalizer=options.get("normalizer"),
             where=options.get("where"),
-            threshold=options.get("threshold"),
+            min_similarity=options.get("min_similarity"),
+            max_distance=options.get("max_distance"),
             aggregate=options.get("aggregate"),
         )
         stream = io.BytesIO()

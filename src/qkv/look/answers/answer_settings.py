@@ -106,7 +106,8 @@ class AskArguments(TypedDict, total=False):
     normalizer: str
     aggregate: str
     where: str
-    threshold: float
+    min_similarity: float
+    max_distance: float
     top: int
 
 
@@ -121,7 +122,8 @@ class AnswerSettings:
         neighbours: number of rows that get weight; empty: as the normalizer does.
         aggregate: "mean", "vote" or "local-linear".
         where: SQL predicate.
-        threshold: least similarity, or largest distance, of a match.
+        min_similarity: least similarity of a match.
+        max_distance: largest distance of a match.
         top: number of rows of evidence.
     """
 
@@ -131,7 +133,8 @@ class AnswerSettings:
     neighbours: str = ""
     aggregate: str = ""
     where: str = ""
-    threshold: str = ""
+    min_similarity: str = ""
+    max_distance: str = ""
     top: str = "10"
 
     @classmethod
@@ -161,7 +164,8 @@ class AnswerSettings:
         normalizer: str | None = None,
         aggregate: str | None = None,
         where: str | None = None,
-        threshold: float | None = None,
+        min_similarity: float | None = None,
+        max_distance: float | None = None,
         top: int | None = None,
     ) -> AnswerSettings:
         """Return the settings that stand for options of `Database.ask`.
@@ -183,7 +187,8 @@ class AnswerSettings:
             count if top_k else "",
             aggregate or "",
             where or "",
-            "" if threshold is None else f"{threshold!r}",
+            "" if min_similarity is None else f"{min_similarity!r}",
+            "" if max_distance is None else f"{max_distance!r}",
             str(top or 10),
         )
 
@@ -203,8 +208,10 @@ class AnswerSettings:
             out["aggregate"] = self.aggregate
         if self.where:
             out["where"] = self.where
-        if self.threshold:
-            out["threshold"] = float(_number("threshold", self.threshold))
+        if self.min_similarity:
+            out["min_similarity"] = float(_number("min_similarity", self.min_similarity))
+        if self.max_distance:
+            out["max_distance"] = float(_number("max_distance", self.max_distance))
         out["top"] = min(_integer("rows", self.top), _MAX_TOP)
         return out
 
@@ -213,11 +220,11 @@ def command_options(options: AskArguments) -> list[str]:
     """Return the options of `qkv ask` for keyword arguments of `Database.ask`.
 
     Example:
-        >>> command_options({"score": "boxcar:1", "threshold": 0.5, "top": 10})
-        ['--score', 'boxcar:1', '--threshold', '0.5']
+        >>> command_options({"score": "boxcar:1", "max_distance": 0.5, "top": 10})
+        ['--score', 'boxcar:1', '--max-distance', '0.5']
     """
     given = [(name, value) for name, value in options.items() if (name, value) != ("top", 10)]
-    words = [part for name, value in given for part in (f"--{name}", str(value))]
+    words = [part for name, value in given for part in (f"--{name.replace('_', '-')}", str(value))]
     return [*words, *["--gradient"] * (options.get("aggregate") == "local-linear")]
 
 

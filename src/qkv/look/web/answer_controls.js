@@ -32,8 +32,8 @@ export function createControls(meta, settings, change) {
     if (meta.lines) aggregates.push(["local-linear", "line through the rows"]);
     parts.push(group([createSelect("Answer", aggregates, settings.aggregate, set("aggregate"))], ""));
     parts.push(group([createField("Filter", "where", "SQL", "text")], `SQL predicate, such as ${exampleOf(meta)}`));
-    const limit = meta.mode === "typed" ? "Least similarity" : "Largest distance";
-    parts.push(group([createField(limit, "threshold", "automatic", "number")], "of a match"));
+    const [limit, name] = meta.mode === "typed" ? ["Least similarity", "min_similarity"] : ["Largest distance", "max_distance"];
+    parts.push(group([createField(limit, name, "automatic", "number")], "of a match"));
     parts.push(group([createField("Rows shown", "top", "10", "number")], ""));
   }
 
