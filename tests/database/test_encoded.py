@@ -425,8 +425,8 @@ def test_a_copied_store_answers_as_the_first(path):
 @pytest.mark.parametrize(
     ("how", "error", "sentence"),
     [
-        ({"encoder": "nope"}, OptionError, "one of latent, latent:RANK"),
-        ({"encoder": "latent:0"}, OptionError, "must have a rank of at least 1"),
+        ({"encoder": "nope"}, OptionError, "one of latent, latent:N"),
+        ({"encoder": "latent:0"}, OptionError, "must have a number of at least 1"),
         ({"encoder": 3}, KindError, "got an object of type int"),
         ({"encoder": LatentSemantics(2).fit(np.eye(4))}, OptionError, "fitted to counts"),
         ({"encoder": TableVectors().fit({"z": [1.0, 2.0]})}, OptionError, "the encoder was fitted, z, got text"),

@@ -19,6 +19,7 @@ from qkv.errors import OptionError, QkvError
 __all__ = [
     "PORT_RULE",
     "Candidates",
+    "Components",
     "Collection",
     "JoinedOn",
     "Judgements",
@@ -31,7 +32,6 @@ __all__ = [
     "Passage",
     "Queries",
     "QuoteFormulas",
-    "Rank",
     "ReadingOptions",
     "RightTable",
     "Rule",
@@ -196,7 +196,7 @@ TextColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="Text col
 TextEncoder = Annotated[
     str | None, typer.Option(metavar="NAME|FOLDER", help="Text encoder, as in qkv search; default: latent.")
 ]
-Rank = Annotated[
+Components = Annotated[
     int | None,
     typer.Option(metavar="N", help="Dimensions of latent semantics; default: chosen from the passages."),
 ]

@@ -248,7 +248,7 @@ def create(
         str | None,
         typer.Option(
             metavar="NAME|PATH",
-            help="Compare keys as vectors: latent[:RANK], sentences, table, a model folder, or a word vector file.",
+            help="Compare keys as vectors: latent[:N], sentences, table, a model folder, or a word vector file.",
         ),
     ] = None,
     backend: Annotated[
