@@ -33,7 +33,7 @@ import numpy as np
 from qkv.database import Candidates, Database, Queryable
 
 WIDTH, QUERIES, BEST, TEMPERATURE = 64, 64, 10, 0.05
-ASKED: dict[str, Any] = {"score": "cosine", "normalizer": f"topk:{BEST}:{TEMPERATURE}", "threshold": -1.0}
+ASKED: dict[str, Any] = {"score": "cosine", "normalizer": f"topk:{BEST}:{TEMPERATURE}", "min_similarity": -1.0}
 
 Search = Callable[[np.ndarray, int], np.ndarray]
 

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.local_linear`: errors of `--fit local-linear` on known functions, beside statsmodels.
+"""`python -m benchmarks.local_linear`: errors of `--aggregate local-linear` on known functions, beside statsmodels.
 
     mean          `ask`, the weighted mean, with its bandwidth chosen by leave-one-out
-    local-linear  `ask` with `fit="local-linear"`, with its bandwidth chosen by leave-one-out
+    local-linear  `ask` with `aggregate="local-linear"`, with its bandwidth chosen by leave-one-out
     KernelReg     statsmodels, local linear, bandwidth by least-squares cross-validation
     LOESS         statsmodels' lowess without robust steps, with the fraction of neighbors chosen by leave-one-out
 
@@ -53,7 +53,7 @@ def compare(name: str, tables: int) -> tuple[dict[str, tuple[float, float]], flo
         x = draw.random(_ROWS)
         y = function(x) + noise * draw.normal(size=_ROWS)
         database = Database.open({"x": x, "y": y}, "x", "y")
-        found = {fit: _ask(database, at, fit) for fit in ("mean", "local-linear")}
+        found = {aggregate: _ask(database, at, aggregate) for aggregate in ("mean", "local-linear")}
         found["KernelReg"], width = _kernel_regression(x, y, at)
         found["LOESS"] = _loess(x, y, at)
         for method, values in found.items():
@@ -72,14 +72,14 @@ def same_bandwidth(x: np.ndarray, y: np.ndarray, at: np.ndarray, width: float) -
     from statsmodels.nonparametric.kernel_regression import KernelReg
 
     expected, _ = KernelReg(y, x, "c", reg_type="ll", bw=[width]).fit(at)
-    how = {"score": scores.Gaussian(width), "threshold": np.inf, "fit": "local-linear"}
+    how = {"score": scores.Gaussian(width), "max_distance": np.inf, "aggregate": "local-linear"}
     answer = Database.open({"x": x, "y": y}, "x", "y").ask(at.tolist(), **how)
     line = np.array([note == "" for note in answer.fit_note])
     return float(np.abs(np.array(answer.value) - expected)[line].max())
 
 
-def _ask(database: Database, at: np.ndarray, fit: str) -> np.ndarray:
-    answer = database.ask(at.tolist(), fit=fit, threshold=np.inf, top=1)
+def _ask(database: Database, at: np.ndarray, aggregate: str) -> np.ndarray:
+    answer = database.ask(at.tolist(), aggregate=aggregate, max_distance=np.inf, top=1)
     return np.array(answer.value, np.float64)
 
 

@@ -27,7 +27,7 @@ def _cases(dtype: torch.dtype) -> dict[str, tuple[dict[str, Any], float]]:
     weights = torch.randn(8, WIDTH, dtype=dtype), torch.randn(8, WIDTH, dtype=dtype)
     masked: dict[str, Any] = {
         "lengths": masks.Lengths(torch.tensor([[12]])),
-        "key mask": masks.Keys(kept),
+        "key mask": masks.AllowedKeys(kept),
     }
     scored: dict[str, Any] = {
         "Gaussian": scores.Gaussian(2.0),

@@ -63,7 +63,8 @@ def options_of(key: str, normalizer: Normalizer) -> dict[str, object]:
         score = scores.Dot()
     if key == "x" and isinstance(normalizer, (normalizers.Sparsemax, normalizers.Entmax15)):
         score = scores.Laplace(0.05)
-    return {"score": score, "normalizer": normalizer, "threshold": 1e9}
+    limit = {} if isinstance(score, scores.Dot) else {"max_distance": 1e9}
+    return {"score": score, "normalizer": normalizer, **limit}
 
 
 def table(rows: int) -> pa.Table:
@@ -157,8 +158,8 @@ def groupings(parts: Sequence[pa.RecordBatch], orders: int) -> Iterator[pa.Recor
         yield left[0]
 
 
-def _without_threshold(options: dict[str, object]) -> dict[str, object]:
-    return {name: each for name, each in options.items() if name != "threshold"}
+def _without_limit(options: dict[str, object]) -> dict[str, object]:
+    return {name: each for name, each in options.items() if name != "max_distance"}
 
 
 def measure_orders(path: Path, orders: int) -> None:
@@ -169,7 +170,7 @@ def measure_orders(path: Path, orders: int) -> None:
         for normalizer in NORMALIZERS:
             options = options_of(key, normalizer)
             parts = [
-                partials.compute(asked, block.table, key, "value", **_without_threshold(options), fragment=number)
+                partials.compute(asked, block.table, key, "value", **_without_limit(options), fragment=number)
                 for number, block in enumerate(store.blocks([key, "value"]))
             ]
             expected = one.ask(asked, **options)

@@ -196,7 +196,7 @@ def vector_recalls(folder: Path) -> list[list[object]]:
             out.append([name, "not available", "", ""])
     start = time.process_time()
     database = Database.open(table, "vector", "row")
-    options = {"score": "cosine", "normalizer": f"topk:{_TOP}", "threshold": -1.0, "top": _TOP}  # refuses no query
+    options = {"score": "cosine", "normalizer": f"topk:{_TOP}", "min_similarity": -1.0, "top": _TOP}  # refuses no query
     answers = database.ask_batches({"vector": queries.tolist()}, **options)
     opened = time.process_time() - start
     rows = [[each["id"] for each in row] for row in answers.read_all()["evidence"].to_pylist()]

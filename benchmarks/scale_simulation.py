@@ -140,7 +140,8 @@ def measure(
             Database.create(path, table.slice(0, rows), key, "value")
             database, recorder = Database.open(path), _Recorder()
             database.cluster = Scheduler(lambda recorder=recorder: recorder, 1, "workers")  # type: ignore[misc]
-            database.ask(queries, score=score, normalizer=normalizer, threshold=1e9)
+            limit = {"min_similarity": -1.0} if isinstance(score, scores.Cosine) else {"max_distance": 1e9}
+            database.ask(queries, score=score, normalizer=normalizer, **limit)
             seconds.append(cpu_seconds(lambda recorder=recorder: recorder.worker.run(recorder.messages[0])))
             recorders.append(recorder)
         reply = recorders[1].worker.run(recorders[1].messages[0])

@@ -1,8 +1,8 @@
 """Measure how well searches rank: `python -m benchmarks.search_quality` writes `benchmarks/results/search.csv`.
 
 `$QKV_DATA` holds the folders `cranfield` and `cisi`. The file has the means of `qkv evaluate COLLECTION`, and of
-`qkv evaluate COLLECTION --rank 300 --mix 0.5 --learned` before and after learning, on the test halves. The page on
-search draws its figures from it.
+`qkv evaluate COLLECTION --n-components 300 --mix 0.5 --learned` before and after learning, on the test halves. The
+page on search draws its figures from it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def rows(name: str, folder: str) -> list[list[str]]:
     found: list[list[str]] = []
     for ranking, means in evaluate(folder)["means"].items():
         found += [[name, ranking, measure, f"{means[measure]:.4f}", "", ""] for measure in MEASURES]
-    for ranking, result in evaluate(folder, "--rank", "300", "--mix", "0.5", "--learned")["learned"].items():
+    for ranking, result in evaluate(folder, "--n-components", "300", "--mix", "0.5", "--learned")["learned"].items():
         for measure in MEASURES:
             start, learned = result["start"][measure], result["learned"][measure]
             found.append(

@@ -108,7 +108,7 @@ def vectors(folder: Path, width: int, rows: int) -> tuple[Path, list[bytes]]:
     column = pa.FixedSizeListArray.from_arrays(pa.array(keys.ravel()), width)
     table = pa.table({"vector": column, "value": generator.normal(size=rows)})
     path = folder / f"vectors-{width}-{rows}"
-    Database.create(path, table, "vector", "value", score="cosine", normalizer="topk:10", threshold=-1.0)
+    Database.create(path, table, "vector", "value", score="cosine", normalizer="topk:10", min_similarity=-1.0)
     near = keys[generator.integers(0, rows, 256)] + generator.normal(size=(256, width))
     return path, [request({"query": np.round(query, 3).tolist(), "top": 3}) for query in near]
 

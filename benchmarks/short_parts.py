@@ -65,11 +65,11 @@ def _mask(name: str, lead: tuple[int, ...], n: int, m: int) -> tuple[Mask | None
     if name == "key mask":
         kept = torch.rand(*ones, m) > 0.3
         kept[..., 0] = True
-        return masks.Keys(kept), ~kept[..., None, :]
+        return masks.AllowedKeys(kept), ~kept[..., None, :]
     if name == "pairs":
         kept = torch.rand(n, m) > 0.3
         kept[:, 0] = True
-        return masks.Pairs(kept), ~kept
+        return masks.AllowedPairs(kept), ~kept
     return None, None
 
 

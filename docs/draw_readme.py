@@ -40,7 +40,7 @@ def draw_overview() -> None:
         INCOME[:, None],
         score=score,
         normalizer=normalizer,
-        mask=masks.Keys(allowed),
+        mask=masks.AllowedKeys(allowed),
         readouts=[readouts.Dense()],
     )
     figure, axes = plt.subplots(1, 4, figsize=(9.5, 2.9), width_ratios=[5, 5, 1, 1], constrained_layout=True)

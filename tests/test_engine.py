@@ -266,7 +266,7 @@ def test_c4_padding_mask_of_four_axes_gives_padded_keys_no_weight(kernel: str) -
     x[0, :, 3:] = np.nan  # padded keys may have any value
     x[1, :, 3:] = np.nan
     query = np.nan_to_num(x)
-    seen = qkv.observe(query, x, x, mask=masks.Pairs(keep), readouts=[readouts.Dense()], kernel=kernel)
+    seen = qkv.observe(query, x, x, mask=masks.AllowedPairs(keep), readouts=[readouts.Dense()], kernel=kernel)
     assert not seen.readouts[0][0, ..., 3:].any()
     assert seen.readouts[0][0].sum(-1) == pytest.approx(np.ones((3, 5)))
     assert not seen.readouts[0][1].any()
@@ -277,7 +277,7 @@ def test_c4_padding_mask_of_four_axes_gives_padded_keys_no_weight(kernel: str) -
 def test_c4_mask_of_pairs_is_one_for_all_batch_elements() -> None:
     x = np.random.default_rng(5).normal(size=(2, 3, 4))
     pairs = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 0]], dtype=bool)
-    weights = qkv.observe(x, x, x, mask=masks.Pairs(pairs), readouts=[readouts.Dense()]).readouts[0]
+    weights = qkv.observe(x, x, x, mask=masks.AllowedPairs(pairs), readouts=[readouts.Dense()]).readouts[0]
     assert ((weights > 0) == pairs).all()
 
 
@@ -398,11 +398,11 @@ def test_kernel_and_memory_that_cannot_be_hashed_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("attn_mask", r"masks\.Pairs\(attn_mask\) .*scores\.Biased\(scores\.ScaledDot\(\), attn_mask\)"),
+        ("attn_mask", r"masks\.AllowedPairs\(attn_mask\) .*scores\.Biased\(scores\.ScaledDot\(\), attn_mask\)"),
         ("is_causal", r"mask=masks\.Causal\(\)"),
         ("dropout_p", "Pass dropout"),
         ("scale", r"score=scores\.Dot\(scale\)"),
-        ("key_padding_mask", r"masks\.Keys\(~key_padding_mask\)"),
+        ("key_padding_mask", r"masks\.AllowedKeys\(~key_padding_mask\)"),
     ],
 )
 def test_arguments_of_pytorch_s_attention_function_are_refused_with_what_to_pass(name: str, remedy: str) -> None:
@@ -420,7 +420,7 @@ def test_advice_for_a_mask_of_pytorch_gives_pytorch_s_output() -> None:
     allowed = torch.rand(5, 7, generator=torch.Generator().manual_seed(1)) < 0.7
     allowed[:, 0] = True
     wanted = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=allowed)
-    assert torch.allclose(qkv.attend(query, key, value, mask=masks.Pairs(allowed)), wanted)
+    assert torch.allclose(qkv.attend(query, key, value, mask=masks.AllowedPairs(allowed)), wanted)
     bias = normal(5, 7, seed=3).detach()
     wanted = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
     assert torch.allclose(qkv.attend(query, key, value, score=scores.Biased(scores.ScaledDot(), bias)), wanted)

@@ -77,7 +77,7 @@ def by_hand(mask: Any) -> Any:
 def test_own_score_takes_masks_and_tiles(score: Any, kernel: Any) -> None:
     allowed = RNG.random((7, 9)) < 0.6
     allowed[3] = False
-    output = qkv.attend(QUERY, KEY, VALUE, score=score, mask=masks.Pairs(allowed), kernel=kernel)
+    output = qkv.attend(QUERY, KEY, VALUE, score=score, mask=masks.AllowedPairs(allowed), kernel=kernel)
     assert output == pytest.approx(by_hand(allowed))
     assert not output[3].any()
 

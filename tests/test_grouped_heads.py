@@ -49,7 +49,7 @@ def test_equals_keys_repeated_for_each_query_head(library, batch, key_heads, gro
     options = [
         {},
         {"mask": masks.Causal(), "score": scores.ALiBi(scores.Dot(), slopes), "positions": Positions(align="end")},
-        {"mask": masks.Pairs(draw.random((*all_heads, q, k)) < 0.6)},
+        {"mask": masks.AllowedPairs(draw.random((*all_heads, q, k)) < 0.6)},
         {"normalizer": normalizers.Softmax(draw.uniform(0.5, 2, size=all_heads))},
         {"mask": masks.Lengths(lengths), "normalizer": normalizers.Sparsemax()},
         {"mask": masks.Custom(lambda q, k: k <= q), "positions": Positions(query_start=starts)},

@@ -93,6 +93,21 @@ def test_parts_are_found_in_the_modules_that_older_pickles_name() -> None:
             assert found is getattr(getattr(qkv, package), name)
 
 
+def test_masks_are_found_by_the_names_that_older_pickles_have() -> None:
+    from qkv import masks
+
+    for new, old in {"AllowedKeys": "Keys", "AllowedPairs": "Pairs"}.items():
+        assert not hasattr(masks, old)
+        mask = getattr(masks, new)(np.eye(3) == 1)
+        current = pickle.dumps(mask, protocol=0).decode("latin-1")
+        for module in ("arrays", old.lower()):
+            before = current.replace(f"qkv.masks.arrays\n{new}\n", f"qkv.masks.{module}\n{old}\n")
+            assert before != current
+            found = pickle.loads(before.encode("latin-1"))
+            assert type(found) is type(mask)
+            np.testing.assert_array_equal(found.array, mask.array)
+
+
 def test_a_saved_join_is_refused_with_its_version_and_the_remedy(saved: Path) -> None:
     pytest.importorskip("sklearn")
     from qkv.join import SoftJoin

@@ -11,7 +11,7 @@ from examples.answer.meaning import Meaning
 from examples.answer.sentences import Sentence
 from examples.answer.words import Words, words_of
 from qkv.errors import OptionError
-from qkv.masks import Keys
+from qkv.masks import AllowedKeys
 from qkv.readouts import TopWeights
 from qkv.scores import ByColumn, Cosine, Dot
 
@@ -144,7 +144,7 @@ class Text:
             ).T,  # the value is 1 for the additional key, so that its weight is the output
             score=score,
             normalizer=qkv.normalizers.Softmax(),
-            mask=Keys(allowed),
+            mask=AllowedKeys(allowed),
             readouts=[TopWeights(min(top, len(keys)))],
         )
         best, no_answer = observation.readouts[0], float(observation.output[0, 0])

@@ -115,7 +115,7 @@ def test_explain_stays_out_of_output_for_programs(qkv, format_):
     assert "kernel" in err
 
 
-def test_score_normalizer_where_and_threshold_reach_the_database(qkv):
+def test_score_normalizer_where_and_similarity_reach_the_database(qkv):
     ask = ("ask", *PEOPLE, "Mario", "--format", "json")
     values = [
         json.loads(qkv(*ask, *options)[1])
@@ -123,7 +123,7 @@ def test_score_normalizer_where_and_threshold_reach_the_database(qkv):
             ("--where", "city = 'Lisbon'"),
             ("--score", "exact"),
             ("--normalizer", "mean"),
-            ("--threshold", "0.99", "--score", "levenshtein"),
+            ("--min-similarity", "0.99", "--score", "levenshtein"),
         )
     ]
     assert values[0]["rows"][0]["record"]["name"] == "Mario Gonzales"

@@ -97,7 +97,9 @@ def asked(qkv, path, key, value, queries, *options):
 NAMES = [f"{first} {last}" for first in ("Ann", "Jon", "Maria", "Oskar") for last in ("Lindgren", "Okafor", "Tanaka")]
 
 
-@pytest.mark.parametrize("options", [[], ["--score", "levenshtein", "--threshold", "0"]], ids=["names", "levenshtein"])
+@pytest.mark.parametrize(
+    "options", [[], ["--score", "levenshtein", "--min-similarity", "0"]], ids=["names", "levenshtein"]
+)
 @pytest.mark.parametrize("value", ["pay", "town"])
 def test_answers_of_texts_follow_from_what_is_printed(qkv, tmp_path, options, value):
     rng = np.random.default_rng(len(options))

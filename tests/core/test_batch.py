@@ -12,7 +12,7 @@ from qkv.core.batch import batch_indices, batch_shape, take_batch
 from qkv.core.equation import attend_dense, bind_call
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
-from qkv.masks import Causal, Keys
+from qkv.masks import AllowedKeys, Causal
 from qkv.normalizers import Softmax
 from qkv.scores import Biased, Dot
 
@@ -63,7 +63,7 @@ def test_a_call_restricted_to_batch_elements_gives_their_part_of_the_whole(index
     parts = {
         "score": Biased(Dot(), per_key=rng.normal(size=(2, 3, 6))),
         "normalizer": Softmax(temperature=rng.uniform(0.5, 2, size=(2, 3))),
-        "mask": Keys(rng.random((2, 3, 6)) < 0.7) & Causal(),
+        "mask": AllowedKeys(rng.random((2, 3, 6)) < 0.7) & Causal(),
         "positions": Positions(query_start=rng.integers(0, 3, (2, 3))),
     }
     whole = attend_dense(query, key, value, **parts)

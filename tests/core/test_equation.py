@@ -6,7 +6,7 @@ import pytest
 from qkv.core.equation import attend_dense, bind_call
 from qkv.core.positions import Positions
 from qkv.errors import KindError, ShapeError
-from qkv.masks import Causal, Keys, Lengths, Pairs
+from qkv.masks import AllowedKeys, AllowedPairs, Causal, Lengths
 from qkv.normalizers import NORMALIZERS, Mean, Sample, Softmax, Sum, TopK
 from qkv.scores import Biased, Bilinear, Constant, Dot, Exact, Gaussian, Projected, ScaledDot
 from qkv.testing import Setting
@@ -100,7 +100,7 @@ def test_gradients_under_a_mask_are_the_same_in_torch_and_jax(score):
 
     def loss(query, key, value):
         setting = Setting("torch" if hasattr(query, "detach") else "jax", "float64")
-        mask = Pairs(setting.array(allowed))
+        mask = AllowedPairs(setting.array(allowed))
         return (attend(query, key, value, setting.part(score), mask=mask).output ** 2).sum()
 
     assert_jax_agrees(loss, inputs)
@@ -146,7 +146,7 @@ def test_lengths_of_zero_and_one_work(q, k, library):
     setting = Setting(library, "float32")
     with setting.active():
         arrays = [setting.array(np.ones(shape)) for shape in ((q, 2), (k, 2), (k, 3))]
-        seen = attend(*arrays, mask=Keys(setting.array(np.ones(k, dtype=bool))))
+        seen = attend(*arrays, mask=AllowedKeys(setting.array(np.ones(k, dtype=bool))))
     assert to_float64(seen.output).tolist() == [[1.0 if k else 0.0] * 3] * q
 
 

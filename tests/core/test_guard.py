@@ -6,7 +6,7 @@ import pytest
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.equation import attend_dense
 from qkv.core.guard import all_finite, apply_weights, guarded_logits, zero_nonfinite
-from qkv.masks import Keys, Pairs
+from qkv.masks import AllowedKeys, AllowedPairs
 from qkv.normalizers import Hard, Identity, Softmax, Sparsemax, Sum, TopK
 from qkv.scores import Additive, Biased, Dot, Gaussian
 from qkv.testing import Setting
@@ -32,7 +32,7 @@ def test_a_masked_key_or_value_leaks_nothing(library, poison, normalizer):
     with setting.active():
         arrays = [setting.array(x) for x in (query, key[keep], value[keep], hurt_key, hurt_value)]
         alone = attend_dense(*arrays[:3], score=Dot(), normalizer=normalizer)
-        mask = Keys(setting.array(keep))
+        mask = AllowedKeys(setting.array(keep))
         seen = attend_dense(arrays[0], *arrays[3:], score=Dot(), normalizer=normalizer, mask=mask)
     assert np.allclose(to_float64(seen.output), to_float64(alone.output), rtol=1e-12)
     assert (to_float64(seen.weights)[:, 2] == 0).all()
@@ -48,7 +48,7 @@ def poisoned(score, allowed):
 
     def output(query, key, value):
         setting = Setting("torch" if hasattr(query, "detach") else "jax", "float64")
-        mask = Pairs(setting.array(allowed))
+        mask = AllowedPairs(setting.array(allowed))
         return attend_dense(query, key, value, score=setting.part(score), normalizer=Softmax(), mask=mask).output
 
     return output, [query, key, value]

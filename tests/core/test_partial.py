@@ -205,7 +205,7 @@ def test_kernel_agrees_with_the_shared_definition(loop, infinite, spread, offset
     logits, value, allowed = problem(spread, offset, infinite)
     wanted = shared(logits, value, allowed)
     query, key, values, pairs = array_of(library, logits, np.eye(K), value, allowed)
-    output = qkv.attend(query, key, values, score=scores.Dot(), mask=masks.Pairs(pairs), kernel=kernel())
+    output = qkv.attend(query, key, values, score=scores.Dot(), mask=masks.AllowedPairs(pairs), kernel=kernel())
     check(output, wanted, 1e-9 if library != "jax" else 2e-3 if offset else 1e-4)
 
 
@@ -217,7 +217,7 @@ def test_tiled_log_sum_exp_is_that_of_the_shared_definition(spread, offset):
         wanted = shared(logits, value, allowed)
         log_sum_exp = (wanted.maximum + np.log(wanted.total))[:, 0]
     query, key, values, pairs = array_of("torch", logits, np.eye(K), value, allowed)
-    options = {"score": scores.Dot(), "mask": masks.Pairs(pairs), "kernel": LOOPS["tiled"][1]()}
+    options = {"score": scores.Dot(), "mask": masks.AllowedPairs(pairs), "kernel": LOOPS["tiled"][1]()}
     found = qkv.observe(query, key, values, readouts=[readouts.LogSumExp()], **options).readouts[0]
     np.testing.assert_allclose(np.asarray(found), log_sum_exp, rtol=1e-12)
 
@@ -232,7 +232,7 @@ def test_tiled_pooled_map_has_the_sums_of_the_shared_definition(cells, spread, o
     with ignore_numpy_warnings():
         wanted = shared(logits, in_cell, allowed).finalize()[0] / counts
     query, key, pairs = array_of("torch", logits, np.eye(K), allowed)
-    options = {"score": scores.Dot(), "mask": masks.Pairs(pairs), "kernel": LOOPS["tiled"][1]()}
+    options = {"score": scores.Dot(), "mask": masks.AllowedPairs(pairs), "kernel": LOOPS["tiled"][1]()}
     with mock.patch.object(ElementMap, "finalize", autospec=True, side_effect=ElementMap.finalize) as finalize:
         found = qkv.observe(query, key, key, readouts=[readouts.PooledMap(cells)], **options).readouts[0]
     assert finalize.called

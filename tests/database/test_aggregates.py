@@ -100,7 +100,7 @@ def test_signed_weights_have_no_spread():
     answer = Database.open(table, key="v", value="n").ask([1.0, 0.0], score=scores.Dot(), normalizer="identity")
     assert answer.value == pytest.approx(1.0 - 5.0)
     assert answer.spread is None
-    assert answer.support is None
+    assert answer.perplexity is None
 
 
 def targets_of(values, complete=None):
@@ -161,7 +161,7 @@ def test_statistics_are_those_of_the_weights(seed, tmp_path):
     w /= w.sum()
     n, spread = 1 / np.square(w).sum(), np.sqrt(w @ np.square(v - w @ v))
     for database in memory_and_store(tmp_path / "s", {"x": x, "v": v}, "x", "v"):
-        answer = database.ask(query, score=f"gaussian:{width}", threshold=100.0)
+        answer = database.ask(query, score=f"gaussian:{width}", max_distance=100.0)
         got = (answer.value, answer.spread, answer.effective_rows, answer.standard_error)
         assert got == pytest.approx((w @ v, spread, n, spread / np.sqrt(n - 1)), rel=1e-9)
         low, high = answer.prediction_interval

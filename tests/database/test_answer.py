@@ -32,7 +32,7 @@ def test_one_query_has_single_fields_and_many_have_lists(people):
     assert isinstance(one.value, float)
     assert (one.found, many.found) == (True, [True, False])
     assert many.value == [one.value, None]
-    assert many.support[1] == 0.0
+    assert many.perplexity[1] == 0.0
     assert (many[0].value, many[-1].found) == (one.value, False)
     assert [answer.value for answer in many] == many.value
     assert many.query == ["john smith", "zzzzzz"]
@@ -52,13 +52,13 @@ def test_evidence_is_whole_rows_heaviest_first_with_weights_that_make_the_value(
 def test_support_is_the_exponential_of_the_entropy(people):
     answer = people.ask("john smith", normalizer="topk:4:0.2")
     entropy = -sum(row.weight * math.log(row.weight) for row in answer.rows)
-    assert answer.support == pytest.approx(math.exp(entropy))
+    assert answer.perplexity == pytest.approx(math.exp(entropy))
 
 
 def test_top_cuts_the_evidence_and_not_the_answer(people):
     full, cut = people.ask("john smith", top=4), people.ask("john smith", top=1)
     assert len(cut.rows) == 1
-    assert (cut.value, cut.spread, cut.support) == (full.value, full.spread, full.support)
+    assert (cut.value, cut.spread, cut.perplexity) == (full.value, full.spread, full.perplexity)
 
 
 def test_many_queries_answer_as_each_alone(people, monkeypatch):

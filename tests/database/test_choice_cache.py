@@ -65,8 +65,8 @@ def entries():
     return sorted(cache_folder().glob("*"))
 
 
-def ask(file, query=3.5, key="x", where=None, fit="mean", **options):
-    answer = Database.open(file, key=key, value="y", **options).ask(query, where=where, fit=fit)
+def ask(file, query=3.5, key="x", where=None, aggregate="mean", **options):
+    answer = Database.open(file, key=key, value="y", **options).ask(query, where=where, aggregate=aggregate)
     return answer.value, answer.standard_error, answer.prediction_interval, answer.notes, str(answer.plan)
 
 
@@ -113,7 +113,7 @@ def test_an_entry_states_its_identity_and_is_named_by_it(file):
     [
         {"where": "shop = 'a'"},
         {"key": "x,shop", "query": (3.5, "a")},
-        {"fit": "local-linear"},
+        {"aggregate": "local-linear"},
         {"delimiter": ","},
         *(pytest.param(each, marks=pytest.mark.long) for each in ({"where": "x > 2"}, {"fold": False})),
     ],
@@ -281,7 +281,7 @@ def store(request, tmp_path, monkeypatch):
 
 
 def test_a_store_that_is_opened_again_chooses_nothing_and_has_the_same_answer(store, chosen):
-    for options in ({}, {"where": "shop = 'a'"}, {"fit": "local-linear"}, {"score": "laplace"}):
+    for options in ({}, {"where": "shop = 'a'"}, {"aggregate": "local-linear"}, {"score": "laplace"}):
         chosen.clear()
         first = store(**options)
         assert chosen

@@ -8,6 +8,7 @@ import pytest
 
 from qkv import scores
 from qkv.database import Database
+from qkv.database.keys.comparisons import MatchLimits
 from qkv.errors import OptionError, QueryError
 
 
@@ -29,14 +30,49 @@ def test_a_key_that_fills_more_than_ten_rows_answers_with_all_of_them():
     table = {"k": ["pear"] * 40 + ["plum"] * 5, "v": list(range(40)) + [0] * 5}
     answer = Database.open(table, key="k", value="v").ask("pear")
     assert answer.value == pytest.approx(19.5, abs=1e-3)
-    assert answer.support == pytest.approx(40, rel=1e-3)
+    assert answer.perplexity == pytest.approx(40, rel=1e-3)
 
 
-def test_the_threshold_of_a_match_can_be_moved():
+def test_the_limit_of_a_match_can_be_moved():
     people = Database.open({"k": ["john smith"], "v": [1.0]}, key="k", value="v")
     assert not people.ask("jan smid").found
-    assert people.ask("jan smid", threshold=0.5).found
-    assert not people.ask("john smyth", threshold=0.99).found
+    assert people.ask("jan smid", min_similarity=0.5).found
+    assert not people.ask("john smyth", min_similarity=0.99).found
+
+
+@pytest.mark.parametrize(
+    ("key", "query", "how", "refusal"),
+    [
+        (
+            [1.0, 2.0],
+            1.0,
+            {"min_similarity": 0.9},
+            "min_similarity must be None for the key k, .* by distance. Pass max_d",
+        ),
+        (
+            ["a b", "c d"],
+            "a b",
+            {"max_distance": 2},
+            "max_distance must be None for .* by similarity. Pass min_s.* got 2",
+        ),
+        (
+            ["a b", "c d"],
+            "a b",
+            {"score": "exact", "min_similarity": 0.9},
+            "min_similarity must .* by Exact.*Omit min_s",
+        ),
+        (
+            [[1.0, 0.0]],
+            [1.0, 0.0],
+            {"score": "dot", "max_distance": 1},
+            "max_distance must .* by Dot.*Omit max_distance",
+        ),
+    ],
+)
+def test_a_limit_that_the_comparison_does_not_have_is_refused(key, query, how, refusal):
+    database = Database.open({"k": key, "v": np.arange(len(key)) + 0.5}, key="k", value="v")
+    with pytest.raises(OptionError, match=refusal):
+        database.ask([query], **how)
 
 
 def test_no_match_names_the_nearest_key_and_its_similarity():
@@ -76,7 +112,7 @@ def test_a_category_is_compared_by_equality():
 
 def test_a_boolean_is_compared_by_equality():
     answer = Database.open({"k": [True, False, True], "v": [1.0, 2.0, 3.0]}, key="k", value="v").ask(True)
-    assert (answer.value, answer.support) == (2.0, pytest.approx(2.0))
+    assert (answer.value, answer.perplexity) == (2.0, pytest.approx(2.0))
 
 
 # -- numbers
@@ -96,8 +132,8 @@ def test_a_number_far_from_every_key_is_no_match_and_says_how_far():
 
 def test_the_reach_can_be_moved():
     database = Database.open(SQUARES, key="x", value="y")
-    assert database.ask(12.0, threshold=5.0).found
-    assert not database.ask(3.0001, threshold=1e-9).found
+    assert database.ask(12.0, max_distance=5.0).found
+    assert not database.ask(3.0001, max_distance=1e-9).found
 
 
 def test_a_given_bandwidth_counts_in_the_units_of_the_table():
@@ -273,7 +309,7 @@ def test_several_texts_of_a_key_share_the_weight_of_one():
     rows = {"a": ["x y", "z w"], "b": ["p q", "r s"], "n": [1.0, 2.0], "v": [1.0, 2.0]}
     weights = []
     for key in ("a,n", "a,b,n"):
-        score = Database.open(rows, key=key, value="v")._in_memory.chooser.choose(None, None, None).score
+        score = Database.open(rows, key=key, value="v")._in_memory.chooser.choose(None, MatchLimits(), None).score
         weights.append({name: weight for name, part, weight in score.columns if not isinstance(part, scores.Exact)})
     assert weights[1] == {"n": 1.0, "a": weights[0]["a"] / 2, "b": weights[0]["a"] / 2}
 

@@ -79,8 +79,8 @@ def test_case_tells_texts_apart_for_exact_or_without_folding():
     assert Database.open(table, key="name", value="n", fold=False).ask("LI", score="exact").value == 2.0
     assert Database.open(table, key="name", value="n").ask("LI", score="exact").value == 2.0
     # Without a score, a query that equals a key regardless of case is answered from the rows of this key.
-    assert Database.open(table, key="name", value="n").ask("li", threshold=1).value == 1.5
-    assert not Database.open(table, key="name", value="n").ask("lit", threshold=1).found
+    assert Database.open(table, key="name", value="n").ask("li", min_similarity=1).value == 1.5
+    assert not Database.open(table, key="name", value="n").ask("lit", min_similarity=1).found
 
 
 def test_rows_without_key_or_value_are_left_out_and_counted():

@@ -24,7 +24,7 @@ def test_intervals_contain_nine_of_ten_values_in_each_fifth_of_keys_where_noise_
 
 
 def test_intervals_along_lines_contain_nine_of_ten_values_in_each_fifth_of_the_keys():
-    shares = fifths("line, noise exp(4x) / 10", 1500, 1, fit="local-linear")
+    shares = fifths("line, noise exp(4x) / 10", 1500, 1, aggregate="local-linear")
     assert all(0.84 < share < 0.96 for share in shares)
 
 

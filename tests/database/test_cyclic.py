@@ -123,8 +123,8 @@ def test_texts_are_not_cyclic():
 
 
 def test_no_line_is_fitted_along_a_circle():
-    with pytest.raises(OptionError, match="fit must be 'mean' for hour"):
-        Database.open(drawn(100), "hour", "load", cyclic={"hour": 24}).ask(3.0, fit="local-linear")
+    with pytest.raises(OptionError, match="aggregate must be 'mean' for hour"):
+        Database.open(drawn(100), "hour", "load", cyclic={"hour": 24}).ask(3.0, aggregate="local-linear")
 
 
 def test_a_store_refuses_periods_that_it_was_not_created_with(tmp_path):

@@ -97,7 +97,7 @@ def test_answers_are_those_of_vectors_made_by_hand_in_memory_and_streamed(path, 
             answer = each.ask(asked, where=where)
             assert answer.value == pytest.approx(wanted.value, rel=1e-5)
             assert answer.spread == pytest.approx(wanted.spread, rel=1e-3, abs=1e-5)
-            assert answer.support == pytest.approx(wanted.support, rel=1e-4)
+            assert answer.perplexity == pytest.approx(wanted.perplexity, rel=1e-4)
             assert answer.found == wanted.found
             assert answer.query == asked
             sure = [(row.index, row.weight) for row in wanted.rows if row.weight > 1e-4]
@@ -164,19 +164,19 @@ def test_the_least_cosine_is_the_largest_expected_of_unrelated_keys(tmp_path):
     made = Database.create(
         tmp_path / "store", {"word": words, "number": range(400)}, "word", "number", encoder=str(vectors)
     )
-    assert made.threshold == pytest.approx(np.sqrt(2 * np.log(400) / 50), rel=0.15)
-    assert Database.open(tmp_path / "store").threshold == made.threshold
-    # It is meant for cosines alone, and a threshold of one's own comes first.
-    for how in ({"score": "gaussian:2"}, {"threshold": -1.0}):
-        assert not any(f"cosine of {made.threshold}" in note for note in made.ask("w3", **how).notes)
+    assert made.min_similarity == pytest.approx(np.sqrt(2 * np.log(400) / 50), rel=0.15)
+    assert Database.open(tmp_path / "store").min_similarity == made.min_similarity
+    # It is meant for cosines alone, and a limit of one's own comes first.
+    for how in ({"score": "gaussian:2"}, {"min_similarity": -1.0}):
+        assert not any(f"cosine of {made.min_similarity}" in note for note in made.ask("w3", **how).notes)
     other = Database.create(
         tmp_path / "other", {"word": words, "number": range(400)}, "word", "number",
-        encoder=str(vectors), threshold=0.1,
+        encoder=str(vectors), min_similarity=0.1,
     )  # fmt: skip
-    assert other.threshold == 0.1
+    assert other.min_similarity == 0.1
 
 
-@pytest.mark.parametrize("how", [{}, {"score": "dot", "normalizer": "softmax"}, {"threshold": -1.0}])
+@pytest.mark.parametrize("how", [{}, {"score": "dot", "normalizer": "softmax"}, {"min_similarity": -1.0}])
 def test_a_query_of_unknown_words_has_no_match_and_gives_no_nan(path, how):
     made(path).append(MORE)
     for each in both(path):
@@ -189,7 +189,7 @@ def test_a_query_of_unknown_words_has_no_match_and_gives_no_nan(path, how):
         ]
         assert answers.value[:3] == [None] * 3
         assert np.isfinite([row.weight for row in answers[3].rows]).all()
-        assert np.isfinite([answers[3].value, answers[3].spread, answers[3].support]).all()
+        assert np.isfinite([answers[3].value, answers[3].spread, answers[3].perplexity]).all()
 
 
 def test_a_query_of_another_kind_is_refused(path):
@@ -202,7 +202,7 @@ def test_a_query_of_another_kind_is_refused(path):
 
 
 def test_a_score_of_texts_compares_the_key_itself(path):
-    made(path, threshold=0.999, normalizer="hard")
+    made(path, min_similarity=0.999, normalizer="hard")
     plain = Database.open(ROWS, "text", "number").ask("a shepherd fuond a golden rnig", score="spelling")
     for each in both(path):
         answer = each.ask("a shepherd fuond a golden rnig", score="spelling")
@@ -213,13 +213,13 @@ def test_a_score_of_texts_compares_the_key_itself(path):
 
 
 def test_defaults_of_ask_are_saved_beside_the_encoder(path):
-    made(path, score="gaussian:0.5", normalizer="topk:1", threshold=0.7)
+    made(path, score="gaussian:0.5", normalizer="topk:1", max_distance=0.7)
     for each in both(path):
         answer = each.ask(["a golden ring", "xylophone"])
         assert "compared by Gaussian(0.5)" in answer.notes
         assert len(answer[0].rows) == 1
         assert answer[0].rows[0].distance < 0.7
-        far = each.ask("den", threshold=0.01, where="number = 3")
+        far = each.ask("den", max_distance=0.01, where="number = 3")
         assert not far.found
         assert "no match beyond a distance of 0.01" in far.reason
 
@@ -425,8 +425,8 @@ def test_a_copied_store_answers_as_the_first(path):
 @pytest.mark.parametrize(
     ("how", "error", "sentence"),
     [
-        ({"encoder": "nope"}, OptionError, "one of latent, latent:RANK"),
-        ({"encoder": "latent:0"}, OptionError, "must have a rank of at least 1"),
+        ({"encoder": "nope"}, OptionError, "one of latent, latent:N"),
+        ({"encoder": "latent:0"}, OptionError, "must have a number of at least 1"),
         ({"encoder": 3}, KindError, "got an object of type int"),
         ({"encoder": LatentSemantics(2).fit(np.eye(4))}, OptionError, "fitted to counts"),
         ({"encoder": TableVectors().fit({"z": [1.0, 2.0]})}, OptionError, "the encoder was fitted, z, got text"),
@@ -518,12 +518,12 @@ def test_a_key_of_several_kinds_answers_as_table_vectors_made_by_hand(path, back
     query = {"age": 45.0, "city": "Oslo", "since": dt.date(2021, 1, 1), "member": True}
     vector = table.encode({name: [cell] for name, cell in query.items()})[0]
     vectors = table.encode({name: rows[name] for name in key})
-    wanted = by_hand(rows, vectors, "pay", vector, score=store.score, threshold=store.threshold)
+    wanted = by_hand(rows, vectors, "pay", vector, score=store.score, max_distance=store.max_distance)
     for each in both(path):
         for asked in (query, tuple(query.values()), "45,Oslo,2021-01-01,true"):
             answer = each.ask(asked)
             assert answer.value == pytest.approx(wanted.value, rel=1e-5)
-            assert answer.support == pytest.approx(wanted.support, rel=1e-4)
+            assert answer.perplexity == pytest.approx(wanted.perplexity, rel=1e-4)
             assert answer.rows[0].distance == pytest.approx(wanted.rows[0].distance, rel=1e-4)
         assert abs(answer.value - (1000 + 20 * 45 + 300)) < 100
         assert len(each) == MIXED

@@ -19,7 +19,7 @@ from qkv.errors import OptionError
 from tests.effort import sample
 
 BIG = 2**63 - 20
-NOTE = "{} is read as an identifier, because {}: its values vote; fit mean averages them"
+NOTE = "{} is read as an identifier, because {}: its values vote; aggregate mean averages them"
 REASON = {"big": "it holds whole numbers of 2^53 or more", "user_id": "its whole numbers are named like identifiers"}
 
 
@@ -73,18 +73,18 @@ def test_identifiers_vote_with_all_their_digits(value, seed, tmp_path):
 def test_a_mean_of_identifiers_and_a_vote_of_numbers_on_request(tmp_path):
     table = {"city": ["a", "a", "a"], "user_id": [1, 1, 4], "pay": [10.5, 10.5, 40.0]}
     for database in databases(table, "city", "user_id", tmp_path):
-        answer = database.ask("a", fit="mean")
+        answer = database.ask("a", aggregate="mean")
         assert (answer.value, answer.votes) == (pytest.approx(2.0), False)
         assert "identifier" not in " ".join(answer.notes)
         assert database.ask("a").value == 1
-        assert database.ask("a", fit="mean").value == pytest.approx(2.0)
-    voted = Database.open(table, "city", "pay").ask("a", fit="vote")
+        assert database.ask("a", aggregate="mean").value == pytest.approx(2.0)
+    voted = Database.open(table, "city", "pay").ask("a", aggregate="vote")
     assert (voted.value, voted.probabilities[10.5]) == (10.5, pytest.approx(2 / 3))
     assert not Database.open(table, "city", "pay").ask("a").votes
-    with pytest.raises(OptionError, match="fit must be one of mean, vote, local-linear, got 'median'"):
-        Database.open(table, "city", "pay").ask("a", fit="median")
-    with pytest.raises(OptionError, match="fit must be 'mean' for the value v, which holds vectors, got 'vote'"):
-        Database.open({"k": ["a"], "v": np.ones((1, 2))}, "k", "v").ask("a", fit="vote")
+    with pytest.raises(OptionError, match="aggregate must be one of mean, vote, local-linear, got 'median'"):
+        Database.open(table, "city", "pay").ask("a", aggregate="median")
+    with pytest.raises(OptionError, match="aggregate must be 'mean' for the value v, which holds vectors, got 'vote'"):
+        Database.open({"k": ["a"], "v": np.ones((1, 2))}, "k", "v").ask("a", aggregate="vote")
 
 
 def test_the_predicate_selects_rows_before_values_are_interpreted(tmp_path):
@@ -93,7 +93,7 @@ def test_the_predicate_selects_rows_before_values_are_interpreted(tmp_path):
         assert database.ask("b").value == 2**60 + 1
         answer = database.ask("a", where="v < 10")
         assert (answer.value, answer.votes) == (pytest.approx(1.5), False)
-        again = database.ask("a", where="v < 10", fit="vote")
+        again = database.ask("a", where="v < 10", aggregate="vote")
         assert (again.value, again.votes) == (1, True)
 
 
@@ -110,7 +110,7 @@ def test_many_queries_and_relations_hold_the_type_of_the_values():
 
 
 @pytest.mark.parametrize(
-    ("cells", "fit", "shown"),
+    ("cells", "aggregate", "shown"),
     [
         ([True, True], None, "true (100%, standard error 0.0%)"),
         ([str(uuid.UUID(int=2**100 + 7))] * 2, None, f"{uuid.UUID(int=2**100 + 7)} (100%, standard error 0.0%)"),
@@ -123,8 +123,8 @@ def test_many_queries_and_relations_hold_the_type_of_the_values():
         ([2**63 - 1], None, "9223372036854775807 (100%)"),
     ],
 )
-def test_values_are_printed_in_full(cells, fit, shown):
-    answer = Database.open({"k": ["a"] * len(cells), "v": cells}, "k", "v").ask("a", score="exact", fit=fit)
+def test_values_are_printed_in_full(cells, aggregate, shown):
+    answer = Database.open({"k": ["a"] * len(cells), "v": cells}, "k", "v").ask("a", score="exact", aggregate=aggregate)
     assert str(answer).split("\n")[0].split("   ")[0] == f"a → {shown}"
 
 
@@ -137,8 +137,8 @@ def test_the_command_prints_all_digits_and_how_to_average(form, tmp_path, capsys
     printed = capsys.readouterr().out
     if form == "table":
         assert printed.startswith("ann → 9223372036854775807 (100%")
-        assert "fit mean averages them" in printed
-        assert run([*arguments, "--fit", "mean"]) == 0
+        assert "aggregate mean averages them" in printed
+        assert run([*arguments, "--aggregate", "mean"]) == 0
         assert "9.22337e+18" in capsys.readouterr().out
     elif form == "json":
         assert json.loads(printed)["value"] == 2**63 - 1
@@ -172,7 +172,7 @@ def test_whole_numbers_vote_if_they_are_named_like_identifiers(name, tmp_path):
     counts = {n: own.count(n) for n in own}
     for database in (*databases(table, "city", name, tmp_path), Database.open(path, "city", name)):
         answer = database.ask("Oslo")
-        mean = database.ask("Oslo", fit="mean")
+        mean = database.ask("Oslo", aggregate="mean")
         assert mean.value == pytest.approx(np.mean(own))
         assert answer.votes is (name in IDENTIFIERS)
         if answer.votes:

@@ -44,7 +44,7 @@ def test_answers_are_those_of_weighted_least_squares_in_every_face(seed, tmp_pat
     h = float(draw.uniform(0.8, 2.0)) * scale
     queries = shift + scale * draw.uniform(-1, 1, size=(4, width))
     asked = [tuple(query) for query in queries.tolist()]
-    how = {"score": scores.Gaussian(h), "threshold": 1e9, "fit": "local-linear", "top": 5}
+    how = {"score": scores.Gaussian(h), "max_distance": 1e9, "aggregate": "local-linear", "top": 5}
     for database in faces(tmp_path, table, names, "v"):
         answers = database.ask(asked if width > 1 else [query for (query,) in asked], **how)
         for query, answer in zip(queries, answers, strict=True):
@@ -65,7 +65,7 @@ def test_answers_are_those_of_weighted_least_squares_in_every_face(seed, tmp_pat
 def test_negative_weights_are_among_the_evidence_and_all_weights_sum_to_1(tmp_path):
     x = np.linspace(0.0, 1.0, 30)
     for database in faces(tmp_path, {"x": x, "v": np.square(x)}, "x", "v"):
-        answer = database.ask(0.0, fit="local-linear", score="gaussian:0.5", top=30)
+        answer = database.ask(0.0, aggregate="local-linear", score="gaussian:0.5", top=30)
         weights = np.array([row.weight for row in answer.rows])
         assert weights.min() < -0.001
         assert weights.sum() == pytest.approx(1.0)
@@ -80,7 +80,7 @@ def test_a_straight_line_is_found_exactly_by_every_kernel(score, tmp_path):
     x = draw.random(300)
     for database in faces(tmp_path, {"x": x, "v": 5 - 3 * x}, "x", "v"):
         for query in (0.0, 0.3, 1.0):
-            answer = database.ask(query, fit="local-linear", score=score)
+            answer = database.ask(query, aggregate="local-linear", score=score)
             assert answer.value == pytest.approx(5 - 3 * query, abs=1e-9)
             assert answer.gradient["x"] == pytest.approx(-3, abs=1e-7)
 
@@ -88,8 +88,8 @@ def test_a_straight_line_is_found_exactly_by_every_kernel(score, tmp_path):
 def test_a_wide_boxcar_finds_every_query_within_the_keys(tmp_path):
     draw = np.random.default_rng(6)
     for database in faces(tmp_path, {"x": draw.random(200), "v": draw.normal(size=200)}, "x", "v"):
-        for fit in ("mean", "local-linear"):
-            assert all(database.ask([0.05, 0.5, 0.95], score="boxcar", fit=fit).found)
+        for aggregate in ("mean", "local-linear"):
+            assert all(database.ask([0.05, 0.5, 0.95], score="boxcar", aggregate=aggregate).found)
 
 
 def test_there_is_no_bias_at_the_edges():
@@ -98,8 +98,10 @@ def test_there_is_no_bias_at_the_edges():
     for _ in range(40):
         x = draw.random(300)
         database = Database.open({"x": x, "v": 10 * x + draw.normal(size=300)}, "x", "v")
-        for fit, errors in bias.items():
-            errors.append(database.ask([0.0, 1.0], fit=fit, score="gaussian:0.3").value - np.array([0.0, 10.0]))
+        for aggregate, errors in bias.items():
+            errors.append(
+                database.ask([0.0, 1.0], aggregate=aggregate, score="gaussian:0.3").value - np.array([0.0, 10.0])
+            )
     mean, line = (np.mean(errors, axis=0) for errors in bias.values())
     assert mean[0] > 0.5 > 0.15 > abs(line[0])
     assert mean[1] < -0.5 < -0.15 < -abs(line[1])
@@ -111,17 +113,19 @@ def test_dates_have_a_gradient_per_day_and_in_days(tmp_path):
         {"on": days, "v": np.arange(60.0), "until": [dt.datetime(2021, 1, 1) + 2 * (d - days[0]) for d in days]}
     )
     for database in faces(tmp_path, table, "on", "v"):
-        answer = database.ask(days[20], fit="local-linear")
+        answer = database.ask(days[20], aggregate="local-linear")
         assert answer.value == pytest.approx(20.0)
         assert answer.gradient["on"] == pytest.approx(1.0)
-    answer = Database.open(table, "on", "until").ask(days[20], fit="local-linear")
+    answer = Database.open(table, "on", "until").ask(days[20], aggregate="local-linear")
     assert abs(answer.value - dt.datetime(2021, 2, 10)) < dt.timedelta(seconds=1)
     assert answer.gradient["on"] == pytest.approx(2.0)
 
 
 def notes(folder, table, key, query, **how):
-    found = [each.ask(query, fit="local-linear", threshold=1e9, **how) for each in faces(folder, table, key, "v")]
-    mean = Database.open(table, key, "v").ask(query, threshold=1e9, **how)
+    found = [
+        each.ask(query, aggregate="local-linear", max_distance=1e9, **how) for each in faces(folder, table, key, "v")
+    ]
+    mean = Database.open(table, key, "v").ask(query, max_distance=1e9, **how)
     for answer in found:
         assert answer.value == pytest.approx(found[0].value, rel=1e-9)
         assert answer.fit_note == found[0].fit_note
@@ -147,7 +151,7 @@ def test_a_constant_key_column_leaves_a_line_in_the_others(tmp_path):
     draw = np.random.default_rng(2)
     x = draw.random(50)
     for database in faces(tmp_path, {"x": x, "c": np.full(50, 7.0), "v": 2 * x}, "x,c", "v"):
-        answer = database.ask((0.5, 7.0), fit="local-linear")
+        answer = database.ask((0.5, 7.0), aggregate="local-linear")
         assert answer.value == pytest.approx(1.0)
         assert answer.gradient == {"x": pytest.approx(2.0), "c": None}
         assert "1 of 2 directions" in answer.fit_note
@@ -159,7 +163,7 @@ def test_groups_have_lines_of_their_own(tmp_path):
     table = {"shop": [f"shop {n}" for n in shop], "x": x, "v": np.where(shop, 4 * x, 1 - x)}
     for database in faces(tmp_path, table, "shop,x", "v"):
         for name, value, slope in (("shop 0", 0.5, -1.0), ("shop 1", 2.0, 4.0)):
-            answer = database.ask((name, 0.5), fit="local-linear")
+            answer = database.ask((name, 0.5), aggregate="local-linear")
             assert answer.value == pytest.approx(value)
             assert answer.gradient == {"x": pytest.approx(slope)}
 
@@ -171,9 +175,9 @@ def test_a_filter_gives_the_line_of_the_table_filtered_beforehand(seed, tmp_path
     v = np.sin(x) * 10.0**kind + draw.normal(size=300)
     few = {"x": x[kind == 1], "v": v[kind == 1]}
     queries = draw.uniform(-1, 1, 5).tolist()
-    wanted = Database.open(few, "x", "v").ask(queries, fit="local-linear")
+    wanted = Database.open(few, "x", "v").ask(queries, aggregate="local-linear")
     for database in faces(tmp_path, {"x": x, "kind": kind, "v": v}, "x", "v"):
-        got = database.ask(queries, fit="local-linear", where="kind = 1")
+        got = database.ask(queries, aggregate="local-linear", where="kind = 1")
         assert got.value == pytest.approx(wanted.value, rel=1e-7)
         assert got.standard_error == pytest.approx(wanted.standard_error, rel=1e-6)
         for one, other in zip(got.prediction_interval, wanted.prediction_interval, strict=True):
@@ -183,7 +187,7 @@ def test_a_filter_gives_the_line_of_the_table_filtered_beforehand(seed, tmp_path
 def test_normalizers_of_few_rows_fit_a_line_through_these_rows(tmp_path):
     x = np.linspace(0, 1, 80)
     for database in faces(tmp_path, {"x": x, "v": 3 * x}, "x", "v"):
-        answer = database.ask(0.5, fit="local-linear", normalizer="topk:6", top=20)
+        answer = database.ask(0.5, aggregate="local-linear", normalizer="topk:6", top=20)
         assert answer.value == pytest.approx(1.5)
         assert len(answer.rows) == 6
 
@@ -191,19 +195,19 @@ def test_normalizers_of_few_rows_fit_a_line_through_these_rows(tmp_path):
 @pytest.mark.parametrize(
     ("table", "how", "message"),
     [
-        ({"k": ["a", "b"], "v": [1.0, 2.0]}, {}, "fit must be 'mean' for k"),
+        ({"k": ["a", "b"], "v": [1.0, 2.0]}, {}, "aggregate must be 'mean' for k"),
         ({"k": [1.0, 2.0], "v": ["a", "b"]}, {}, "kind text"),
         ({"k": [1.0, 2.0], "v": [[1.0], [2.0]]}, {}, "kind vector"),
         ({"k": [1.0, 2.0], "v": [1.0, 2.0]}, {"normalizer": "sample"}, "normalizer must"),
         ({"k": [1.0, 2.0], "v": [1.0, 2.0]}, {"normalizer": "identity"}, "normalizer must"),
-        ({"k": [1.0, 2.0], "v": [1.0, 2.0]}, {"score": "exact"}, "fit must be 'mean' for k"),
-        ({"k": [1.0, 2.0], "v": [1.0, 2.0]}, {"fit": "loess"}, "fit must be"),
+        ({"k": [1.0, 2.0], "v": [1.0, 2.0]}, {"score": "exact"}, "aggregate must be 'mean' for k"),
+        ({"k": [1.0, 2.0], "v": [1.0, 2.0]}, {"aggregate": "loess"}, "aggregate must be"),
     ],
 )
 def test_what_has_no_line_is_refused(table, how, message, tmp_path):
     for database in faces(tmp_path, table, "k", "v"):
         with pytest.raises(OptionError, match=message):
-            database.ask(table["k"][0], **{"fit": "local-linear", **how})
+            database.ask(table["k"][0], **{"aggregate": "local-linear", **how})
 
 
 def test_a_clearly_better_line_is_named_in_the_notes(tmp_path):
@@ -211,9 +215,9 @@ def test_a_clearly_better_line_is_named_in_the_notes(tmp_path):
     x = draw.random((300, 3))
     table = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "v": x @ [1.0, 2.0, 3.0] + 0.05 * draw.normal(size=300)}
     for database in faces(tmp_path, table, "a,b,c", "v"):
-        assert any("fit local-linear" in note for note in database.ask((0.5, 0.5, 0.5)).notes)
+        assert any("aggregate local-linear" in note for note in database.ask((0.5, 0.5, 0.5)).notes)
     noise = {"x": x[:, 0], "v": draw.normal(size=300)}
-    assert not any("fit local-linear" in note for note in Database.open(noise, "x", "v").ask(0.5).notes)
+    assert not any("aggregate local-linear" in note for note in Database.open(noise, "x", "v").ask(0.5).notes)
 
 
 def test_the_compared_errors_are_those_of_leaving_out_each_row():
@@ -235,8 +239,8 @@ def test_the_compared_errors_are_those_of_leaving_out_each_row():
             line = least_squares(weights, (x[others] - x[i])[:, None], v[others]) if h > 0.03 else None
             errors["linear"].append(np.inf if line is None else v[i] - line[0][0])
         else:
-            for fit, each in errors.items():
-                best[fit] = min(best[fit], np.sqrt(np.mean(np.square(each))))
+            for aggregate, each in errors.items():
+                best[aggregate] = min(best[aggregate], np.sqrt(np.mean(np.square(each))))
     assert found.mean == pytest.approx(best["mean"], rel=1e-6)
     # Lines beyond the other rows are replaced by the mean.
     assert found.linear == pytest.approx(best["linear"], rel=0.02)
@@ -261,7 +265,7 @@ def test_a_line_that_is_said_to_be_better_predicts_new_rows_of_random_functions_
         key = "shop,x" if grouped else "x"
         database = Database.open({"shop": shop[:400], "x": x[:400], "y": y[:400]}, key, "y")
         queries = list(zip(shop[400:].tolist(), x[400:].tolist(), strict=True)) if grouped else x[400:].tolist()
-        answers = [database.ask(queries, top=1, fit=fit) for fit in ("mean", "local-linear")]
+        answers = [database.ask(queries, top=1, aggregate=aggregate) for aggregate in ("mean", "local-linear")]
         if not any("is clearly better" in note for note in answers[0].notes):
             continue
         said += 1

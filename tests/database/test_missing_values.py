@@ -160,7 +160,7 @@ def test_rows_that_the_predicate_or_the_mask_excludes_are_not_meant():
     selected = people.ask("Jon Smith", where="c = 'a'")
     assert (selected.found, selected.missing_rows) == (False, (0,))
     assert "2 rows satisfy the predicate, of which 1 left out (v missing in 1)" in selected.notes[0]
-    for mask in (masks.Keys(np.array([False, True, True])), masks.Pairs(np.array([[False, True, True]]))):
+    for mask in (masks.AllowedKeys(np.array([False, True, True])), masks.AllowedPairs(np.array([[False, True, True]]))):
         masked = people.ask("Jon Smith", mask=mask)
         assert (masked.value, masked.missing_rows) == (5.0, ())
     alone = people.ask("Jon Smith", where="k = 'Jon Smith' and c = 'a'")

@@ -30,7 +30,7 @@ def gpa_table():
 def test_exact_weights_are_one_hot_on_the_equal_key():
     answer = Database.open(INCOMES, key="name", value="income").ask("Jane Roe", score="exact")
     assert [(row.index, row.weight) for row in answer.rows] == [(1, 1.0)]
-    assert (answer.value, answer.spread, answer.support) == (2000.0, 0.0, 1.0)
+    assert (answer.value, answer.spread, answer.perplexity) == (2000.0, 0.0, 1.0)
 
 
 def test_john_doe_studies_psychology():
@@ -39,7 +39,7 @@ def test_john_doe_studies_psychology():
 
 def test_an_absent_name_gives_an_empty_answer_that_says_so():
     answer = Database.open(MAJORS, key="name", value="major").ask("Nobody", score="exact")
-    assert (answer.found, answer.value, answer.rows, answer.support) == (False, None, (), 0.0)
+    assert (answer.found, answer.value, answer.rows, answer.perplexity) == (False, None, (), 0.0)
     assert "no key equals the query" in answer.reason
 
 
@@ -123,7 +123,7 @@ def test_the_answer_is_the_nadaraya_watson_estimate(score, kernel):
     assert answer.value == pytest.approx(expected, rel=1e-12)
     assert answer.spread == pytest.approx(np.sqrt(weights @ (table["salary"] - expected) ** 2), rel=1e-9)
     positive = weights[weights > 0]
-    assert answer.support == pytest.approx(np.exp(-(positive * np.log(positive)).sum()), rel=1e-9)
+    assert answer.perplexity == pytest.approx(np.exp(-(positive * np.log(positive)).sum()), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["gaussian", "laplace", "boxcar", "epanechnikov", "triangular"])
@@ -186,7 +186,7 @@ def test_hard_attention_is_a_look_up():
 
 def test_weights_that_do_not_sum_to_one_have_no_support():
     answer = Database.open(gpa_table(), key="gpa", value="salary").ask(3.5, score="gaussian:0.1", normalizer="sigmoid")
-    assert answer.support is None
+    assert answer.perplexity is None
     assert answer.value > 0
 
 
@@ -198,12 +198,12 @@ def test_average_pooling_is_the_mean_of_the_values_whatever_is_asked():
     students = Database.open(table, key="gpa", value="salary")
     answer = students.ask([3.5, 99.0], normalizer="mean", top=3)
     assert answer.value == pytest.approx([table["salary"].mean()] * 2, rel=1e-12)
-    assert answer[0].support == pytest.approx(161)
+    assert answer[0].perplexity == pytest.approx(161)
     assert [row.weight for row in answer[0].rows] == pytest.approx([1 / 161] * 3)
 
 
 def test_a_mask_leaves_rows_out():
     table = gpa_table()
     first = np.arange(161) < 20
-    answer = Database.open(table, key="gpa", value="salary").ask(3.5, normalizer="mean", mask=masks.Keys(first))
+    answer = Database.open(table, key="gpa", value="salary").ask(3.5, normalizer="mean", mask=masks.AllowedKeys(first))
     assert answer.value == pytest.approx(table["salary"][:20].mean())

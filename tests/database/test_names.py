@@ -135,16 +135,16 @@ def test_a_key_is_compared_alike_alone_and_among_others(query, keys):
     st.randoms(use_true_random=False),
     st.sampled_from([0.0, 0.5, 0.8, 0.9]),
 )
-def test_the_index_finds_the_rows_with_the_largest_similarities(names, query, count, draw, threshold):
+def test_the_index_finds_the_rows_with_the_largest_similarities(names, query, count, draw, min_similarity):
     keys = np.array([" ".join(name) for name in names], object)
     keys[draw.randrange(len(keys))] = None
     present = np.array([draw.random() < 0.8 for _ in keys])
     text, score = " ".join(query), Names()
     logits = np.where(present & np.not_equal(keys, None), score(np.array([text], object), keys)[0], -np.inf)
     few = len({name for name, one in zip(keys, present, strict=True) if one and name is not None}) <= count
-    best = 1 if logits.max() < threshold and not few and len(text) < 256 else count
+    best = 1 if logits.max() < min_similarity and not few and len(text) < 256 else count
     expected = np.sort(np.argsort(-logits, kind="stable")[: min(best, np.isfinite(logits).sum())])
-    rows = PresentNames(NameIndex(keys), present).best_rows(text, score, count, threshold)
+    rows = PresentNames(NameIndex(keys), present).best_rows(text, score, count, min_similarity)
     assert np.isin(expected, rows).all()
     # All rows are compared if there are few names, or with very long queries.
     if len(set(keys[rows])) > count and len(text) < 256:

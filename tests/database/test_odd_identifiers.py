@@ -61,7 +61,7 @@ def test_floats_named_like_identifiers_are_compared_by_equality(source, odd, tmp
             answer = database.ask(str(int(key)))
             assert answer.value == pytest.approx(sum(rows) / len(rows))
             assert answer.rows[0].record["user_id"] == key
-            assert answer.support == pytest.approx(len(rows))
+            assert answer.perplexity == pytest.approx(len(rows))
         assert NAMED in answer.notes
         assert database.ask("1021").reason == "no key equals the query"
         assert database.ask(12.5).reason == "no key equals the query"
@@ -110,7 +110,7 @@ def test_texts_with_a_few_odd_ones_are_identifiers_and_the_odd_ones_keys(name, c
     expected = [cell.lower() for cell in cells].index(query.lower())
     for database in (Database.open(table, key=name, value="v"), Database.open(tmp_path / "s", memory=1)):
         answer = database.ask(query)
-        assert (answer.value, answer.support) == (expected, 1.0)
+        assert (answer.value, answer.perplexity) == (expected, 1.0)
         assert f"{name} is read as an identifier, because {reason}" in answer.notes
         assert database.ask(query + "0").reason == "no key equals the query"
 

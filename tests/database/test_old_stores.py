@@ -26,7 +26,9 @@ def _stores(tmp_path):
 @pytest.mark.parametrize("memory", ["512 MiB", 1])
 def test_a_store_of_format_1_answers_as_when_it_was_written(stores, memory):
     plain = Database.open(stores / "plain", memory=memory)
-    assert (plain.score, plain.normalizer, plain.threshold) == ("jaro-winkler", "topk:3:0.05", 0.7)
+    assert (plain.score, plain.normalizer) == ("jaro-winkler", "topk:3:0.05")
+    # One number was saved, which is the least similarity here and would be the largest distance of a key of numbers.
+    assert plain.min_similarity == plain.max_distance == 0.7
     answers = plain.ask(["john doe", "li", "rachel hu"])
     assert answers.value == [pytest.approx(2132.5958516014703), None, pytest.approx(3.2109805786743446)]
     assert [version.operation for version in plain.versions()] == ["create", "append", "append", "delete"]

@@ -112,7 +112,7 @@ def same(path, key, value, queries, tolerance=1e-5, **how):
         assert other.reason == one.reason
         assert close(other.value, one.value, tolerance), (one, other)
         assert close(other.spread, one.spread, tolerance)
-        assert close(other.support, one.support, tolerance)
+        assert close(other.perplexity, one.perplexity, tolerance)
         assert close(other.effective_rows, one.effective_rows, tolerance)
         assert close(other.standard_error, one.standard_error, tolerance)
         assert (other.prediction_interval is None) == (one.prediction_interval is None)
@@ -245,7 +245,7 @@ def test_a_predicate_sees_all_rows_but_no_deleted_one(folder):
         r["value"] for r in kept if r["count"] is not None and r["count"] > mean and None not in (r["x"], r["value"])
     ]
     assert answer.value == pytest.approx(np.mean(wanted))
-    assert answer.support == pytest.approx(len(wanted))
+    assert answer.perplexity == pytest.approx(len(wanted))
     assert not far.ask(0.2, where="count % 9 = 4").found
     assert far.ask(0.2, where="count % 9 = 4").reason == "no row satisfies the predicate"
 
@@ -259,9 +259,9 @@ def test_a_mask_of_rows_is_applied_and_another_mask_is_refused(folder):
     near, _ = both(folder, "x", "value")
     rows = near.table.num_rows
     allowed = np.arange(rows) % 3 == 0
-    same(folder, "x", "value", [0.2, 1.0], mask=masks.Keys(allowed))
-    same(folder, "x", "value", [0.2], mask=masks.Keys(allowed), where="count < 20")
-    with pytest.raises(OptionError, match=r"masks\.Keys"):
+    same(folder, "x", "value", [0.2, 1.0], mask=masks.AllowedKeys(allowed))
+    same(folder, "x", "value", [0.2], mask=masks.AllowedKeys(allowed), where="count < 20")
+    with pytest.raises(OptionError, match=r"masks\.AllowedKeys"):
         both(folder, "x", "value")[1].ask(0.2, mask=masks.Causal())
 
 
@@ -307,7 +307,7 @@ def test_equal_keys_beyond_ten_all_take_part(tmp_path):
     rows = {"name": [f"n{i % 12}" for i in range(600)], "value": np.arange(600.0).tolist()}
     Database.create(tmp_path / "store", rows, "name", "value")
     _, far = same(tmp_path / "store", "name", "value", ["n3"], top=100)
-    assert far[0].support == pytest.approx(50)
+    assert far[0].perplexity == pytest.approx(50)
 
 
 def test_a_tie_of_votes_goes_to_the_row_that_comes_first(tmp_path):
@@ -381,7 +381,7 @@ def test_key_value_and_defaults_of_ask_are_saved(tmp_path):
         fold=False,
         score="levenshtein",
         normalizer="topk:1",
-        threshold=0.9,
+        min_similarity=0.9,
     )
     back = Database.open(tmp_path / "s")
     assert repr(back) == repr(made) == "Database(s: name → income, 3 rows, version 1)"
@@ -508,13 +508,13 @@ def test_tiles_of_the_default_size_answer_as_in_memory(tmp_path, monkeypatch):
         ("k", asked, {}),
         ("k", asked, {"score": "gaussian:0.3"}),
         ("k", asked[1], {"score": "dot"}),
-        ("x", 0.25, {"score": "gaussian:0.01", "threshold": 1.0}),
+        ("x", 0.25, {"score": "gaussian:0.01", "max_distance": 1.0}),
     ):
         near, far = (each.ask(queries, **how) for each in both(tmp_path / "s", key, "v"))
         for one, other in zip([near] if near.single else near, [far] if far.single else far, strict=True):
             assert other.value == pytest.approx(one.value, rel=1e-7)
             assert other.spread == pytest.approx(one.spread, rel=1e-4)
-            assert other.support == pytest.approx(one.support, rel=1e-4)
+            assert other.perplexity == pytest.approx(one.perplexity, rel=1e-4)
             assert other.effective_rows == pytest.approx(one.effective_rows, rel=1e-4)
             assert [row.index for row in other.rows] == [row.index for row in one.rows]
 
@@ -553,7 +553,7 @@ def test_a_mask_and_a_predicate_select_the_rows_that_satisfy_both(folder):
     kept = restricted.selected
     assert 0 < kept.sum() < len(kept)
     for each, wanted in ((executor, allowed), (restricted, allowed & kept)):
-        found = each.selection(AskOptions(mask=masks.Keys(allowed)))
+        found = each.selection(AskOptions(mask=masks.AllowedKeys(allowed)))
         assert found.tolist() == wanted.tolist()
 
 

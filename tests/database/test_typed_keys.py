@@ -349,12 +349,12 @@ def test_whole_numbers_named_like_identifiers_are_compared_by_equality(name, ide
     assert has_identifier_name(name) is identifier
     database = Database.open({name: [1, 2, 3, 4, 5], "v": [1.0, 2.0, 3.0, 4.0, 5.0]}, key=name, value="v")
     answer = database.ask([3, 7])
-    assert (answer.value[0] == 3.0 and answer.support[0] == 1.0) is identifier
+    assert (answer.value[0] == 3.0 and answer.perplexity[0] == 1.0) is identifier
     remedy = "a score such as gaussian compares its numbers"
     stated = f"{name} is read as an identifier, because its whole numbers are named like identifiers; {remedy}"
     assert (stated in answer.notes) is identifier
     assert "identifier" not in " ".join(database.ask(3, score="gaussian:1").notes)
-    assert database.ask(3, score="gaussian:1").support > 1.5
+    assert database.ask(3, score="gaussian:1").perplexity > 1.5
 
 
 def stored_and_in_memory(table, key, tmp_path):
@@ -378,7 +378,7 @@ def test_large_whole_numbers_uuids_and_digits_are_identifiers_in_memory_and_stre
         (tmp_path / key).mkdir()
         for database in stored_and_in_memory(table, key, tmp_path / key):
             answer = database.ask(query)
-            assert (answer.value, answer.support) == (7.0, 1.0)
+            assert (answer.value, answer.perplexity) == (7.0, 1.0)
             assert f"{key} is read as an identifier, because {reason}" in answer.notes
             assert database.ask("7" if key != "code" else "seven").reason == "no key equals the query"
 
@@ -386,7 +386,7 @@ def test_large_whole_numbers_uuids_and_digits_are_identifiers_in_memory_and_stre
 def test_filters_choose_the_interpretation_of_the_table_filtered_beforehand(tmp_path):
     table = {"k": [1, 2, 3, 2**60], "v": [1.0, 2.0, 3.0, 9.0]}
     for database in stored_and_in_memory(table, "k", tmp_path):
-        assert database.ask(2).support == 1.0
+        assert database.ask(2).perplexity == 1.0
         filtered = Database.open({"k": [1, 2, 3], "v": [1.0, 2.0, 3.0]}, key="k", value="v").ask(2.4)
         assert database.ask(2.4, where="k < 10").value == pytest.approx(filtered.value, abs=1e-9)
 

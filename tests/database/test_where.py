@@ -92,7 +92,7 @@ def assert_same(got: object, wanted: object) -> None:
     else:
         assert number(got.value) == pytest.approx(number(wanted.value), rel=1e-9)
     assert number(got.spread) == pytest.approx(number(wanted.spread), rel=1e-6, abs=1e-6)
-    assert got.support == pytest.approx(wanted.support, rel=1e-9)
+    assert got.perplexity == pytest.approx(wanted.perplexity, rel=1e-9)
     # Rows with equal weights can be exchanged by rounding, also with a row that is not listed.
     weights = [row.weight for row in wanted.rows]
     assert [row.weight for row in got.rows] == pytest.approx(weights, rel=1e-9, abs=1e-12)

@@ -57,7 +57,7 @@ def _people(seed: int, start: int, stop: int) -> pa.Table:
 
 def _answer(database: object, query: object, **options: object) -> object:
     answer = database.ask(query, **options)  # type: ignore[attr-defined]
-    return [answer.value, answer.support, answer.reason, [(row.record, row.weight) for row in answer.rows]]
+    return [answer.value, answer.perplexity, answer.reason, [(row.record, row.weight) for row in answer.rows]]
 
 
 # -- stores ---------------------------------------------------------------------------------------------

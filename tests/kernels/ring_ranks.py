@@ -161,14 +161,14 @@ def check_refusals(rank: int) -> None:
     x = torch.zeros(4, 2)
     longer = torch.zeros(4 + rank, 2)
     attend = qkv.distributed.attend
-    short = masks.Keys(torch.ones(4 - rank) == 1)
+    short = masks.AllowedKeys(torch.ones(4 - rank) == 1)
     calls: list[tuple[str, Callable[[], Any]]] = [
         ("rows of key", lambda: attend(x, torch.zeros(5 + 2 * rank, 2), torch.zeros(5 + 2 * rank, 2))),
         ("same call", lambda: attend(x, x, torch.zeros(4, 2 + rank))),
         ("same call", lambda: attend(x, x, x, mask=masks.Causal() if rank else None)),
         ("axis k" if rank else "on all ranks", lambda: attend(x, x, x, mask=short)),
         ("normalizer must be", lambda: attend(x, x, x, normalizer=normalizers.TopK(2))),
-        ("one for each key", lambda: attend(x, x, x, mask=masks.Pairs(torch.ones(4, 5) == 1))),
+        ("one for each key", lambda: attend(x, x, x, mask=masks.AllowedPairs(torch.ones(4, 5) == 1))),
         ("order must be", lambda: attend(x, x, x, order="zigzag")),
         ("rows of array", lambda: qkv.distributed.gather(longer.repeat(2, 1))),
     ]

@@ -104,7 +104,7 @@ def test_units_of_which_both_sides_are_far_from_0_have_no_expanded_logits(monkey
 def test_rows_without_keys_are_zero_and_leave_the_gradients_of_others_unchanged() -> None:
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    mask = masks.Pairs(torch.tensor([[False] * 5, *[[True, False, True, True, False]] * 4]))
+    mask = masks.AllowedPairs(torch.tensor([[False] * 5, *[[True, False, True, True, False]] * 4]))
     results = []
     for kernel in ("batched", "dense"):
         output = qkv.attend(query, key, value, mask=mask, kernel=kernel)
@@ -185,7 +185,7 @@ def test_output_and_gradients_agree_with_the_dense_reference_for_broadcast_batch
     sides = [torch.tensor(rng.normal(size=(*own, n, width)), requires_grad=True) for own in ones]
     score = drawn_score(name, width, ones[0] if all(broadcast) else batch, n, rng)
     allowed = torch.tensor(rng.random((n, n)) < 0.6)
-    mask = {"all": None, "causal": masks.Causal(), "some": masks.Pairs(allowed)}[masked]
+    mask = {"all": None, "causal": masks.Causal(), "some": masks.AllowedPairs(allowed)}[masked]
     normalizer = {
         "softmax": normalizers.Softmax(),
         "softmax of half": normalizers.Softmax(2.0),
@@ -256,7 +256,7 @@ def test_a_score_of_this_package_with_a_function_that_closes_over_a_parameter_is
 def test_queries_without_keys_have_finite_gradients_if_the_score_excludes_their_pairs_too(dropout: float) -> None:
     query = torch.tensor([[0.0], [100.0], [100.0]], requires_grad=True)
     key, value = torch.zeros(1, 1, requires_grad=True), torch.ones(1, 2, requires_grad=True)
-    mask = masks.Pairs(torch.tensor([[True], [False], [False]]))
+    mask = masks.AllowedPairs(torch.tensor([[True], [False], [False]]))
     options = {"score": scores.Boxcar(3.0), "mask": mask, "dropout": dropout, "seed": 1, "kernel": "batched"}
     output = qkv.attend(query, key, value, **options)
     output.sum().backward()
@@ -312,7 +312,9 @@ def test_a_mask_of_the_user_is_computed_for_every_call() -> None:
         for _ in range(3):
             keys.append(keys.pop(0))
             got = qkv.attend(query, key, value, **options, kernel="batched")
-            wanted = qkv.attend(query, key, value, score=score, mask=masks.Keys(torch.tensor(keys)), kernel="dense")
+            wanted = qkv.attend(
+                query, key, value, score=score, mask=masks.AllowedKeys(torch.tensor(keys)), kernel="dense"
+            )
             torch.testing.assert_close(got, wanted)
 
 

@@ -15,7 +15,7 @@ MASKS = {
     "none": None,
     "causal": masks.Causal(),
     "lengths": masks.Lengths(torch.tensor([3, 0])),
-    "keys": masks.Keys(torch.tensor([[True, False, True, True, False], [False] * 5])),
+    "keys": masks.AllowedKeys(torch.tensor([[True, False, True, True, False], [False] * 5])),
 }
 
 
@@ -50,7 +50,7 @@ def test_a_masked_key_that_is_not_finite_gets_no_weight_from_a_function_of_the_u
     allowed = torch.tensor([True, True, True, False])
     leaves = [x.requires_grad_() for x in sides]
     for _ in range(2):
-        output = qkv.attend(*leaves, score=score, mask=masks.Keys(allowed), kernel="batched")
+        output = qkv.attend(*leaves, score=score, mask=masks.AllowedKeys(allowed), kernel="batched")
         wanted = qkv.attend(leaves[0], leaves[1][:, :3], leaves[2][:, :3], score=score, kernel="dense")
         torch.testing.assert_close(output, wanted)
         got, right = (torch.autograd.grad(x.sum(), leaves) for x in (output, wanted))

@@ -63,7 +63,7 @@ def calls(name: str, count: int) -> Iterator[tuple[list[torch.Tensor], dict[str,
         score = SCORES[name](draw, width, choose.choice([(), batch]))
         normalizer = choose.choice([normalizers.Softmax(), normalizers.Softmax(0.7), normalizers.Sigmoid()])
         allowed = torch.tensor([choose.random() < 0.6 for _ in range(q * k)]).view(q, k)
-        mask = choose.choice([*MASKS, masks.Pairs(allowed)])
+        mask = choose.choice([*MASKS, masks.AllowedPairs(allowed)])
         options = {"score": score, "normalizer": normalizer, "mask": mask, "positions": qkv.Positions(align="end")}
         yield sides, options, [x for x in (*sides, *score.arrays()) if x.is_leaf and x.requires_grad]
 
@@ -104,7 +104,7 @@ def test_masked_keys_that_are_not_finite_change_nothing(name: str, bad: float) -
     score = SCORES[name](lambda *shape: torch.randn(shape), 4, ())
     query, key, value = (torch.randn(2, 6, 4) for _ in range(3))
     key[:, -1], value[:, -1] = bad, bad
-    options = {"score": score, "mask": masks.Keys(torch.arange(6)[None] < 5)}
+    options = {"score": score, "mask": masks.AllowedKeys(torch.arange(6)[None] < 5)}
     wanted = qkv.attend(query, key[:, :-1], value[:, :-1], score=score)
     query.requires_grad_()
     for _ in range(2):

@@ -70,10 +70,10 @@ def test_bytes_in_another_order_are_the_same_numbers(kernel: str | NumpyBlocksKe
     rng = np.random.default_rng(2)
     query, key, value = (rng.normal(size=(n, 3)).astype("f4") for n in (4, 9, 9))
     allowed = np.arange(9) < 6
-    wanted = qkv.attend(query, key, value, mask=masks.Keys(allowed), kernel=kernel)
+    wanted = qkv.attend(query, key, value, mask=masks.AllowedKeys(allowed), kernel=kernel)
     key[6:], value[6:] = np.nan, np.inf
     swapped = [x.astype(">f4") for x in (query, key, value)]
-    output = qkv.attend(*swapped, mask=masks.Keys(allowed), kernel=kernel)
+    output = qkv.attend(*swapped, mask=masks.AllowedKeys(allowed), kernel=kernel)
     assert output.dtype == np.dtype("float32")
     assert np.allclose(output, wanted, atol=1e-6)
     wide = qkv.attend(query, key[:6].astype(">f8"), value[:6], kernel=kernel)

@@ -99,8 +99,8 @@ def test_causal_from_any_position_is_right(q: int, k: int, start: int) -> None:
 def test_causal_and_a_mask_of_keys_together_are_right(batch: tuple[int, ...]) -> None:
     keep = torch.rand(*batch, 7) > 0.4
     query, key, value = made(2, 3, 7, 4), made(2, 3, 7, 4), made(2, 3, 7, 4)
-    assert_same(both(query, key, value, mask=masks.Causal() & masks.Keys(keep)))
-    assert_same(both(query, key, value, mask=masks.Lengths(5) & (masks.Causal() & masks.Keys(keep))))
+    assert_same(both(query, key, value, mask=masks.Causal() & masks.AllowedKeys(keep)))
+    assert_same(both(query, key, value, mask=masks.Lengths(5) & (masks.Causal() & masks.AllowedKeys(keep))))
 
 
 @pytest.mark.parametrize("side", ["query", "key", "value"])

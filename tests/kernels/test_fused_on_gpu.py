@@ -73,7 +73,7 @@ def test_half_precision_reaches_the_operators_as_it_is(dtype: torch.dtype, monke
 def test_binding_and_running_a_call_read_nothing_back(kernel: str) -> None:
     generator = torch.Generator().manual_seed(0)
     query, key, value = torch.randn(3, 2, 6, 4, generator=generator)
-    allowed = masks.Keys(torch.tensor([True, False, True, True, True, False]))
+    allowed = masks.AllowedKeys(torch.tensor([True, False, True, True, True, False]))
     for mask in (None, allowed, masks.Causal(), masks.Lengths(torch.tensor([3, 6]))):
         for gradient in (False, True):
             spec = qkv.Spec(scores.ScaledDot(), normalizers.Softmax(), mask, qkv.Positions("end"))

@@ -60,7 +60,7 @@ def test_nan_in_later_data_is_noticed_by_the_compiled_function() -> None:
     hurt[..., 0, :] = np.nan
     arrays = [setting.array(x) for x in (call.query, hurt, call.value)]
     allowed = np.arange(11) != 0
-    assert np.isfinite(qkv.attend(*arrays, mask=masks.Keys(allowed), kernel="dense")).all()
+    assert np.isfinite(qkv.attend(*arrays, mask=masks.AllowedKeys(allowed), kernel="dense")).all()
     assert np.isnan(qkv.attend(*arrays, kernel="dense")).all()
 
 

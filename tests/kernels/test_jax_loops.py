@@ -45,7 +45,7 @@ def test_output_and_gradients_of_every_array_are_those_of_the_equation(case: Cas
 def test_masked_nan_and_infinity_leak_neither_into_output_nor_into_gradients() -> None:
     call = Case("additive", mask="none").call()
     hidden = np.isin(np.arange(11), [1, 4, 10])
-    call = replace(call, mask=masks.Keys(~hidden))
+    call = replace(call, mask=masks.AllowedKeys(~hidden))
     hurt = replace(call, key=call.key.copy(), value=call.value.copy())
     hurt.key[..., hidden, :], hurt.value[..., hidden, :] = np.nan, np.inf
     assert_agrees(run(hurt, SINGLE, SMALL), oracle_of(call, SINGLE), SINGLE)

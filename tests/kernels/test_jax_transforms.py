@@ -38,7 +38,7 @@ def _attend(kernel: Any) -> Any:
             value,
             score=scores.Additive(left, right, None, left[0, :]),
             normalizer=normalizers.Softmax(temperature=temperature, sink=sink),
-            mask=masks.Keys(np.arange(11) % 4 != 1) & masks.Causal("end"),
+            mask=masks.AllowedKeys(np.arange(11) % 4 != 1) & masks.Causal("end"),
             dropout=0.3,
             seed=5,
             kernel=kernel,
@@ -117,7 +117,7 @@ def check(name, got, wanted):
 def attend(normalizer, kernel):
     def of(query, key, value, weight):
         score = scores.Additive(weight, weight, None, weight[0])
-        mask = masks.Keys(np.arange(10) % 4 != 1)
+        mask = masks.AllowedKeys(np.arange(10) % 4 != 1)
         return qkv.attend(query, key, value, score=score, normalizer=normalizer, mask=mask, kernel=kernel)
     return of
 

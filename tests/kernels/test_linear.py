@@ -48,8 +48,8 @@ def calls(draw: Any) -> Call:
         | st.builds(qkv.Positions, query_start=st.integers(-9, 45))
     )
     whole = np.broadcast_shapes(batch, shared)
-    kinds = [None, masks.Keys(rng.random((k,)) < 0.6), masks.Lengths(rng.integers(0, k + 1, whole))]
-    kinds.append(~masks.Keys(rng.random((*whole, k)) < 0.5))
+    kinds = [None, masks.AllowedKeys(rng.random((k,)) < 0.6), masks.Lengths(rng.integers(0, k + 1, whole))]
+    kinds.append(~masks.AllowedKeys(rng.random((*whole, k)) < 0.5))
     mask = draw(st.sampled_from(kinds))
     if draw(st.booleans()):
         mask = masks.Causal() if mask is None else masks.Causal() & mask
@@ -191,7 +191,7 @@ def test_jax_agrees_with_the_equation_with_a_loop_over_chunks_and_a_rest(kind: s
         "per key": scores.Decay(scores.Features(), None, -rng.random((300, 1))),
         "per feature": scores.Decay(scores.Features(), None, -rng.random((300, 4))),
     }[kind]
-    for mask in (None, masks.Causal() & masks.Keys(rng.random(300) < 0.7))[kind is not None :]:
+    for mask in (None, masks.Causal() & masks.AllowedKeys(rng.random(300) < 0.7))[kind is not None :]:
         # Each call compiles for seconds.
         for normalizer in (normalizers.Sum(), normalizers.Identity())[kind is not None :]:
             query, key, value = (

@@ -62,7 +62,7 @@ def test_every_key_is_projected_once_for_any_number_of_queries(queries: int) -> 
     assert tiles[-1][1] == 500
 
 
-@pytest.mark.parametrize("mask", [None, masks.Keys(np.arange(50) % 3 > 0), masks.Causal("start")])
+@pytest.mark.parametrize("mask", [None, masks.AllowedKeys(np.arange(50) % 3 > 0), masks.Causal("start")])
 def test_finiteness_of_data_is_not_checked_beforehand(monkeypatch: pytest.MonkeyPatch, mask: Any) -> None:
     call = (drawn(30, 4), drawn(50, 4), drawn(50, 2))
     monkeypatch.setattr(equation, "all_finite", None)  # to call it would raise
@@ -158,7 +158,7 @@ def test_exponentials_are_right_and_none_is_subnormal(exp: Exponential, dtype: s
 @pytest.mark.parametrize("large", [3e38, -3e38])
 def test_masked_value_of_the_largest_number_has_no_effect(large: float) -> None:
     query, key, value = drawn(20, 4), drawn(40, 4), 1e-6 * drawn(40, 2)
-    mask = masks.Keys(np.arange(40) % 5 > 0)
+    mask = masks.AllowedKeys(np.arange(40) % 5 > 0)
     wanted = qkv.attend(query, key, value, mask=mask, kernel=SMALL)
     value[::5] = large
     np.testing.assert_array_equal(qkv.attend(query, key, value, mask=mask, kernel=SMALL), wanted)

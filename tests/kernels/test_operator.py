@@ -91,7 +91,7 @@ def test_parts_created_outside_the_compiled_function_are_flattened_too() -> None
     a, b, c, _ = inputs = parameters()
     query, key, value = sides()
     part = scores.Additive(a, b, vector=c)
-    mask = masks.Causal() & masks.Keys(torch.arange(20) < 15)
+    mask = masks.Causal() & masks.AllowedKeys(torch.arange(20) < 15)
 
     def call(*tensors: Tensor) -> Tensor:
         return qkv.attend(query, key, value, score=part, mask=mask)
@@ -126,7 +126,7 @@ def test_backward_does_not_compute_forward_again(
 
 @pytest.mark.parametrize(
     ("mask", "value_width"),
-    sample(itertools.product([None, masks.Causal(), masks.Keys(torch.arange(9) < 7)], [3, 4, 6]), 4),
+    sample(itertools.product([None, masks.Causal(), masks.AllowedKeys(torch.arange(9) < 7)], [3, 4, 6]), 4),
 )
 def test_fused_backward_continues_from_the_saved_numbers(mask: masks.Mask | None, value_width: int) -> None:
     inputs = [torch.randn(shape, requires_grad=True) for shape in ((2, 4, 9, 4), (2, 1, 9, 4), (2, 1, 9, value_width))]
@@ -143,7 +143,7 @@ def test_fused_backward_continues_from_the_saved_numbers(mask: masks.Mask | None
 def test_half_precision_and_nonfinite_inputs_give_the_same_as_without_the_compiler() -> None:
     query, key, value = sides()
     key.data[:, 3] = torch.nan
-    mask = masks.Keys(torch.arange(20) != 3) & masks.Causal()
+    mask = masks.AllowedKeys(torch.arange(20) != 3) & masks.Causal()
     low = [x.detach().to(torch.bfloat16).requires_grad_() for x in (query, key, value)]
 
     def call(*tensors: Tensor) -> Tensor:

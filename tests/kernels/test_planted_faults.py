@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from qkv.core.arrays import cast
 from qkv.core.equation import dense
 from qkv.kernels import TiledKernel
-from qkv.masks import Causal, Pairs
+from qkv.masks import AllowedPairs, Causal
 from qkv.plan import Kernel
 from qkv.testing.cases import Case
 from qkv.testing.kernel_harness import CASES
@@ -45,7 +45,7 @@ class NanLeaks(Fault):
         if isinstance(mask, Causal):
             # Tiles out of the reach of a causal mask are not read at all.
             allowed = mask.allowed(call.tile, call.value)
-            mask = Pairs(allowed.expand((*call.tile.batch, *allowed.shape[-2:])))
+            mask = AllowedPairs(allowed.expand((*call.tile.batch, *allowed.shape[-2:])))
         return replace(call, mask=mask, finite=(True, True))
 
 

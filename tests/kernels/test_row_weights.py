@@ -84,7 +84,7 @@ def test_normalizers_with_arrays_and_random_normalizers_have_no_row_weights():
 def test_prepared_calls_treat_elements_that_are_not_finite_as_the_dense_kernel_does(normalizer, bad, side):
     generator = torch.Generator().manual_seed(side)
     for score in (scores.ScaledDot(), scores.Laplace(), scores.Softcap(scores.ScaledDot(), 2.0)):
-        for mask in (None, masks.Keys(torch.arange(6) != 2)):
+        for mask in (None, masks.AllowedKeys(torch.arange(6) != 2)):
             sides = [torch.randn(2, 6, 4, generator=generator, dtype=torch.float64) for _ in range(3)]
             options = {"score": score, "normalizer": normalizer, "mask": mask}
             qkv.attend(*sides, **options, kernel="batched")

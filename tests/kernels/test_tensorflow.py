@@ -53,7 +53,7 @@ def test_scores_and_their_parameters_have_gradients(score: str) -> None:
 
 def test_masked_nan_and_infinity_leak_neither_into_output_nor_into_gradients() -> None:
     hidden = np.isin(np.arange(11), [1, 4, 10])
-    call = replace(Case("additive").call(), mask=masks.Keys(~hidden))
+    call = replace(Case("additive").call(), mask=masks.AllowedKeys(~hidden))
     hurt = replace(call, key=call.key.copy(), value=call.value.copy())
     hurt.key[..., hidden, :], hurt.value[..., hidden, :] = np.nan, np.inf
     assert_agrees(run(hurt, DOUBLE, "dense"), oracle_of(call, DOUBLE), DOUBLE)

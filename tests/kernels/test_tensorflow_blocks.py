@@ -58,7 +58,7 @@ def test_output_and_gradients_are_those_of_the_equation(
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 def test_masked_nan_and_infinity_leak_neither_into_output_nor_into_gradients(number: float) -> None:
     hidden = np.isin(np.arange(11), [1, 4, 10])
-    call = replace(Case("additive").call(), mask=masks.Keys(~hidden))
+    call = replace(Case("additive").call(), mask=masks.AllowedKeys(~hidden))
     hurt = replace(call, key=call.key.copy(), value=call.value.copy())
     hurt.key[..., hidden, :], hurt.value[..., hidden, :] = number, number
     assert_agrees(run(hurt, DOUBLE, SMALL), oracle_of(call, DOUBLE), DOUBLE)

@@ -96,7 +96,7 @@ def test_skipped_tiles_and_queries_without_keys_add_nothing() -> None:
     allowed = torch.ones(24, 24, dtype=torch.bool).tril()
     allowed[3], allowed[6:16] = False, False
     found = forward(query, key, BOTH, 8, 8, allowed=allowed)
-    same(found, wanted(query, key, BOTH, qkv.masks.Pairs(allowed)))
+    same(found, wanted(query, key, BOTH, qkv.masks.AllowedPairs(allowed)))
     assert not found[2][1].any()  # the map of 4 × 4 means: its second row holds queries 6 to 11
     assert found[2][0].any()
 

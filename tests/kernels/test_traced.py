@@ -150,7 +150,7 @@ LONG = (
 def test_a_score_agrees_with_the_reference(name: str) -> None:
     function, shapes = NAMED[name]
     seed = list(NAMED).index(name)
-    keys = masks.Keys(np.random.default_rng(1).random((2, 21)) < 0.6)
+    keys = masks.AllowedKeys(np.random.default_rng(1).random((2, 21)) < 0.6)
     mask = (None, masks.Causal(), masks.Lengths(np.array([0, 13])), masks.Causal() & keys)[seed % 4]
     TracedCall(function, shapes, mask=mask, temperature=0.7, seed=seed).check()
 
@@ -233,7 +233,10 @@ def test_rows_without_keys_are_0_and_what_is_not_finite_reaches_only_who_reads_i
     query, key, value = torch.randn(3, 20, 4)
     key[2], value[11, 2], value[15, 1] = torch.nan, torch.nan, -torch.inf
     query, key, value = (x.requires_grad_() for x in (query, key, value))
-    some, none = masks.Causal() & masks.Keys(torch.arange(20) > 2), masks.Keys(torch.zeros(20, dtype=torch.bool))
+    some, none = (
+        masks.Causal() & masks.AllowedKeys(torch.arange(20) > 2),
+        masks.AllowedKeys(torch.zeros(20, dtype=torch.bool)),
+    )
     for score, cases in ((scores.Laplace(1.0), (some, none)), (scores.Boxcar(3.0), (some,))):
         for mask in cases:
             run = {"score": score, "mask": mask, "positions": qkv.Positions("end")}
@@ -326,7 +329,11 @@ def test_nothing_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(2, 9, 4, requires_grad=True)
     weights = torch.ones(4, requires_grad=True), torch.ones(2, requires_grad=True)
     for score in (scores.Custom(_gated, weights), scores.Laplace(torch.ones(2, requires_grad=True))):
-        for mask in (None, masks.Causal() & masks.Keys(torch.arange(9) != 4), masks.Lengths(torch.tensor([3, 9]))):
+        for mask in (
+            None,
+            masks.Causal() & masks.AllowedKeys(torch.arange(9) != 4),
+            masks.Lengths(torch.tensor([3, 9])),
+        ):
             spec = qkv.Spec(score, normalizers.Softmax(torch.ones(2)), mask, qkv.Positions("end"))
             options = {"device": "H100", "gradient": True, "kernel": "triton_traced"}
             prepared = qkv.prepare(spec, (x.shape,) * 3, library="torch", **options)

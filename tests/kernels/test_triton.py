@@ -85,7 +85,12 @@ def errors(run: Run, kernel: Kernel | str, dtype: torch.dtype) -> np.ndarray:
 def test_calls_drawn_at_random_agree_with_the_reference(seed: int) -> None:
     rng = np.random.default_rng(seed)
     q, k, hidden, values = (int(rng.integers(1, high)) for high in (30, 30, 9, 20))
-    kinds = [None, masks.Causal(), masks.Keys(rng.random((2, k)) < 0.6), masks.Lengths(rng.integers(0, k + 1, 2))]
+    kinds = [
+        None,
+        masks.Causal(),
+        masks.AllowedKeys(rng.random((2, k)) < 0.6),
+        masks.Lengths(rng.integers(0, k + 1, 2)),
+    ]
     kinds.append(kinds[1] & kinds[2])
     mask = kinds[seed % len(kinds)]
     run = additive_call(q, k, hidden=hidden, values=values, mask=mask, temperature=0.5 + rng.random(), seed=seed)
@@ -118,7 +123,7 @@ def test_rows_without_keys_are_0_and_have_no_gradient() -> None:
     (gradient,) = torch.autograd.grad(output.sum(), query)
     assert (gradient[:13] == 0).all()
     assert gradient.isfinite().all()
-    nothing = qkv.attend(query, key, key, **{**run, "mask": masks.Keys(torch.zeros(7, dtype=torch.bool))})
+    nothing = qkv.attend(query, key, key, **{**run, "mask": masks.AllowedKeys(torch.zeros(7, dtype=torch.bool))})
     assert (nothing == 0).all()
 
 
@@ -127,7 +132,7 @@ def test_values_that_are_not_finite_reach_only_the_queries_that_may_attend_to_th
     query, key, value = torch.randn(3, 2, 20, 4)
     value[0, 11, 2], value[1, 15, 1] = bad, -bad
     score = scores.Additive(torch.eye(4), torch.eye(4), None, torch.ones(4))
-    for mask in (None, masks.Causal(), masks.Causal() & masks.Keys(torch.arange(20) != 11)):
+    for mask in (None, masks.Causal(), masks.Causal() & masks.AllowedKeys(torch.arange(20) != 11)):
         run = {"score": score, "mask": mask, "positions": qkv.Positions("end")}
         wanted = qkv.attend(query, key, value, **run, kernel="dense")
         got = qkv.attend(query, key, value, **run, kernel=KERNEL)
@@ -161,7 +166,7 @@ def test_nothing_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(additive_programs, name, Nothing())
     x = torch.randn(2, 9, 3, requires_grad=True)
     score = scores.Additive(torch.eye(3), torch.eye(3), None, torch.ones(3, requires_grad=True))
-    allowed = masks.Keys(torch.arange(9) != 4)
+    allowed = masks.AllowedKeys(torch.arange(9) != 4)
     for mask in (None, allowed, masks.Causal(), masks.Causal() & allowed, masks.Lengths(torch.tensor([3, 9]))):
         spec = qkv.Spec(score, normalizers.Softmax(), mask, qkv.Positions("end"))
         prepared = qkv.prepare(spec, (x.shape, x.shape, x.shape), library="torch", device="H100", gradient=True)

@@ -84,7 +84,7 @@ def errors(run: Run, kernel: Kernel | str, dtype: torch.dtype) -> np.ndarray:
 def test_calls_drawn_at_random_agree_with_the_reference(name: str) -> None:
     rng = np.random.default_rng(list(NORMALIZERS).index(name))
     top = 2 if name == "top-3" else 0  # sorting takes the interpreter long
-    keys = masks.Keys(rng.random((2, 19)) < 0.6)
+    keys = masks.AllowedKeys(rng.random((2, 19)) < 0.6)
     drawn = list(enumerate((None, masks.Causal() & keys, masks.Lengths(np.array([0, 13])))))[top:]
     for seed, mask in turn(drawn, list(NORMALIZERS).index(name), 1 if top else 2):
         run = product_call(21, 19, NORMALIZERS[name], gated=name == "softmax" or seed == 1, mask=mask, seed=seed)
@@ -145,7 +145,10 @@ def test_rows_without_keys_are_0_and_what_is_not_finite_reaches_only_who_reads_i
     key[2], value[11, 2], value[15, 1] = torch.nan, torch.nan, -torch.inf
     query.requires_grad_()
     score = scores.Gated(torch.ones(4), torch.ones(4)) if name == "softmax" else scores.Dot()
-    for mask in (masks.Causal() & masks.Keys(torch.arange(20) > 2), masks.Keys(torch.zeros(20, dtype=torch.bool))):
+    for mask in (
+        masks.Causal() & masks.AllowedKeys(torch.arange(20) > 2),
+        masks.AllowedKeys(torch.zeros(20, dtype=torch.bool)),
+    ):
         run = {"score": score, "mask": mask, "normalizer": NORMALIZERS[name], "positions": qkv.Positions("end")}
         wanted = qkv.attend(query, key, value, **run, kernel="dense")
         got = qkv.attend(query, key, value, **run, kernel=KERNEL)
@@ -178,7 +181,11 @@ def test_nothing_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, normalizer in NORMALIZERS.items():
         # Of distances one number is read, which decides between products and differences.
         score = scores.Gated(torch.ones(3), torch.ones(3)) if name == "softmax" else scores.Cosine()
-        for mask in (None, masks.Causal() & masks.Keys(torch.arange(9) != 4), masks.Lengths(torch.tensor([3, 9]))):
+        for mask in (
+            None,
+            masks.Causal() & masks.AllowedKeys(torch.arange(9) != 4),
+            masks.Lengths(torch.tensor([3, 9])),
+        ):
             spec = qkv.Spec(score, normalizer, mask, qkv.Positions("end"))
             options = {"device": "H100", "gradient": True, "kernel": "triton_products"}
             prepared = qkv.prepare(spec, (x.shape,) * 3, library="torch", **options)

@@ -94,7 +94,7 @@ def check(got: list[np.ndarray], wanted: list[np.ndarray], tolerance: float = 1e
 @pytest.mark.parametrize(
     ("lengths", "score", "mask"),
     [
-        ((18, 19), "scaled dot", masks.Causal() & masks.Keys(np.arange(19) % 3 != 0)),
+        ((18, 19), "scaled dot", masks.Causal() & masks.AllowedKeys(np.arange(19) % 3 != 0)),
         ((5, 37), "additive", masks.Causal()),
         ((9, 17), "gaussian", masks.Lengths(np.array([0, 13]))),
     ],
@@ -108,7 +108,7 @@ def test_largest_weights_are_found_and_ties_go_to_the_lowest_key_across_tiles() 
     """Keys 3, 15, 16 and 30 tie, in two tiles, key 20 is larger, and key 1 is masked."""
     key = torch.zeros(35, 1)
     key[[3, 15, 16, 30]], key[20], key[1] = 1.0, 2.0, 9.0
-    options = {"score": scores.Dot(), "mask": masks.Keys(torch.arange(35) != 1)}
+    options = {"score": scores.Dot(), "mask": masks.AllowedKeys(torch.arange(35) != 1)}
     asked = [readouts.TopWeights(4)]
     got, wanted = (
         qkv.observe(torch.ones(3, 1), key, key, readouts=asked, kernel=kernel, **options).readouts[0]
@@ -172,7 +172,11 @@ def test_nothing_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     for score in (build(torch.float32) for build in SCORES.values()):
         if score.cancels:
             continue  # one number is read, which decides between products and differences
-        for mask in (None, masks.Causal() & masks.Keys(torch.arange(9) != 4), masks.Lengths(torch.tensor([3, 9]))):
+        for mask in (
+            None,
+            masks.Causal() & masks.AllowedKeys(torch.arange(9) != 4),
+            masks.Lengths(torch.tensor([3, 9])),
+        ):
             spec = qkv.Spec(score, None, mask, qkv.Positions("end"))
             options = {"device": "H100", "library": "torch", "kernel": "triton_readouts", "readouts": asked}
             prepared = qkv.prepare(spec, (x.shape,) * 3, **options)

@@ -179,7 +179,7 @@ def test_a_store_that_is_read_block_by_block_answers_like_the_table(tmp_path):
         {"what": "answer", "query": "1", "settings": {"score": "cosin"}},
         {"what": "answer", "query": "1", "settings": {"bandwidth": "a"}},
         {"what": "answer", "query": "1", "settings": {"neighbours": "0"}},
-        {"what": "answer", "query": "1", "settings": {"threshold": "-1"}},
+        {"what": "answer", "query": "1", "settings": {"max_distance": "-1"}},
         {"what": "answer", "query": "one", "settings": {}},
     ],
     ids=str,
@@ -192,14 +192,19 @@ def test_requests_that_cannot_be_answered_get_a_sentence(request_):
 
 
 def test_settings_are_those_of_the_command_line():
-    parsed = AnswerSettings.from_options(score="Gaussian:0.5", normalizer="topk:3:sparsemax", threshold=0.25, top=4)
+    parsed = AnswerSettings.from_options(score="Gaussian:0.5", normalizer="topk:3:sparsemax", max_distance=0.25, top=4)
     assert (parsed.score, parsed.bandwidth, parsed.normalizer, parsed.neighbours) == (
         "Gaussian",
         "0.5",
         "sparsemax",
         "3",
     )
-    assert parsed.options() == {"score": "Gaussian:0.5", "normalizer": "topk:3:sparsemax", "threshold": 0.25, "top": 4}
+    assert parsed.options() == {
+        "score": "Gaussian:0.5",
+        "normalizer": "topk:3:sparsemax",
+        "max_distance": 0.25,
+        "top": 4,
+    }
     low = AnswerSettings.from_options(normalizer="topk:3:0.02")
     assert low.options()["normalizer"] == "topk:3:0.02"
     assert AnswerSettings(neighbours="5").options("0.02") == {"normalizer": "topk:5:0.02", "top": 10}
@@ -222,7 +227,7 @@ def test_pages_that_cannot_be_exported_say_why(tmp_path):
         export_answers(texts, tmp_path / "a.html")
     many = AnswerPage(
         Database.open({"x": np.arange(20_001.0), "y": np.arange(20_001.0)}, "x", "y"),
-        settings=AnswerSettings(score="boxcar", bandwidth="1", fit="vote"),
+        settings=AnswerSettings(score="boxcar", bandwidth="1", aggregate="vote"),
     )
     with pytest.raises(DataError, match="20,000 rows"):
         export_answers(many, tmp_path / "a.html")

@@ -111,7 +111,7 @@ def check_against_command(page, qkv):
     ("file", "key", "value", "options"),
     [
         ("gpa.csv", "gpa", "starting_salary", {}),
-        pytest.param("members.csv", "joined", "member", {"fit": "local-linear"}, marks=pytest.mark.long),
+        pytest.param("members.csv", "joined", "member", {"aggregate": "local-linear"}, marks=pytest.mark.long),
         ("members.csv", "joined", "city", {"score": "gaussian:200", "normalizer": "topk:15"}),
     ],
     ids=["numbers", "dates", "votes"],

@@ -138,7 +138,7 @@ def test_rows_of_negative_weight_are_drawn_and_marked():
     draw = np.random.default_rng(0)
     x = draw.uniform(0, 10, 120)
     database = Database.open({"x": x, "z": draw.uniform(0, 10, 120), "y": 2 * x + draw.normal(size=120)}, "x", "y")
-    answer = database.ask(10.0, fit="local-linear", top=120)
+    answer = database.ask(10.0, aggregate="local-linear", top=120)
     weights = np.array([row.weight for row in answer.rows])
     assert (weights[:12] > 0).all()
     assert weights.min() < -0.01 * weights.max()
@@ -150,7 +150,7 @@ def test_rows_of_negative_weight_are_drawn_and_marked():
     assert len(points) == (weights < 0).sum()
     assert points[:, 1].max() < 0
     assert cells.get_ylim()[0] < weights.min()
-    (axes, _) = look.plot_query(database, answer, fit="local-linear").axes
+    (axes, _) = look.plot_query(database, answer, aggregate="local-linear").axes
     assert labelled(axes, "local linear fit") is not None
     drawn = labelled(axes, "negative weight").get_offsets()
     assert len(drawn) == (weights < -0.01 * weights.max()).sum()
@@ -162,9 +162,9 @@ def test_rings_of_negative_weight_are_dashed_in_a_map():
     draw = np.random.default_rng(0)
     x, z = draw.uniform(0, 10, (2, 120))
     database = Database.open({"x": x, "z": z, "y": 2 * x + z + draw.normal(size=120)}, "x,z", "y")
-    for fit, dashed in (("local-linear", True), ("mean", False)):
-        answer = database.ask((9.9, 9.5), fit=fit, top=120)
-        near = look.plot_query(database, answer, fit=fit).axes[2]
+    for aggregate, dashed in (("local-linear", True), ("mean", False)):
+        answer = database.ask((9.9, 9.5), aggregate=aggregate, top=120)
+        near = look.plot_query(database, answer, aggregate=aggregate).axes[2]
         assert ("dashed: negative" in near.get_title("left")) == dashed
 
 

@@ -13,7 +13,7 @@ from qkv.look.page import Page
 from qkv.look.quantize import MASKED, dequantize
 from qkv.look.tiled_map import TILE_SIZE, TiledMap, TiledView
 from qkv.look.views import TokenAxis
-from qkv.masks import Causal, Documents, Keys, Pairs, Window
+from qkv.masks import AllowedKeys, AllowedPairs, Causal, Documents, Window
 from tests.processes import run_python
 
 torch = pytest.importorskip("torch")
@@ -145,8 +145,8 @@ MASKS = {
     "causal": Causal(),
     "window": Causal() & Window(40, 0),
     "documents": Documents(np.repeat(np.arange(7), 100)),
-    "pairs": Pairs(np.random.default_rng(0).random((700, 700)) < 0.7),
-    "keys": Keys(np.arange(700) % 300 < 200),
+    "pairs": AllowedPairs(np.random.default_rng(0).random((700, 700)) < 0.7),
+    "keys": AllowedKeys(np.arange(700) % 300 < 200),
 }
 
 

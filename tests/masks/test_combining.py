@@ -8,7 +8,7 @@ import pytest
 import qkv.masks
 from qkv.core.tile import Tile
 from qkv.errors import KindError, OptionError, ShapeError
-from qkv.masks import Blocks, Causal, Documents, Keys, Lengths, Pairs, Prefix, Window
+from qkv.masks import AllowedKeys, AllowedPairs, Blocks, Causal, Documents, Lengths, Prefix, Window
 from qkv.masks.base import and_masks, require_mask
 
 from . import test_contracts
@@ -31,12 +31,14 @@ def test_every_exported_mask_has_a_contract():
     ids=["alone", "mask & array", "array & mask", "mask | array", "array | mask"],
 )
 def test_a_bare_array_is_refused_with_the_masks_that_make_one_of_it(combine):
-    with pytest.raises(KindError, match=r"got an array of shape \(2, 3\).*masks.Keys.*masks.Pairs.*True means"):
+    with pytest.raises(
+        KindError, match=r"got an array of shape \(2, 3\).*masks.AllowedKeys.*masks.AllowedPairs.*True means"
+    ):
         combine(np.ones((2, 3), dtype=bool))
 
 
 def test_a_bare_list_is_refused_like_an_array():
-    with pytest.raises(KindError, match=r"got a list.*Keys"):
+    with pytest.raises(KindError, match=r"got a list.*masks.AllowedKeys"):
         require_mask([True, False])
 
 
@@ -51,8 +53,8 @@ def test_a_class_of_masks_is_refused_by_its_name():
 
 
 def test_a_mask_of_keys_and_a_mask_of_pairs_is_no_mask_of_keys():
-    assert (Keys(np.array([True])) & Lengths(1)).key_only
-    assert not (Keys(np.array([True])) & Causal()).key_only
+    assert (AllowedKeys(np.array([True])) & Lengths(1)).key_only
+    assert not (AllowedKeys(np.array([True])) & Causal()).key_only
 
 
 def test_combinations_print_as_they_were_written():
@@ -85,7 +87,7 @@ def test_whole_tiles_are_known_without_looking_at_pairs(mask, rows, cols, cover)
 
 def test_and_masks_joins_the_masks_that_are_given_and_none_is_no_mask():
     tile, zero = Tile.whole(4, 4), np.zeros(())
-    first, second, third = Keys(np.array([1, 1, 0, 1], dtype=bool)), Lengths(3), Lengths(4)
+    first, second, third = AllowedKeys(np.array([1, 1, 0, 1], dtype=bool)), Lengths(3), Lengths(4)
     assert and_masks() is and_masks(None, None) is None
     assert and_masks(None, second) is second
     joined = and_masks(first, None, second, third)
@@ -97,8 +99,8 @@ def test_and_masks_joins_the_masks_that_are_given_and_none_is_no_mask():
 @pytest.mark.parametrize(
     ("make", "field", "owner"),
     [
-        (lambda: Pairs([[True, False]]), "array", Pairs),
-        (lambda: Keys([True, False]), "array", Keys),
+        (lambda: AllowedPairs([[True, False]]), "array", AllowedPairs),
+        (lambda: AllowedKeys([True, False]), "array", AllowedKeys),
         (lambda: Prefix([1, 2]), "length", Prefix),
         (lambda: Lengths([1, 2]), "lengths", Lengths),
         (lambda: Blocks([[True]], 2), "layout", Blocks),
@@ -111,7 +113,9 @@ def test_a_list_becomes_an_array_of_the_mask(make, field, owner):
     assert isinstance(getattr(mask, field), np.ndarray)
 
 
-@pytest.mark.parametrize("make", [Keys, Pairs, lambda array: Blocks(array, 1)], ids=["Keys", "Pairs", "Blocks"])
+@pytest.mark.parametrize(
+    "make", [AllowedKeys, AllowedPairs, lambda array: Blocks(array, 1)], ids=["AllowedKeys", "AllowedPairs", "Blocks"]
+)
 def test_integers_in_place_of_booleans_are_refused_by_the_name_of_the_mask(make, request):
     with pytest.raises(KindError, match=rf"array of {request.node.callspec.id} must be boolean, got"):
         make([[1, 0]])
@@ -138,7 +142,7 @@ def test_a_block_size_of_another_number_of_axes_is_refused(size):
 )
 def test_the_coverage_of_two_masks_of_which_one_suffices(left, right, cover):
     keys = {"none": [False, False], "part": [True, False], "all": [True, True]}
-    assert (Keys(keys[left]) | Keys(keys[right])).coverage(Tile.whole(3, 2)) == cover
+    assert (AllowedKeys(keys[left]) | AllowedKeys(keys[right])).coverage(Tile.whole(3, 2)) == cover
 
 
 def test_document_key_ranges_read_the_queries_of_the_tile_alone():
@@ -150,8 +154,8 @@ def test_document_key_ranges_read_the_queries_of_the_tile_alone():
 @pytest.mark.parametrize(("allowed", "cover"), [(True, "all"), (False, "none")])
 def test_one_element_for_all_keys_covers_every_tile(allowed, cover):
     tile = Tile.whole(3, 9).restrict((0, 3), (4, 8))
-    assert Keys([allowed]).coverage(tile) == cover
-    assert Keys([allowed] * 9).coverage(tile) == cover
+    assert AllowedKeys([allowed]).coverage(tile) == cover
+    assert AllowedKeys([allowed] * 9).coverage(tile) == cover
 
 
 @pytest.mark.parametrize("mask", [Documents(np.arange(3), np.arange(0)), Blocks(np.ones((1, 0), dtype=bool), 4)])

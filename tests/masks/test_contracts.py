@@ -6,7 +6,7 @@ import pytest
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.errors import GradientError, KindError, OptionError, ShapeError
-from qkv.masks import Blocks, Causal, Custom, Documents, Keys, Lengths, Pairs, Prefix, Window
+from qkv.masks import AllowedKeys, AllowedPairs, Blocks, Causal, Custom, Documents, Lengths, Prefix, Window
 from qkv.masks.base import And, Not, Or
 from qkv.testing import MaskContract
 
@@ -55,10 +55,10 @@ class TestLengths(MaskContract):
 
 
 class TestKeys(MaskContract):
-    part = Keys
+    part = AllowedKeys
 
     def make(self, draw):
-        return Keys(draw.booleans(draw.k))
+        return AllowedKeys(draw.booleans(draw.k))
 
     def formula(self, mask, at):
         return mask.array[at.col]
@@ -66,35 +66,38 @@ class TestKeys(MaskContract):
     @pytest.mark.parametrize("array", [np.array([1, 0]), np.array([0.0, -np.inf]), [1, 0]])
     def test_refuses_what_is_not_boolean_and_says_how_to_convert(self, array):
         with pytest.raises(
-            KindError, match=r"array of Keys must be boolean, got dtype (int64|float64).*array == 1.*array == 0"
+            KindError, match=r"array of AllowedKeys must be boolean, got dtype (int64|float64).*array == 1.*array == 0"
         ):
-            Keys(array)
+            AllowedKeys(array)
 
     def test_refuses_another_length_and_points_to_pairs(self):
-        with pytest.raises(ShapeError, match=r"Keys must have shape \(\*batch, 7\).*got shape \(.*3,?\).*Pairs"):
-            Keys(np.ones(3, dtype=bool)).check(5, 7)
+        with pytest.raises(
+            ShapeError, match=r"AllowedKeys must have shape \(\*batch, 7\).*got shape \(.*3,?\).*AllowedPairs"
+        ):
+            AllowedKeys(np.ones(3, dtype=bool)).check(5, 7)
 
 
 class TestPairs(MaskContract):
-    part = Pairs
+    part = AllowedPairs
 
     def make(self, draw):
-        return Pairs(draw.booleans(draw.q, draw.k))
+        return AllowedPairs(draw.booleans(draw.q, draw.k))
 
     def formula(self, mask, at):
         return mask.array[at.row, at.col]
 
     def test_refuses_other_lengths_and_points_to_keys(self):
         with pytest.raises(
-            ShapeError, match=r"Pairs must have shape \(\*batch, 5, 7\).* length 1, got shape \(2, 3\).*Keys"
+            ShapeError,
+            match=r"AllowedPairs must have shape \(\*batch, 5, 7\).* length 1, got shape \(2, 3\).*AllowedKeys",
         ):
-            Pairs(np.ones((2, 3), dtype=bool)).check(5, 7)
+            AllowedPairs(np.ones((2, 3), dtype=bool)).check(5, 7)
 
     def test_mission_c4_padding_mask_of_shape_batch_1_1_length(self):
         array = np.array([True, True, False])[None, None, None]
         tile = Tile.whole(2, 3, (1, 4))
-        Pairs(array).check(2, 3)
-        allowed = Pairs(array).bind(np.zeros(()), (1, 4)).allowed(tile, np.zeros(()))
+        AllowedPairs(array).check(2, 3)
+        allowed = AllowedPairs(array).bind(np.zeros(()), (1, 4)).allowed(tile, np.zeros(()))
         assert np.broadcast_to(allowed, (1, 4, 2, 3)).all(axis=(0, 1, 2)).tolist() == [True, True, False]
 
 
@@ -236,7 +239,7 @@ class TestAnd(MaskContract):
     printed = " & "
 
     def make(self, draw):
-        return Causal() & Keys(draw.booleans(draw.k))
+        return Causal() & AllowedKeys(draw.booleans(draw.k))
 
     def formula(self, mask, at):
         return at.j <= at.i and mask.right.array[at.col]

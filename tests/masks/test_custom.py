@@ -9,7 +9,7 @@ import qkv
 from qkv.core.equation import attend_dense
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
-from qkv.masks import Causal, Custom, Keys, Window
+from qkv.masks import AllowedKeys, Causal, Custom, Window
 from qkv.normalizers import Softmax, Sparsemax
 from qkv.scores import Additive, Dot
 from qkv.testing.libraries import LIBRARIES, settings_of
@@ -79,7 +79,7 @@ def test_arrays_and_numbers_of_the_function_may_change_between_calls(library):
     for n in (2, 7, 0, 9):
         limit[0] = n
         got = qkv.attend(*(setting.array(x) for _ in range(3)), score=Dot(), mask=mask)
-        wanted = attend_dense(x, x, x, score=Dot(), normalizer=Softmax(), mask=Keys(np.arange(9) < n)).output
+        wanted = attend_dense(x, x, x, score=Dot(), normalizer=Softmax(), mask=AllowedKeys(np.arange(9) < n)).output
         assert np.abs(np.asarray(got) - wanted).max() < 1e-5
 
 
@@ -90,7 +90,7 @@ def test_parameters_may_change_between_calls_in_every_library(library):
     rule = lambda q, k, limit: k < limit + 0 * q  # noqa: E731 -- one function for all calls
     for n in (2, 7, 0, 9):
         got = qkv.attend(*(setting.array(x) for _ in range(3)), score=Dot(), mask=Custom(rule, (np.array(n),)))
-        wanted = attend_dense(x, x, x, score=Dot(), normalizer=Softmax(), mask=Keys(np.arange(9) < n)).output
+        wanted = attend_dense(x, x, x, score=Dot(), normalizer=Softmax(), mask=AllowedKeys(np.arange(9) < n)).output
         assert np.abs(np.asarray(got) - wanted).max() < 1e-5
 
 
@@ -104,7 +104,7 @@ def test_jitted_calls_with_parameters_do_not_reuse_the_coverage_of_other_paramet
         return qkv.attend(x, x, x, mask=mask, kernel="jax_loops")
 
     for n in (3, 290):
-        wanted = qkv.attend(x, x, x, mask=Keys(np.arange(300) < n))
+        wanted = qkv.attend(x, x, x, mask=AllowedKeys(np.arange(300) < n))
         assert np.abs(np.asarray(attend(jax.numpy.asarray(x), n)) - wanted).max() < 1e-5
 
 

@@ -87,7 +87,7 @@ def test_positions_of_the_spec_apply_unless_the_call_gives_others() -> None:
     ("make", "error", "said"),
     [
         (lambda: nn.Attention(scores.Dot()), KindError, "qkv.Spec"),
-        (lambda: nn.Attention(mask=np.ones((2, 2), bool)), KindError, "masks.Pairs"),
+        (lambda: nn.Attention(mask=np.ones((2, 2), bool)), KindError, "masks.AllowedPairs"),
         (lambda: nn.Attention(dropout=-0.1), OptionError, "dropout must be a number in"),
         (lambda: nn.Attention(score=nn.Gaussian), KindError, "nn.Gaussian\\(query_width"),
         (lambda: nn.Attention(score="dot"), KindError, "got 'dot'. Pass an instance"),  # type: ignore[arg-type]
@@ -137,7 +137,7 @@ def test_a_part_without_arrays_is_returned_unchanged_so_that_its_plan_is_cached(
 @pytest.mark.parametrize("cols", [(0, 8), (0, 6), (3, 7), (6, 8), (7, 8)], ids=str)
 def test_extra_keys_are_always_allowed(cols: tuple[int, int]) -> None:
     array = np.random.default_rng(0).random((4, 6)) < 0.5
-    mask = ExtraKeysMask(masks.Pairs(array), 2)
+    mask = ExtraKeysMask(masks.AllowedPairs(array), 2)
     whole_of_it = np.concatenate([array, np.ones((4, 2), bool)], -1)
     tile = Tile.whole(4, 8).restrict((1, 3), cols)
     cut = mask.slice(slice(1, 3), slice(*cols))
@@ -150,7 +150,7 @@ def test_extra_keys_are_always_allowed(cols: tuple[int, int]) -> None:
     "mask",
     [
         masks.Causal(),
-        masks.Keys(torch.tensor([False] * 5)),
+        masks.AllowedKeys(torch.tensor([False] * 5)),
         masks.Lengths(torch.tensor([3, 0])),
         masks.Window(1, 0),
     ],

@@ -530,7 +530,7 @@ def test_masked_keys_of_a_chunk_are_never_read(side: int) -> None:
         cache.append(y[1][:, :19], y[2][:, :19])
         with torch.no_grad():
             last = [z[:, 19:] for z in y]
-            found.append(nn.Attention()(*last, cache=cache, mask=masks.Keys(keys)))
+            found.append(nn.Attention()(*last, cache=cache, mask=masks.AllowedKeys(keys)))
             unmasked = nn.Attention()(*last, cache=cache.copy())
     assert torch.equal(found[0], found[1])
     assert bool(unmasked[0].isnan().any())

@@ -152,7 +152,7 @@ def test_keys_are_sampled_with_the_frequencies_of_their_weights() -> None:
 
 def test_in_evaluation_the_most_likely_key_is_chosen_and_a_fully_masked_row_gives_zero() -> None:
     query, key, value, _ = problem(2)
-    attention = HardAttention(mask=masks.Keys(torch.tensor([[True] * 5, [False] * 5]))).eval()
+    attention = HardAttention(mask=masks.AllowedKeys(torch.tensor([[True] * 5, [False] * 5]))).eval()
     drawn = attention(query, key, value)
     best = int((query[0] @ key.T).argmax())
     assert drawn.keys.tolist() == [[best], [-1]]

@@ -111,7 +111,7 @@ def by_heads(
             sink = None if module.sink is None else module.sink[n]
             normalizer = normalizers.Softmax(temperature, sink)
         seen = attend_dense(
-            *sides, score=score, normalizer=normalizer, mask=masks.Pairs(allowed),
+            *sides, score=score, normalizer=normalizer, mask=masks.AllowedPairs(allowed),
             positions=qkv.Positions(align="start"),
         )  # fmt: skip
         weights.append(seen.weights)
@@ -137,7 +137,7 @@ def test_every_option_equals_the_equation_head_by_head(name: str, masked: bool) 
     mask = torch.rand(Q, K) < 0.6 if masked else None
     if mask is not None:
         mask[3] = False  # an empty row
-    asked = {"mask": None if mask is None else masks.Pairs(mask), "positions": qkv.Positions(align="start")}
+    asked = {"mask": None if mask is None else masks.AllowedPairs(mask), "positions": qkv.Positions(align="start")}
     wanted, weights = by_heads(module, *given, mask)
     torch.testing.assert_close(module(*given, **asked), wanted, atol=1e-12, rtol=1e-12)
     seen = module(*given, **asked, readouts=[readouts.Dense()])
@@ -161,7 +161,7 @@ def test_talking_heads_mix_logits_before_and_weights_after_the_normalizer(groupe
     logits = torch.einsum("hg,bgqk->bhqk", module.logit_mix, logits).masked_fill(~mask, -torch.inf)
     weights = torch.einsum("hg,bgqk->bhqk", module.weight_mix, logits.softmax(-1))
     wanted = module.output_map((weights @ values).transpose(1, 2).flatten(2))
-    seen = module(query, key, value, mask=masks.Pairs(mask), readouts=[readouts.Dense()])
+    seen = module(query, key, value, mask=masks.AllowedPairs(mask), readouts=[readouts.Dense()])
     torch.testing.assert_close(seen.output, wanted, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(seen.readouts[0], weights, atol=1e-12, rtol=1e-12)
     assert seen.plan.kernel.name == "dense"
@@ -193,7 +193,7 @@ def test_a_pair_excluded_by_one_head_contributes_nothing_to_the_others() -> None
 def test_masked_keys_of_talking_heads_are_not_read() -> None:
     module = made("plain", extensions=["talking_heads"], bias=False)
     x = inputs(module)[0]
-    mask = masks.Keys(torch.tensor([True, True, True, True, False]))
+    mask = masks.AllowedKeys(torch.tensor([True, True, True, True, False]))
     broken = x.clone()
     broken[:, -1] = torch.nan
     torch.testing.assert_close(module(x, x, mask=mask), module(x, broken, mask=mask))
@@ -215,7 +215,7 @@ def test_readouts_do_not_change_the_output(name: str, training: bool) -> None:
     given = inputs(module)
     mask = torch.rand(Q, K) < 0.6
     mask[0] = False
-    asked = {"mask": masks.Pairs(mask), "positions": qkv.Positions(align="start")}
+    asked = {"mask": masks.AllowedPairs(mask), "positions": qkv.Positions(align="start")}
     torch.manual_seed(7)
     output = module(*given, **asked)
     torch.manual_seed(7)
@@ -239,20 +239,20 @@ def test_a_mask_has_the_batch_axes_of_the_module_or_those_and_heads() -> None:
     given = inputs(module)
     keys = torch.rand(BATCH, K) < 0.6
     keys[:, 0] = True
-    wanted = torch.stack([module(*(x[n] for x in given), mask=masks.Keys(keys[n])) for n in range(BATCH)])
+    wanted = torch.stack([module(*(x[n] for x in given), mask=masks.AllowedKeys(keys[n])) for n in range(BATCH)])
     for mask in (
-        masks.Keys(keys),
-        masks.Pairs(keys[:, None, :]),
-        masks.Pairs(keys[:, None, None, :].expand(BATCH, HEADS, Q, K)),
+        masks.AllowedKeys(keys),
+        masks.AllowedPairs(keys[:, None, :]),
+        masks.AllowedPairs(keys[:, None, None, :].expand(BATCH, HEADS, Q, K)),
     ):
         torch.testing.assert_close(module(*given, mask=mask), wanted)
     lengths = torch.tensor([2, 4])
     torch.testing.assert_close(
         module(*given, mask=masks.Lengths(lengths)),
-        module(*given, mask=masks.Keys(torch.arange(K) < lengths[:, None])),
+        module(*given, mask=masks.AllowedKeys(torch.arange(K) < lengths[:, None])),
     )
     per_head = torch.rand(BATCH, HEADS, Q, K) < 0.6
-    seen = module(*given, mask=masks.Pairs(per_head), readouts=[readouts.Dense()])
+    seen = module(*given, mask=masks.AllowedPairs(per_head), readouts=[readouts.Dense()])
     assert ((seen.readouts[0] > 0) == per_head).all()
 
 
@@ -453,7 +453,7 @@ def test_an_input_of_another_width_and_a_mask_that_is_an_array_are_refused() -> 
     module = nn.MultiHeadAttention(WIDTH, 2, maps=["value", "output"])
     with pytest.raises(ShapeError, match=r"query must have shape \(\*batch, length, 12\), got \(2, 3, 10"):
         module(torch.randn(2, 3, 10))
-    with pytest.raises(KindError, match=r"masks\.Keys"):
+    with pytest.raises(KindError, match=r"masks\.AllowedKeys"):
         module(torch.randn(2, 3, WIDTH), mask=torch.ones(2, 3, dtype=torch.bool))
 
 

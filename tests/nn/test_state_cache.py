@@ -54,13 +54,19 @@ def test_pieces_of_a_sequence_give_the_outputs_of_the_whole(
     normalizer = normalizers.Sum() if divides and whole.form.nonnegative else normalizers.Identity()
     real = torch.rand(n) < 0.8
     expected = qkv.attend(
-        query, key, value, score=whole, normalizer=normalizer, mask=masks.Causal() & masks.Keys(real), kernel="dense"
+        query,
+        key,
+        value,
+        score=whole,
+        normalizer=normalizer,
+        mask=masks.Causal() & masks.AllowedKeys(real),
+        kernel="dense",
     )
     cache, outputs = nn.StateCache(), []
     for rows in pieces(n, cuts):
         q, k, v, g = (x[..., rows, :] for x in (query, key, value, gates))
         score = whole if kind == "number" else drawn_score(kind, 3, g)
-        mask = masks.Causal() & masks.Keys(real[rows])
+        mask = masks.Causal() & masks.AllowedKeys(real[rows])
         outputs.append(cache.attend(q, k, v, score=score, normalizer=normalizer, mask=mask))
     torch.testing.assert_close(torch.cat(outputs, dim=-2), expected, rtol=1e-10, atol=1e-12)
     assert len(cache) == n
@@ -107,7 +113,7 @@ def test_a_later_nan_reaches_no_earlier_token_and_a_masked_nan_no_token() -> Non
     output = nn.StateCache().attend(x, hurt, hurt, score=scores.Decay(scores.Dot(), -0.5), mask=masks.Causal())
     assert output[0, :3].isfinite().all()
     assert output[0, 3:].isnan().all()
-    real = masks.Causal() & masks.Keys(torch.tensor([True, True, True, False, True, True]))
+    real = masks.Causal() & masks.AllowedKeys(torch.tensor([True, True, True, False, True, True]))
     options = {"score": scores.Dot(), "normalizer": normalizers.Identity(), "mask": real}
     assert nn.StateCache().attend(x, hurt, hurt, **options).isfinite().all()
 

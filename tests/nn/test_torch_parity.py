@@ -52,7 +52,7 @@ def test_the_fast_path_of_torch_agrees(padded: bool) -> None:
     out[1, 3:] = padded
     with torch.no_grad():
         wanted = theirs(x, x, x, key_padding_mask=out if padded else None, need_weights=False)[0]
-        got = nn.MultiHeadAttention.from_torch(theirs)(x, mask=masks.Keys(~out))
+        got = nn.MultiHeadAttention.from_torch(theirs)(x, mask=masks.AllowedKeys(~out))
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
 
 

@@ -49,7 +49,7 @@ def fused(sample: Any, dropout: float) -> dict[str, Any]:
     assert set(sample.kwargs) <= known, f"a sample asks for more: {set(sample.kwargs) - known}"
     asked: dict[str, Any] = {"dropout": dropout}
     if mask is not None and mask.dtype == torch.bool:  # True means may attend, in this function of theirs
-        asked["mask"] = masks.Pairs(mask)
+        asked["mask"] = masks.AllowedPairs(mask)
     elif mask is not None:
         asked["score"] = scores.Biased(scores.ScaledDot(), mask)
     if sample.kwargs.get("is_causal"):

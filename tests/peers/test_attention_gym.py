@@ -4,7 +4,7 @@ On a CPU flex_attention has no gradients. Those of `softmax(change(logits))`, wr
 after its output has been compared with that of flex_attention.
 
 Each mask runs as the mask of qkv that states the same rule where there is one, as `masks.Custom` of their function, and
-as `masks.Pairs` of their table. Their functions that index by batch or head run as a table only.
+as `masks.AllowedPairs` of their table. Their functions that index by batch or head run as a table only.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ MASKS: dict[str, tuple[Any, int, int, Callable[[], masks.Mask] | None]] = {
         theirs.generate_global_sliding_window(3, GLOBAL),
         64,
         64,
-        lambda: masks.Window(3, 3) | masks.Keys(GLOBAL) | masks.Pairs(GLOBAL[:, None]),
+        lambda: masks.Window(3, 3) | masks.AllowedKeys(GLOBAL) | masks.AllowedPairs(GLOBAL[:, None]),
     ),
     "block diffusion": (theirs.generate_block_diffusion_mask(32, 8), 64, 64, None),
     "neighbourhood": (theirs.generate_natten(8, 8, 3, 5), 64, 64, None),
@@ -152,7 +152,7 @@ def test_a_mask_gives_the_output_and_gradients_of_flex_attention(name: str) -> N
     leaves, table = inputs(q, k), table_of(name)
     assert table.any()
     wanted = expected(leaves, flex(leaves, rule), table)
-    ways = [masks.Pairs(table)] + ([ours()] if ours is not None else [])
+    ways = [masks.AllowedPairs(table)] + ([ours()] if ours is not None else [])
     if name not in TABLE_ONLY:
         ways.append(masks.Custom(lambda q, k: rule(ZERO, ZERO, q, k), align="start"))
     for mask in ways:

@@ -91,7 +91,7 @@ def compare_keras() -> None:
     additive.set_weights([scale])
     cases = [
         (keras.layers.Attention(dtype="float64"), {}, scores.Dot(), None),
-        (keras.layers.Attention(dtype="float64"), {"mask": [None, keep]}, scores.Dot(), masks.Keys(keep)),
+        (keras.layers.Attention(dtype="float64"), {"mask": [None, keep]}, scores.Dot(), masks.AllowedKeys(keep)),
         (keras.layers.Attention(dtype="float64"), {"use_causal_mask": True}, scores.Dot(), masks.Causal("start")),
         (additive, {}, scores.Additive(np.eye(8), np.eye(8), None, scale), None),
     ]

@@ -85,7 +85,7 @@ def test_masks_of_attend_are_masks_of_qkv_and_empty_rows_are_zero(shape: tuple[i
     leaves = [random(BATCH, HEADS, n, WIDTH, seed=s).requires_grad_() for s, n in enumerate((5, 9, 9))]
     allowed = random(*shape, seed=5) > 0
     allowed[0, ..., :] = False
-    mask = masks.Keys(allowed[:, None]) if allowed.ndim == 2 else masks.Pairs(allowed)
+    mask = masks.AllowedKeys(allowed[:, None]) if allowed.ndim == 2 else masks.AllowedPairs(allowed)
     wanted = with_gradients(expect({}, leaves, mask=allowed), leaves)
     assert not wanted[0][0].any()
     ours = with_gradients(qkv.attend(*leaves, mask=mask), leaves)

@@ -93,10 +93,10 @@ def as_mask(mask: Any, causal: bool, q: Any, k: Any, q_indices: Any, k_indices: 
             given.bool_mask, q_start=given.q_start, q_end=given.q_end, k_start=given.k_start, k_end=given.k_end,
             is_causal=causal,
         ).as_array(rows, cols)  # fmt: skip
-        return masks.Pairs(table[(None,) * (q.ndim - table.ndim)])
+        return masks.AllowedPairs(table[(None,) * (q.ndim - table.ndim)])
     found: list[Any] = [masks.Causal("start")] if causal else []
     if given.bool_mask is not None:
-        found.append(masks.Pairs(given.bool_mask[(None,) * (q.ndim - given.bool_mask.ndim)]))
+        found.append(masks.AllowedPairs(given.bool_mask[(None,) * (q.ndim - given.bool_mask.ndim)]))
     if given.k_start is not None:
         start = jnp.broadcast_to(given.k_start.reshape(-1), q.shape[-3])
         found.append(masks.Custom(lambda q, k, start: k >= jnp.take(start, q), (start,)))

@@ -44,7 +44,7 @@ def _check(x: Tensor, parts: Parts) -> None:
 
 def _keys() -> tuple[Parts, Callable[[], object]]:
     keep = torch.tensor([[[True, True, False, True, False]]])
-    return (ScaledDot(), Softmax(), masks.Keys(keep)), lambda: keep.logical_not_()
+    return (ScaledDot(), Softmax(), masks.AllowedKeys(keep)), lambda: keep.logical_not_()
 
 
 def _lengths() -> tuple[Parts, Callable[[], object]]:
@@ -54,12 +54,12 @@ def _lengths() -> tuple[Parts, Callable[[], object]]:
 
 def _pairs() -> tuple[Parts, Callable[[], object]]:
     allowed = torch.ones(5, 5, dtype=torch.bool)
-    return (ScaledDot(), Softmax(), masks.Pairs(allowed)), lambda: allowed[2].zero_()
+    return (ScaledDot(), Softmax(), masks.AllowedPairs(allowed)), lambda: allowed[2].zero_()
 
 
 def _causal_keys() -> tuple[Parts, Callable[[], object]]:
     keep = torch.ones(1, 1, 5, dtype=torch.bool)
-    return (ScaledDot(), Softmax(), masks.Causal() & masks.Keys(keep)), lambda: keep[..., 0].zero_()
+    return (ScaledDot(), Softmax(), masks.Causal() & masks.AllowedKeys(keep)), lambda: keep[..., 0].zero_()
 
 
 def _additive() -> tuple[Parts, Callable[[], object]]:
@@ -90,13 +90,13 @@ def _few_keys() -> tuple[Parts, Callable[[], object]]:
 
 def _few_keys_of_some() -> tuple[Parts, Callable[[], object]]:
     keep = torch.ones(1, 1, 5, dtype=torch.bool)
-    mask = masks.Keys(keep)
+    mask = masks.AllowedKeys(keep)
     return (scores.Gaussian(torch.tensor([[1.0], [2.0]])), normalizers.TopK(5), mask), lambda: keep[..., 0].zero_()
 
 
 def _negated_twice() -> tuple[Parts, Callable[[], object]]:
     keep = torch.ones(1, 1, 5, dtype=torch.bool)
-    return (ScaledDot(), Softmax(), ~~masks.Keys(keep)), lambda: keep[..., 0].zero_()
+    return (ScaledDot(), Softmax(), ~~masks.AllowedKeys(keep)), lambda: keep[..., 0].zero_()
 
 
 def _bias_of_all_queries() -> tuple[Parts, Callable[[], object]]:
@@ -184,7 +184,7 @@ def test_array_that_gets_another_dtype_or_shape_in_place_gets_another_plan() -> 
     slope.data = slope.data.double()
     _check(x, (score, Softmax(), None))
     keep = torch.ones(5, dtype=torch.bool)
-    mask = masks.Keys(keep)
+    mask = masks.AllowedKeys(keep)
     for _ in range(2):
         _check(x, (ScaledDot(), Softmax(), mask))
     keep.data = torch.tensor([[[False, False, True, True, True]], [[True] * 5]])
@@ -195,7 +195,7 @@ def test_part_that_is_no_longer_used_is_removed_from_the_cache() -> None:
     x = torch.randn(1, 1, 5, 4)
     before = len(cache._KNOWN)
     for n in range(50):
-        qkv.attend(x, x, x, mask=masks.Keys(torch.arange(5) <= n))
+        qkv.attend(x, x, x, mask=masks.AllowedKeys(torch.arange(5) <= n))
     gc.collect()
     assert len(cache._KNOWN) <= before + 10
 

@@ -29,7 +29,7 @@ CHOICES: list[tuple[str, Any, dict[str, Any]]] = [
     ("fused", ((4, 2, 64), (4, 3000, 64), (4, 3000, 64)), {"library": "torch"}),
     ("fused", LONG, {"library": "torch", "score": scores.Gaussian(), "gradient": True}),
     ("fused", LONG, {"library": "torch", "mask": masks.Causal("start")}),
-    ("fused", LONG, {"library": "torch", "mask": masks.Keys(np.ones(40_000, dtype=bool))}),
+    ("fused", LONG, {"library": "torch", "mask": masks.AllowedKeys(np.ones(40_000, dtype=bool))}),
     ("tiled", LONG, {"library": "torch", "mask": masks.Window(5, 5)}),
     ("linear", LONG, {"normalizer": normalizers.Sum()}),
     ("linear", LONG, {"library": "torch", "score": scores.Features(), "gradient": True}),
@@ -207,7 +207,7 @@ def test_half_precision_counts_the_inputs_that_are_widened() -> None:
         ),
         (
             KindError,
-            r"got an array of shape \(4, 6\).*masks.Keys.*masks.Pairs",
+            r"got an array of shape \(4, 6\).*masks.AllowedKeys.*masks.AllowedPairs",
             {"mask": np.ones((4, 6), bool)},
         ),
         (KindError, r"mask must be a Mask, got 'causal'", {"mask": "causal"}),

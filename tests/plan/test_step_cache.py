@@ -44,7 +44,7 @@ def _parts(name: str, batch: int, k: int, generator: Any) -> dict[str, Any]:
         "entmax": lambda: {"normalizer": normalizers.Entmax(1 + draw(1, HEADS).sigmoid())},
         "sigmoid": lambda: {"normalizer": normalizers.Sigmoid()},
         "lengths": lambda: {"mask": masks.Lengths(torch.randint(0, k + 1, (batch, 1), generator=generator))},
-        "keys": lambda: {"mask": masks.Keys(draw(batch, 1, k) > 0), "score": scores.Gaussian(1.5)},
+        "keys": lambda: {"mask": masks.AllowedKeys(draw(batch, 1, k) > 0), "score": scores.Gaussian(1.5)},
         "window": lambda: {"mask": masks.Causal() & masks.Window(9, 0), "positions": END},
     }[name]()
 

@@ -133,7 +133,7 @@ def test_explain_shows_guards_before_the_run_and_guards_taken_after_it() -> None
         ({"mask": ~~masks.Causal("end")}, ("~~Causal('end') is Causal('end')",)),
         ({"mask": masks.Window(9, 9)}, ("Window(9, after=9) allows every pair here: no mask",)),
         ({"mask": masks.Window(9, 1)}, ()),
-        ({"mask": masks.Keys(np.ones(6, dtype=bool))}, ()),  # its data is not looked at
+        ({"mask": masks.AllowedKeys(np.ones(6, dtype=bool))}, ()),  # its data is not looked at
         ({"mask": masks.Lengths(6)}, ("Lengths(6) allows every pair here: no mask",)),
         ({"normalizer": normalizers.TopK(6)}, ("TopK(6) of 6 keys leaves none out: Softmax()",)),
         ({"normalizer": normalizers.TopK(5)}, ()),
@@ -171,7 +171,7 @@ def test_plan_is_made_once_for_equal_shapes_and_facts() -> None:
     PLANS.clear()
     for seed in range(3):
         x = np.random.default_rng(seed).normal(size=(4, 2))
-        qkv.attend(x, x, x, score=scores.Biased(scores.Dot(), x[:, :1]), mask=masks.Keys(x[:, 0] > 0))
+        qkv.attend(x, x, x, score=scores.Biased(scores.Dot(), x[:, :1]), mask=masks.AllowedKeys(x[:, 0] > 0))
     assert len(PLANS) == 1
 
 

@@ -36,8 +36,8 @@ def calls(x: Any, s: Any) -> dict[str, Any]:
     return {
         "query": lambda: qkv.attend(s, x, x),
         "value": lambda: qkv.observe(x, x, s, readouts=[readouts.Entropy()]),
-        "pairs": lambda: qkv.attend(x, x, x, mask=masks.Pairs(mask)),
-        "keys": lambda: qkv.attend(x, x, x, mask=masks.Keys(mask)),
+        "pairs": lambda: qkv.attend(x, x, x, mask=masks.AllowedPairs(mask)),
+        "keys": lambda: qkv.attend(x, x, x, mask=masks.AllowedKeys(mask)),
         "lengths": lambda: qkv.attend(x, x, x, mask=masks.Causal() & masks.Lengths(s)),
         "blocks": lambda: qkv.attend(x, x, x, mask=masks.Blocks(mask, 1)),
         "documents": lambda: qkv.attend(x, x, x, mask=masks.Documents(s, s)),

@@ -39,7 +39,18 @@ FEATURES: Mapping[str, tuple[Any, ...]] = {
     "inner": ("ScaledDot", "Additive", "Laplace", "Cosine", "Softcap"),  # of a score that wraps another
     "normalizer": tuple(itertools.chain(*NORMALIZER_KINDS.values())),
     "mask": (
-        *(None, "Causal", "Window", "Keys", "Lengths", "Pairs", "Prefix", "Documents", "Blocks", "Custom"),
+        *(
+            None,
+            "Causal",
+            "Window",
+            "AllowedKeys",
+            "Lengths",
+            "AllowedPairs",
+            "Prefix",
+            "Documents",
+            "Blocks",
+            "Custom",
+        ),
         *("and", "or", "not"),
     ),
     "dtype": ("float32", "float64", "float16", "bfloat16"),

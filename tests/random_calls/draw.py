@@ -220,11 +220,11 @@ class Draw:
             arguments["align"] = self.one_of("start", "end")
         elif name == "Window":
             arguments = {"before": self.one_of(None, 0, 1, 6), "after": self.one_of(None, 0, 2)}
-        elif name == "Keys":
+        elif name == "AllowedKeys":
             arguments = {"array": self.rng.random((*lead, shape.k)) < 0.7}
         elif name == "Lengths":
             arguments = {"lengths": self.integers(shape.k + 1, *batch)}
-        elif name == "Pairs":
+        elif name == "AllowedPairs":
             rows, columns = self.one_of((shape.q, shape.k), (1, shape.k), (shape.q, shape.k))
             arguments = {"array": self.rng.random((*lead, rows, columns)) < self.one_of(0.2, 0.7)}
         elif name == "Prefix":

@@ -196,11 +196,11 @@ def allowed_pairs(mask: Drawn | None, q: int, k: int, start: Any) -> Any:
         case "Window":
             after = np.ones((q, k), bool) if p["after"] is None else j <= i + p["after"]
             return after & (np.True_ if p["before"] is None else j >= i - p["before"])
-        case "Keys":
+        case "AllowedKeys":
             return np.broadcast_to(p["array"][..., None, :], (*p["array"].shape[:-1], q, k))
         case "Lengths":
             return np.broadcast_to(j < per_pair(p["lengths"]), (*np.shape(p["lengths"]), q, k))
-        case "Pairs":
+        case "AllowedPairs":
             return np.broadcast_to(p["array"], (*p["array"].shape[:-2], q, k))
         case "Prefix":
             return (j < per_pair(p["length"])) | (j <= i)

@@ -17,7 +17,7 @@ from qkv.errors import KindError, OptionError, PositionError, RefusedError, Shap
 KEYS = np.log(np.array([[1.0], [6.0], [2.0], [1.0]]))
 VALUES = np.array([[1.0], [2.0], [3.0], [4.0]])
 ASK = np.ones((1, 1))
-NOBODY = masks.Keys(np.zeros(4, dtype=bool))
+NOBODY = masks.AllowedKeys(np.zeros(4, dtype=bool))
 
 
 def observe(*wanted: Any, query: Any = ASK, **options: Any) -> Any:
@@ -55,7 +55,7 @@ def test_top_weights_come_strongest_first_and_ties_go_to_the_lowest_key() -> Non
 
 
 def test_places_that_no_key_fills_have_weight_0_and_key_minus_1() -> None:
-    (top,) = observe(readouts.TopWeights(5), mask=masks.Keys(np.array([True, False, True, False])))
+    (top,) = observe(readouts.TopWeights(5), mask=masks.AllowedKeys(np.array([True, False, True, False])))
     assert top.keys.tolist() == [[2, 0, -1, -1, -1]]
     assert top.weights.tolist() == [pytest.approx([2 / 3, 1 / 3, 0, 0, 0])]
 
@@ -233,7 +233,9 @@ def test_maximum_of_negative_weights_is_negative_unless_a_pair_is_masked() -> No
 def test_received_mass_adds_up_to_the_number_of_queries_with_a_key() -> None:
     allowed = np.ones((6, 6), dtype=bool)
     allowed[2] = False
-    (received,) = qkv.observe(EVEN, EVEN, EVEN, mask=masks.Pairs(allowed), readouts=[readouts.ColumnSum()]).readouts
+    (received,) = qkv.observe(
+        EVEN, EVEN, EVEN, mask=masks.AllowedPairs(allowed), readouts=[readouts.ColumnSum()]
+    ).readouts
     assert received == pytest.approx(np.full(6, 5 / 6))
 
 
@@ -243,7 +245,7 @@ def test_mean_distance_is_measured_from_where_queries_stand() -> None:
 
     assert distance(positions=qkv.Positions(align="start")) == pytest.approx(1)
     assert distance(positions=qkv.Positions(query_start=1)) == pytest.approx(2 / 3)
-    assert distance(positions=qkv.Positions(align="end"), mask=masks.Keys(np.zeros(3, dtype=bool))) == 0
+    assert distance(positions=qkv.Positions(align="end"), mask=masks.AllowedKeys(np.zeros(3, dtype=bool))) == 0
     with pytest.raises(PositionError, match="positions must be given for 1 queries and 3 keys"):
         distance()
 

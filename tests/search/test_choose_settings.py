@@ -1,4 +1,4 @@
-"""The rank of the latent space and the share of the vectors are chosen from the passages alone."""
+"""The number of dimensions of the latent space and the share of the vectors are chosen from the passages alone."""
 
 import functools
 
@@ -15,8 +15,8 @@ from qkv.search.choose_settings import (
     _draw,
     _log_ranks,
     _sample,
+    choose_components_and_mix,
     choose_mix,
-    choose_rank_and_mix,
 )
 
 
@@ -41,19 +41,19 @@ def unrelated(passages=120, words=30, seed=0):
     ]
 
 
-def choose(texts, mix=None, rank=None):
-    return _choose(tuple(texts), mix, rank)
+def choose(texts, mix=None, n_components=None):
+    return _choose(tuple(texts), mix, n_components)
 
 
 @functools.cache
-def _choose(texts, mix, rank):
-    return choose_rank_and_mix(texts, LatentEncoder(rank), Vocabulary(), mix, None)
+def _choose(texts, mix, n_components):
+    return choose_components_and_mix(texts, LatentEncoder(n_components), Vocabulary(), mix, None)
 
 
 def test_vectors_count_where_meaning_tells_and_words_where_names_tell():
     meaning, names = choose(topics(8)), choose(unrelated())
     assert meaning.mix > 0.5 > names.mix
-    assert meaning.rank <= 40
+    assert meaning.n_components <= 40
     assert meaning.queries == names.queries == 300
 
 
@@ -61,8 +61,8 @@ def test_the_choice_is_the_same_each_time_and_respects_what_is_given():
     texts = topics(8)
     assert choose(texts) == _choose.__wrapped__(tuple(texts), None, None)
     assert choose(texts, mix=0.9).mix == 0.9
-    assert choose(texts, rank=7).rank == 7
-    index = Index.from_texts([Document(str(at), text) for at, text in enumerate(texts)], rank=7, mix=0.25)
+    assert choose(texts, n_components=7).n_components == 7
+    index = Index.from_texts([Document(str(at), text) for at, text in enumerate(texts)], n_components=7, mix=0.25)
     assert (index.encoder.width, index.mix) == (7, 0.25)
 
 
@@ -70,16 +70,16 @@ def test_an_index_has_the_chosen_settings(tmp_path):
     texts = topics(8)
     index = Index.from_texts([Document(str(at), text) for at, text in enumerate(texts)])
     chosen = choose(texts)
-    assert (index.encoder.width, index.mix) == (chosen.rank, chosen.mix)
+    assert (index.encoder.width, index.mix) == (chosen.n_components, chosen.mix)
     index.save(tmp_path / "index")
     opened = Index.open(tmp_path / "index")
-    assert (opened.encoder.width, opened.mix) == (chosen.rank, chosen.mix)
+    assert (opened.encoder.width, opened.mix) == (chosen.n_components, chosen.mix)
 
 
 @pytest.mark.parametrize("texts", [topics(2, passages=99), topics(2, passages=200, words=19), ["one word"] * 200])
 def test_few_or_short_passages_have_the_defaults(texts):
     chosen = choose(texts)
-    assert (chosen.rank, chosen.mix, chosen.queries) == (None, DEFAULT_MIX, 0)
+    assert (chosen.n_components, chosen.mix, chosen.queries) == (None, DEFAULT_MIX, 0)
 
 
 @pytest.mark.parametrize("encoder", ["counts", "tfidf", "latent"])

@@ -71,7 +71,7 @@ def test_rankings_reach_the_documented_measures(public, name, title, least):
     found = {
         "raw word counts": measured(index.with_encoder(TermEncoder(None)), held, 1.0),
         "BM25": measured(index, held, 0.0),
-        f"latent semantics, rank {index.encoder.width}": measured(index, held, 1.0),
+        f"latent semantics, {index.encoder.width} components": measured(index, held, 1.0),
         f"mixture, {index.mix:g} latent semantics": measured(index, held, None),
     }
     page = printed(title)
@@ -97,7 +97,7 @@ def test_latent_semantics_alone_reach_the_published_measures(public, name, least
 def test_learned_maps_beat_their_start_by_more_than_the_spread(public, name, title):
     pytest.importorskip("torch")
     held = read_collection(public / name)
-    index = Index.from_texts(held.documents, words=0, rank=300, mix=0.5)
+    index = Index.from_texts(held.documents, words=0, n_components=300, mix=0.5)
     page = printed("test half")
     found = gains(index, held, mixes=(1.0, 0.5), measures=["MAP", "nDCG@10"], top=len(index))
     for mix, gain in found.items():
@@ -129,7 +129,7 @@ def twins(count=30):
 def test_maps_learned_from_half_of_the_queries_improve_the_other_half():
     pytest.importorskip("torch")
     held = twins()
-    index = Index.from_texts(held.documents, words=0, rank=60, mix=0.5)
+    index = Index.from_texts(held.documents, words=0, n_components=60, mix=0.5)
     found = gains(index, held, mixes=(1.0,), repeats=3, measures=["MAP"], penalty=20.0)[1.0]
     mean, spread = found.gain("MAP")
     assert mean > max(2 * spread, 0.05)

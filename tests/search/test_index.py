@@ -11,12 +11,13 @@ import pytest
 
 from qkv.core import extras
 from qkv.core.equation import attend_dense
+from qkv.encoders.text_encoders import default_components
 from qkv.errors import DamagedError, DataError, MissingPackageError, OptionError, StoreBusyError
 from qkv.normalizers import Softmax
 from qkv.scores import Dot
 from qkv.search import Document, Index
 from qkv.search.bm25 import BM25, Vocabulary
-from qkv.search.encoder_registry import build_encoder, default_rank
+from qkv.search.encoder_registry import build_encoder
 from qkv.search.index_files import is_index, verify_index
 
 QUERY = "Which shepherd saw shadows, and a golden truth?"
@@ -75,7 +76,7 @@ def test_contributions_add_up_through_learned_maps(library):
 
 
 def test_words_that_only_resemble_those_of_the_query_contribute_too(library):
-    index = Index.from_texts(library, rank=4, words=0, mix=1.0)
+    index = Index.from_texts(library, n_components=4, words=0, mix=1.0)
     hit = next(hit for hit in index.search("shadows", top=12) if hit.document == "cave")
     assert hit.contributions.query_words == ["shadows"]
     shares = hit.contributions.by_word()
@@ -240,7 +241,7 @@ def test_an_index_of_one_document(library):
 
 
 def test_the_rank_is_half_of_the_texts_from_thirty_to_three_hundred():
-    assert [default_rank(texts) for texts in (1, 12, 50, 80, 499, 1_000_000)] == [1, 12, 30, 48, 300, 300]
+    assert [default_components(texts) for texts in (1, 12, 50, 80, 499, 1_000_000)] == [1, 12, 30, 48, 300, 300]
 
 
 @pytest.mark.parametrize(
@@ -248,8 +249,8 @@ def test_the_rank_is_half_of_the_texts_from_thirty_to_three_hundred():
     [
         ({"mix": 1.5}, "mix must be from 0 .* got 1.5"),
         ({"encoder": "magic"}, "one of latent, latent-tfidf"),
-        ({"encoder": "tfidf", "rank": 3}, "rank must be None"),
-        ({"rank": 0}, "rank must be an integer of at least 1, got 0"),
+        ({"encoder": "tfidf", "n_components": 3}, "n_components must be None"),
+        ({"n_components": 0}, "n_components must be an integer of at least 1, got 0"),
         ({"stem": "french"}, "stem must be one of None, english, got 'french'"),
         ({"words": 10, "overlap": 5}, "less than half"),
     ],

@@ -76,7 +76,7 @@ def hostile_request(rng: random.Random) -> tuple[str, bytes]:
     if rng.random() < 0.3:
         fields["top"] = rng.choice((1, 100, 1000))
     if rng.random() < 0.3:
-        fields["threshold"] = rng.random()
+        fields["min_similarity"] = rng.random()
     body = json.dumps(fields).encode()
     if rng.random() < 0.1:
         inner = rng.choice((b"[]", b"0", b"{}", b"[[0]]", b'"a"'))

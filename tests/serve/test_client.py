@@ -39,7 +39,9 @@ def assert_equal(found: Answer, expected: Answer) -> None:
         for name in Entry.__dataclass_fields__:
             left, right = getattr(mine, name), getattr(theirs, name)
             np.testing.assert_equal(left, right, err_msg=name)
-            assert type(left) is type(right) or name in ("value", "spread", "support", "standard_error", "query"), name
+            assert type(left) is type(right) or name in ("value", "spread", "perplexity", "standard_error", "query"), (
+                name
+            )
         assert list(mine.probabilities) == list(theirs.probabilities)
     assert found.rows == expected.rows
     for name in ("single", "keys", "value_name", "measure", "notes", "column_notes", "votes"):
@@ -54,7 +56,7 @@ CASES = [
     ("age", "price", np.array([40.0, 50.0]), {"score": "laplace:0.5", "normalizer": "topk:3"}),
     ("age", "price", ["40", "x"], {"on_bad_query": "report"}),
     ("age", "town", [40, 70], {"where": "good"}),
-    ("age", "age", 50, {"fit": "local-linear"}),
+    ("age", "age", 50, {"aggregate": "local-linear"}),
     ("age", "age", [50], {"normalizer": "sample", "seed": 5}),
     ("age", "day", [40, 70], {"score": "boxcar:0.5"}),
     ("age", "vector", [40, 70], {}),
@@ -65,7 +67,7 @@ CASES = [
     ("day", "town", dt.datetime(2020, 1, 20, 12), {}),
     ("moment", "age", ROWS["moment"][2].value, {"on_bad_query": "report"}),
     ("name", "age", "An Lee", {}),
-    ("name", "town", ["Bob Rai", "Zoe"], {"threshold": 0.5}),
+    ("name", "town", ["Bob Rai", "Zoe"], {"min_similarity": 0.5}),
     ("name", "age", {"name": "Cy Moe"}, {"printed": True}),
     ("name", "age", pa.table({"name": ["Ann Lee", "Di Fox"]}), {}),
     ("vector", "age", [1.0, 0.5], {"score": "cosine"}),
@@ -102,7 +104,7 @@ def address():
         (1, {"where": "nope = 1"}, QueryError),
         (1, {"score": "nope"}, OptionError),
         (1, {"top": 0}, OptionError),
-        (1, {"fit": "nope"}, OptionError),
+        (1, {"aggregate": "nope"}, OptionError),
         (1, {"on_bad_query": "nope"}, OptionError),
     ],
 )

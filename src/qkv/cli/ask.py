@@ -19,12 +19,13 @@ import typer
 from qkv.cli.shared_options import (
     PORT_RULE,
     KeyColumns,
+    MaxDistance,
+    MinSimilarity,
     NormalizerName,
     QuoteFormulas,
     Rule,
     ScoreName,
     TableOptions,
-    Threshold,
     ValueColumn,
     check_rules,
     exclusion_rules,
@@ -73,7 +74,7 @@ class AskCommand:
     ] = None
     score: ScoreName = None
     normalizer: NormalizerName = None
-    fit: Annotated[
+    aggregate: Annotated[
         str | None,
         typer.Option(
             metavar="mean|vote|local-linear",
@@ -81,12 +82,14 @@ class AskCommand:
         ),
     ] = None
     gradient: Annotated[
-        bool, typer.Option("--gradient", help="Show the slope of the line along each key; needs --fit local-linear.")
+        bool,
+        typer.Option("--gradient", help="Show the slope of the line along each key; needs --aggregate local-linear."),
     ] = False
     where: Annotated[str | None, typer.Option(metavar="SQL", help="Use only rows that satisfy this SQL predicate.")] = (
         None
     )
-    threshold: Threshold = None
+    min_similarity: MinSimilarity = None
+    max_distance: MaxDistance = None
     top: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Rows of evidence to show; default: 10 for one query, 3 for several."),
@@ -154,8 +157,9 @@ class AskCommand:
             "score": self.score,
             "normalizer": self.normalizer,
             "where": self.where,
-            "threshold": self.threshold,
-            "fit": self.fit,
+            "min_similarity": self.min_similarity,
+            "max_distance": self.max_distance,
+            "aggregate": self.aggregate,
         }
 
     @property
@@ -200,8 +204,10 @@ _RULES = (
         ),
     ),
     Rule(
-        lambda ask: ask.gradient and (ask.fit != "local-linear" or ask.output is not None or ask.format_ == "csv"),
-        "--gradient must be used with --fit local-linear and --format table or json. Add or omit one of them.",
+        lambda ask: (
+            ask.gradient and (ask.aggregate != "local-linear" or ask.output is not None or ask.format_ == "csv")
+        ),
+        "--gradient must be used with --aggregate local-linear and --format table or json. Add or omit one of them.",
     ),
     Rule(
         lambda ask: ask.page and ask.export is not None,
@@ -265,7 +271,7 @@ def ask(options: AskCommand) -> None:
       qkv ask people.csv --key name --value income "Mario" --where "city = 'Lisbon'"
       qkv ask authors.csv --key last_name --value first_name Li --score exact
       qkv ask gpa.csv --key gpa --value starting_salary 3.5 --score gaussian:0.1
-      qkv ask gpa.csv --key gpa --value starting_salary 3.9 --fit local-linear --gradient
+      qkv ask gpa.csv --key gpa --value starting_salary 3.9 --aggregate local-linear --gradient
       qkv ask --sql "select * from 'people.csv'" --key city --value income Oslo
       qkv ask people.csv --key name --value income --queries guests.csv --on name=guest --output /tmp/guests.parquet
       qkv ask gpa.csv --key gpa --value starting_salary --page
@@ -273,7 +279,7 @@ def ask(options: AskCommand) -> None:
 
     Text keys are compared by words and spelling, numbers by a Gaussian kernel whose bandwidth is chosen by
     leave-one-out cross-validation. A query unlike every key is answered by "no match". For keys of numbers or dates,
-    --fit local-linear fits a line to the rows near the query: without bias at the edges of the keys and on slopes.
+    --aggregate local-linear fits a line to the rows near the query: no bias at the edges of the keys and on slopes.
 
     Scores: names, spelling, jaro-winkler, levenshtein, token-set-ratio, exact, gaussian[:bandwidth], laplace, boxcar,
     epanechnikov, triangular, constant, cosine, dot.
@@ -284,8 +290,8 @@ def ask(options: AskCommand) -> None:
 
     reading = options.reading.arguments()
     check_choice("--format", options.format_, ("table", "json", "csv"))
-    if options.fit is not None:
-        check_choice("--fit", options.fit, ("mean", "vote", "local-linear"))
+    if options.aggregate is not None:
+        check_choice("--aggregate", options.aggregate, ("mean", "vote", "local-linear"))
     check_rules(options, _RULES)
     _check_files(options)
     memory_bytes(options.memory)  # refused before anything is read, also for a table, which does not use it

@@ -12,12 +12,12 @@ import typer
 from qkv.cli.shared_options import (
     Candidates,
     Collection,
+    Components,
     JoinedOn,
     Judgements,
     LeftTable,
     Passage,
     Queries,
-    Rank,
     RightTable,
     Stem,
     TextColumn,
@@ -52,7 +52,7 @@ def evaluate(
     ] = "nDCG@10 MAP R@100",
     text: TextColumn = None,
     encoder: TextEncoder = None,
-    rank: Rank = None,
+    n_components: Components = None,
     mix: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="Share of vectors in the mixture with BM25, from 0 to 1; default: chosen."),
@@ -117,7 +117,7 @@ def evaluate(
         if collection is not None:
             from qkv.cli.search import IndexOptions, open_index
 
-            options = IndexOptions(encoder, rank, stem, text, passage)
+            options = IndexOptions(encoder, n_components, stem, text, passage)
             opened = open_index(collection, options)
             options = options._replace(passage=passage or 0)
             index, read = open_judged(collection, opened, progress, options, queries, relevant, split)
@@ -349,7 +349,7 @@ def fit_search(
     ] = None,
     text: TextColumn = None,
     encoder: TextEncoder = None,
-    rank: Rank = None,
+    n_components: Components = None,
     passage: Passage = None,
     stem: Stem = False,
     penalty: Annotated[
@@ -384,7 +384,7 @@ def fit_search(
     from qkv.search.evaluation import learn
     from qkv.search.index_files import check_index_path
 
-    options = IndexOptions(encoder, rank, stem, text, passage)
+    options = IndexOptions(encoder, n_components, stem, text, passage)
     index = open_index(collection, options)
     target = collection if save is None else save
     if index is None and save is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from qkv.cli.shared_options import Passage, Rank, Stem, TextColumn
+from qkv.cli.shared_options import Components, Passage, Stem, TextColumn
 from qkv.core.printable import escaped_json
 from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
@@ -31,7 +31,7 @@ class IndexOptions(NamedTuple):
     """Options that define how a search index is built. Those that are None have the defaults of `qkv search`."""
 
     encoder: str | None
-    rank: int | None
+    n_components: int | None
     stem: bool
     text: str | None
     passage: int | None
@@ -52,7 +52,7 @@ def search(
     top: Annotated[int, typer.Option(metavar="N", min=1, help="Passages to show per query.")] = 5,
     text: TextColumn = None,
     encoder: Annotated[str | None, typer.Option(metavar="NAME|FOLDER", help="Text encoder; default: latent.")] = None,
-    rank: Rank = None,
+    n_components: Components = None,
     mix: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Share of vectors, from 0 (BM25 only) to 1; default: chosen.")
     ] = None,
@@ -80,8 +80,8 @@ def search(
       printf 'ring\\nden\\n' | qkv search notes --json
 
     The score of a passage is a mixture of latent semantics (log-entropy weights) and BM25, each standardized over all
-    passages. The rank of the latent space and the shares are chosen from the passages, unless --rank and --mix are
-    given. The weight is the softmax of the scores. The words below a passage are those
+    passages. The number of dimensions of the latent space and the shares are chosen from the passages, unless
+    --n-components and --mix are given. The weight is the softmax of the scores. The words below a passage are those
     that contributed most to its score.
 
     Encoders: latent, latent-tfidf, tfidf, log-entropy, counts, sentences (all-MiniLM-L6-v2, if its package is
@@ -100,7 +100,7 @@ def search(
         check_index_path(Path(save))
 
     with ProgressBar() as progress:
-        options = IndexOptions(encoder, rank, stem, text, passage)
+        options = IndexOptions(encoder, n_components, stem, text, passage)
         index = open_index(source, options) or build_index(source, options, progress, mix)
         if save is not None:
             index.save(save)
@@ -156,7 +156,7 @@ def build_index(
     return Index.from_texts(
         source,
         encoder=options.encoder or "latent",
-        rank=options.rank,
+        n_components=options.n_components,
         stem="english" if options.stem else None,
         column=options.text,
         words=words,

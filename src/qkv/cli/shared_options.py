@@ -19,17 +19,19 @@ from qkv.errors import OptionError, QkvError
 __all__ = [
     "PORT_RULE",
     "Candidates",
+    "Components",
     "Collection",
     "JoinedOn",
     "Judgements",
     "KeyColumns",
     "LeftTable",
+    "MaxDistance",
+    "MinSimilarity",
     "ModelFolder",
     "NormalizerName",
     "Passage",
     "Queries",
     "QuoteFormulas",
-    "Rank",
     "ReadingOptions",
     "RightTable",
     "Rule",
@@ -37,7 +39,6 @@ __all__ = [
     "Stem",
     "TextColumn",
     "TextEncoder",
-    "Threshold",
     "ValueColumn",
     "TableOptions",
     "check_rules",
@@ -123,9 +124,11 @@ ScoreName = Annotated[str | None, typer.Option(metavar="NAME[:NUMBER]", help="Sc
 NormalizerName = Annotated[
     str | None, typer.Option(metavar="NAME[:NUMBER]", help="Normalizer that turns scores into weights.")
 ]
-Threshold = Annotated[
-    float | None,
-    typer.Option(metavar="NUMBER", help="Minimum similarity, or maximum distance, of a match."),
+MinSimilarity = Annotated[
+    float | None, typer.Option(metavar="NUMBER", help="Least similarity of a match, for keys such as texts.")
+]
+MaxDistance = Annotated[
+    float | None, typer.Option(metavar="NUMBER", help="Largest distance of a match, for keys such as numbers.")
 ]
 
 
@@ -193,7 +196,7 @@ TextColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="Text col
 TextEncoder = Annotated[
     str | None, typer.Option(metavar="NAME|FOLDER", help="Text encoder, as in qkv search; default: latent.")
 ]
-Rank = Annotated[
+Components = Annotated[
     int | None,
     typer.Option(metavar="N", help="Dimensions of latent semantics; default: chosen from the passages."),
 ]

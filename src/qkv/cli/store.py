@@ -11,11 +11,12 @@ import typer
 
 from qkv.cli.shared_options import (
     KeyColumns,
+    MaxDistance,
+    MinSimilarity,
     NormalizerName,
     ReadingOptions,
     ScoreName,
     TableOptions,
-    Threshold,
     ValueColumn,
     expand_options,
 )
@@ -241,12 +242,13 @@ def create(
     value: ValueColumn = "",
     score: ScoreName = None,
     normalizer: NormalizerName = None,
-    threshold: Threshold = None,
+    min_similarity: MinSimilarity = None,
+    max_distance: MaxDistance = None,
     encoder: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|PATH",
-            help="Compare keys as vectors: latent[:RANK], sentences, table, a model folder, or a word vector file.",
+            help="Compare keys as vectors: latent[:N], sentences, table, a model folder, or a word vector file.",
         ),
     ] = None,
     backend: Annotated[
@@ -257,7 +259,7 @@ def create(
 ) -> None:
     """Create a store from the rows of a file.
 
-    The store records the key and value columns, and the defaults for score, normalizer and threshold.
+    The store records the key and value columns, and the defaults for score, normalizer and the limit of a match.
 
     \b
     Example:
@@ -278,7 +280,8 @@ def create(
             value,
             score=score,
             normalizer=normalizer,
-            threshold=threshold,
+            min_similarity=min_similarity,
+            max_distance=max_distance,
             encoder=encoder,
             backend=backend,
             progress=progress,

@@ -73,16 +73,20 @@ def import_optional(message: str, *modules: str) -> Any:
     return first
 
 
-def alias_modules(package: str, moved: Mapping[str, str]) -> None:
-    """Let files name modules as they were named before, because pickles of parts hold the names of their modules.
+def alias_modules(package: str, moved: Mapping[str, str], renamed: Mapping[str, str] | None = None) -> None:
+    """Let files name modules and classes as they were named before, because pickles of parts hold these names.
 
     Args:
         package: name of the package.
         moved: for each module of now, the names of those that it was before, separated by spaces.
+        renamed: for each public class of now that was renamed, the name that it had before.
     """
     for now, before in moved.items():
         for name in before.split():
             sys.modules[f"{package}.{name}"] = import_module(f"{package}.{now}")
+    for now, name in (renamed or {}).items():
+        kind = getattr(sys.modules[package], now)
+        setattr(sys.modules[kind.__module__], name, kind)
 
 
 def lazy_attributes(

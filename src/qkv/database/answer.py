@@ -59,7 +59,8 @@ class Evidence:
     """A row of a table that has non-zero weight in an answer, with its weight and its cells.
 
     Attributes:
-        weight: the weight of the row. With `fit='local-linear'` it is the effective weight, which can be negative.
+        weight: the weight of the row. With `aggregate='local-linear'` it is the effective weight, which can be
+            negative.
         index: the index of the row in the table.
         record: the cells of the row, by column name.
         similarity, distance: the similarity or distance of key and query, whichever the comparison computes;
@@ -134,7 +135,7 @@ class Entry:
     found: bool
     value: Cell = None
     spread: float | dt.timedelta | None = None
-    support: float | None = 0.0
+    perplexity: float | None = 0.0
     reason: str = ""
     probabilities: dict[Cell, float] = field(default_factory=dict)
     rows: Int[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -236,15 +237,16 @@ class Answer:
     )
     gradient = _entry_field(
         "gradient",
-        "With `fit='local-linear'`, the slope of the line along each key column of numbers or dates by name: in the "
-        "unit of the value per unit of the key (days for dates), None where it is not known. Otherwise empty.",
+        "With `aggregate='local-linear'`, the slope of the line along each key column of numbers or dates by name: in "
+        "the unit of the value per unit of the key (days for dates), None where it is not known. Otherwise empty.",
     )
     gradient_error = _entry_field("gradient_error", "The standard errors of `gradient`.")
     fit_note = _entry_field(
         "fit_note",
-        "With `fit='local-linear'`, why the answer is the weighted mean, or which slopes are not known; else empty.",
+        "With `aggregate='local-linear'`, why the answer is the weighted mean, or which slopes are not known; else "
+        "empty.",
     )
-    support = _entry_field("support", "exp(entropy) of the weights; None if they do not sum to 1.")
+    perplexity = _entry_field("perplexity", "exp(entropy) of the weights; None if they do not sum to 1.")
     found = _entry_field("found", "Whether some key matches the query.")
     reason = _entry_field("reason", 'The reason for "no match"; empty if there is a match.')
     invalid = _entry_field("invalid", "Whether the query does not fit the key; `reason` then says why.")

@@ -71,7 +71,8 @@ class Database(Queryable):
         fold: bool = True,
         score: str | None = None,
         normalizer: str | None = None,
-        threshold: float | None = None,
+        min_similarity: float | None = None,
+        max_distance: float | None = None,
         encoder: str | PathLike[str] | Encoder | None = None,
         backend: str = "arrow",
         memory: int | str = "512 MiB",
@@ -99,7 +100,8 @@ class Database(Queryable):
             fold: as in `open`.
             score: the default score of `ask`, by name.
             normalizer: the default normalizer of `ask`, by name.
-            threshold: the default threshold of `ask`.
+            min_similarity: the default `min_similarity` of `ask`.
+            max_distance: the default `max_distance` of `ask`.
             encoder: maps keys and queries to vectors, which are then compared: "latent", "latent:100",
                 "sentences", "table", the folder of a sentence model, a file of word vectors, or an object of
                 `qkv.encoders`. It is fitted to the first rows and saved with the store.
@@ -138,7 +140,8 @@ class Database(Queryable):
             fold=fold,
             score=score,
             normalizer=normalizer,
-            threshold=threshold,
+            min_similarity=min_similarity,
+            max_distance=max_distance,
             encoder=encoder,
             backend=backend,
             memory=memory,

@@ -12,7 +12,7 @@ from qkv.core.checks import check_choice, check_integers
 from qkv.core.printable import read_escapes
 from qkv.core.progress import Progress
 from qkv.database.answer import Answer, Entry
-from qkv.database.execute.ask_options import AskOptions, check_fit, check_threshold
+from qkv.database.execute.ask_options import AskOptions, check_aggregate, check_limits
 from qkv.database.execute.base import Executor
 from qkv.database.keys.queries import split_text
 from qkv.encoders.columns import Column
@@ -96,7 +96,7 @@ class Queryable(ABC):
         value: the name of the value column.
         name: the name of the table in messages.
         votes: whether an answer is the weighted vote of the values (texts, categories, booleans, identifiers) rather
-            than their average, unless `fit` or `where` is given.
+            than their average, unless `aggregate` or `where` is given.
     """
 
     key: tuple[str, ...]
@@ -113,11 +113,12 @@ class Queryable(ABC):
         mask: Mask | None = None,
         where: str | None = None,
         top: int = 10,
-        threshold: float | None = None,
+        min_similarity: float | None = None,
+        max_distance: float | None = None,
         seed: int | None = None,
         progress: Progress | None = None,
         on_bad_query: str = "refuse",
-        fit: str | None = None,
+        aggregate: str | None = None,
         printed: bool = False,
         candidates: Candidates | None = None,
     ) -> Answer:
@@ -129,20 +130,22 @@ class Queryable(ABC):
             score: a score or its name (`"jaro-winkler"`, `"gaussian:0.1"`); None: see
                 `qkv.database.keys.choose`, or the score saved with a store.
             normalizer: a normalizer or its name (`"topk:10:0.02"`); None: the normalizer of the comparison.
-            mask: a mask over the rows of the table, such as `masks.Keys(array)`.
+            mask: a mask over the rows of the table, such as `masks.AllowedKeys(array)`.
             where: a SQL predicate over the table's columns, `"city = 'Oslo'"`; other tables cannot be read.
             top: number of rows to return as evidence. It does not affect the value.
-            threshold: the least similarity, or the largest distance, of a match; None: see
-                `qkv.database.keys.choose`.
+            min_similarity: the least similarity of a match, for keys that are compared by similarity, such as texts
+                and vectors; None: see `qkv.database.keys.choose`.
+            max_distance: the largest distance of a match, in the unit in which answers state distances, for keys
+                that are compared by distance, such as numbers and dates; None: see `qkv.database.keys.choose`.
             seed: random seed of normalizers that sample.
             progress: called as `progress(description, done, total)` during long computations.
             on_bad_query: "refuse" raises if a query does not fit the key; "report" answers it by "no match" with
                 the reason, sets `Answer.invalid`, and takes each element of a list as one query.
-            fit: "mean", the weighted mean; "vote", the value with the largest total weight; or "local-linear", the
-                value at the query of the line through the rows near it, for keys and values of numbers or dates:
+            aggregate: "mean", the weighted mean; "vote", the value with the largest total weight; or "local-linear",
+                the value at the query of the line through the rows near it, for keys and values of numbers or dates:
                 without bias at the edges of the keys and on slopes, see `qkv.estimators.regression.local_linear`,
                 `Answer.gradient` and `Answer.fit_note`. None: a vote for texts, categories, booleans and identifiers,
-                otherwise the mean. Texts, categories and booleans vote also if `fit` is "mean".
+                otherwise the mean. Texts, categories and booleans vote also if `aggregate` is "mean".
             printed: whether texts are keys as answers print them, with escapes such as ``\x09`` for a tab and
                 ``\x20`` for a space at an end, which are read unless the text as it is matches a key better.
             candidates: an approximate index of the vectors of the key, to whose rows answers are confined; their
@@ -150,8 +153,8 @@ class Queryable(ABC):
 
         Raises:
             QueryError: A query does not fit the key, or the predicate fails.
-            OptionError: A name is unknown, `top` is not a positive integer, or the key, the value or the normalizer
-                does not allow for the fit.
+            OptionError: A name is unknown, `top` is not a positive integer, the key is not compared by the measure of a
+                limit, or the key, the value or the normalizer does not allow for the aggregate.
             DataError: A store has no rows.
             RefusedError: The rows of a store exceed its memory limit, and the normalizer samples or needs all
                 weights at once.
@@ -161,14 +164,16 @@ class Queryable(ABC):
             >>> table = {"years": [1, 2, 3, 4, 5, 6], "pay": [10, 12, 14, 16, 18, 20]}
             >>> pay = Database.open(table, key="years", value="pay")
             >>> answer = pay.ask(3.5, score="boxcar:1")
-            >>> answer.value, answer.spread, answer.support
+            >>> answer.value, answer.spread, answer.perplexity
             (15.0, 1.0, 2.0)
         """
         check_integers(top=top)
         check_choice("on_bad_query", on_bad_query, ("refuse", "report"))
-        check_fit(fit)
-        check_threshold(threshold)
-        options = AskOptions(score, normalizer, mask, where, top, threshold, seed, progress, on_bad_query, fit)
+        check_aggregate(aggregate)
+        check_limits(min_similarity, max_distance)
+        options = AskOptions(
+            score, normalizer, mask, where, top, min_similarity, max_distance, seed, progress, on_bad_query, aggregate
+        )
         if candidates is not None:
             options = replace(options, candidates=candidates)
         if printed:
@@ -186,10 +191,11 @@ class Queryable(ABC):
         mask: Mask | None = None,
         where: str | None = None,
         top: int = 3,
-        threshold: float | None = None,
+        min_similarity: float | None = None,
+        max_distance: float | None = None,
         seed: int | None = None,
         progress: Progress | None = None,
-        fit: str | None = None,
+        aggregate: str | None = None,
     ) -> pa.RecordBatchReader:
         """Answer a relation of queries by a relation of answers, which is computed as it is read.
 
@@ -212,10 +218,11 @@ class Queryable(ABC):
             mask: a mask over the rows of the table.
             where: a SQL predicate over the columns of the table.
             top: number of rows of evidence. It does not affect the value.
-            threshold: the least similarity, or the largest distance, of a match, as in `ask`.
+            min_similarity: the least similarity of a match, as in `ask`.
+            max_distance: the largest distance of a match, as in `ask`.
             seed: random seed of normalizers that sample.
             progress: called as `progress("answering", done, 0)`.
-            fit: "mean", "vote" or "local-linear", as in `ask`.
+            aggregate: "mean", "vote" or "local-linear", as in `ask`.
 
         Raises:
             QueryError: A column of the queries does not exist or cannot fit its key, or the predicate fails.
@@ -234,9 +241,11 @@ class Queryable(ABC):
         from qkv.database.relations.query_relation import open_relation
 
         check_integers(top=top)
-        check_fit(fit)
-        check_threshold(threshold)
-        options = AskOptions(score, normalizer, mask, where, top, threshold, seed, progress, fit=fit)
+        check_aggregate(aggregate)
+        check_limits(min_similarity, max_distance)
+        options = AskOptions(
+            score, normalizer, mask, where, top, min_similarity, max_distance, seed, progress, aggregate=aggregate
+        )
         return AnswerRelation(self, open_relation(queries, self.key, on), options, id).reader()
 
     def create_function(
@@ -249,8 +258,9 @@ class Queryable(ABC):
         normalizer: Normalizer | str | None = None,
         where: str | None = None,
         top: int = 3,
-        threshold: float | None = None,
-        fit: str | None = None,
+        min_similarity: float | None = None,
+        max_distance: float | None = None,
+        aggregate: str | None = None,
     ) -> None:
         """Register a function of a DuckDB connection that answers a query per row: `select pay(years).value from t`.
 
@@ -265,8 +275,9 @@ class Queryable(ABC):
             normalizer: a normalizer or its name, as in `ask`.
             where: a SQL predicate over the columns of the table.
             top: number of rows of evidence. It does not affect the value.
-            threshold: the least similarity, or the largest distance, of a match, as in `ask`.
-            fit: "mean", "vote" or "local-linear", as in `ask`.
+            min_similarity: the least similarity of a match, as in `ask`.
+            max_distance: the largest distance of a match, as in `ask`.
+            aggregate: "mean", "vote" or "local-linear", as in `ask`.
 
         Raises:
             OptionError: An option is not allowed, the normalizer samples, or the name is taken.
@@ -285,9 +296,9 @@ class Queryable(ABC):
         from qkv.database.relations.duckdb_function import create_function
 
         check_integers(top=top)
-        check_fit(fit)
-        check_threshold(threshold)
-        options = AskOptions(score, normalizer, None, where, top, threshold, fit=fit)
+        check_aggregate(aggregate)
+        check_limits(min_similarity, max_distance)
+        options = AskOptions(score, normalizer, None, where, top, min_similarity, max_distance, aggregate=aggregate)
         create_function(self, connection, name, options, id)
 
     @abstractmethod

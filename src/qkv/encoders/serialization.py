@@ -1,6 +1,6 @@
 """Create encoders from names, paths or objects, and serialize fitted encoders as NumPy arrays without pickle.
 
-"latent", "latent:100"     latent semantics of texts, optionally of a given rank             `LatentEncoder`
+"latent", "latent:100"     latent semantics of texts, optionally its number of components    `LatentEncoder`
 "sentences", or a folder   a sentence model; the store saves the path of its folder          `SentenceModel`
 a file of word vectors     the mean of the vectors of the words; the store saves a copy      `WordVectors`
 "table"                    table rows with columns of any kind                               `TableVectors`
@@ -36,7 +36,7 @@ def as_encoder(encoder: object, progress: Progress | None = None) -> Encoder:
 
     Args:
         encoder: a name, the folder of a sentence model, a file of word vectors, a `LatentEncoder`,
-            `SentenceModel`, `WordVectors` or `TableVectors`, or an unfitted `LatentSemantics`, whose rank and
+            `SentenceModel`, `WordVectors` or `TableVectors`, or an unfitted `LatentSemantics`, whose components and
             weighting are used. Encoder objects are returned unchanged.
         progress: called while a file is read.
 
@@ -47,7 +47,7 @@ def as_encoder(encoder: object, progress: Progress | None = None) -> Encoder:
 
     Example:
         >>> as_encoder("latent:2").settings()
-        {'rank': 2, 'weighting': 'log-entropy', 'stem': None}
+        {'n_components': 2, 'weighting': 'log-entropy', 'stem': None}
     """
     if isinstance(encoder, str | os.PathLike):
         return _encoder_by_name(os.fspath(encoder), progress)
@@ -74,7 +74,7 @@ def _encoder_by_name(text: str, progress: Progress | None) -> Encoder:
     if name in weightings:
         if number and not (number.isdigit() and int(number)):
             raise OptionError(
-                f"encoder must have a rank of at least 1 after the colon, got {text!r}. Write it like '{name}:100'."
+                f"encoder must have a number of at least 1 after the colon, got {text!r}. Write it like '{name}:100'."
             )
         return LatentEncoder(int(number) if number else None, weightings[name])
     if text == "sentences":
@@ -86,7 +86,7 @@ def _encoder_by_name(text: str, progress: Progress | None) -> Encoder:
     if Path(text).is_file():
         return WordVectors.load(text, progress=progress)
     raise OptionError(
-        "encoder must be one of latent, latent:RANK, latent-tfidf, latent-tfidf:RANK, sentences and table, the path "
+        "encoder must be one of latent, latent:N, latent-tfidf, latent-tfidf:N, sentences and table, the path "
         f"of a folder with a sentence model, or the path of a file with word vectors, got {text!r}."
     )
 

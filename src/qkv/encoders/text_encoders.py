@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from qkv.encoders.encoder import Vectors
 
-__all__ = ["BagOfWordsEncoder", "LatentEncoder", "default_rank"]
+__all__ = ["BagOfWordsEncoder", "LatentEncoder", "default_components"]
 
 _MIN_DIMENSIONS, _MAX_DIMENSIONS = 30, 300
-"""Limits of the default rank; Dumais (1991) and Bradford (2008) found ranks of this order to be best."""
+"""Limits of the default number of components; Dumais (1991) and Bradford (2008) found numbers of this order best."""
 _MAX_EXACT_CELLS = 500 * 2000
 """Up to this number of cells, an exact decomposition takes less than about half a second."""
 
@@ -111,12 +111,12 @@ class LatentEncoder(BagOfWordsEncoder):
     """Text encoder that projects weighted word counts into a latent space and normalizes them to unit length.
 
     Args:
-        rank: number of dimensions; None for the value of `default_rank`.
+        n_components: number of dimensions; None for the value of `default_components`.
         weighting: `"log-entropy"`, `"tfidf"` or None.
         stem: stemmer, as in `Vocabulary`.
 
     Raises:
-        OptionError: the rank is less than 1, or the weighting is unknown.
+        OptionError: `n_components` is less than 1, or the weighting is unknown.
 
     Example:
         >>> texts = ["a golden ring", "the ring of gold", "a dark den", "shadows in the den"]
@@ -128,10 +128,12 @@ class LatentEncoder(BagOfWordsEncoder):
 
     name = "latent"
 
-    def __init__(self, rank: int | None = None, weighting: str | None = "log-entropy", stem: str | None = None) -> None:
+    def __init__(
+        self, n_components: int | None = None, weighting: str | None = "log-entropy", stem: str | None = None
+    ) -> None:
         super().__init__(weighting, stem)
-        check_integers(rank=rank)
-        self.rank = rank
+        check_integers(n_components=n_components)
+        self.n_components = n_components
         self._components = np.zeros((0, 0), np.float32)
 
     def fit_encode(
@@ -141,10 +143,10 @@ class LatentEncoder(BagOfWordsEncoder):
         from qkv.encoders.latent_semantics import LatentSemantics
 
         counts = self._learn(inputs)
-        rank = default_rank(len(inputs)) if self.rank is None else self.rank
+        count = default_components(len(inputs)) if self.n_components is None else self.n_components
         report(progress, "latent semantics", 0, 1)
         solver = "exact" if counts.shape[0] * counts.shape[1] <= _MAX_EXACT_CELLS else "randomized"
-        space = LatentSemantics(rank, weighting=self.weighting, solver=solver, random_state=0)
+        space = LatentSemantics(count, weighting=self.weighting, solver=solver, random_state=0)
         self._components = space.fit(counts).components_.astype(np.float32)
         report(progress, "latent semantics", 1, 1)
         return self._unit_vectors(counts)
@@ -154,7 +156,7 @@ class LatentEncoder(BagOfWordsEncoder):
     ) -> tuple[Float[np.ndarray, "texts width"], Float[np.ndarray, "queries width"]]:
         """Fit the encoder to texts, and return the projections of the texts and of queries before normalization.
 
-        The first k columns are the projections of an encoder of rank k, up to the error of the randomized solver.
+        The first k columns are the projections of an encoder with k components, up to the solver's random error.
         """
         self.fit_encode(inputs)
         rows = (self._weighting.apply(self.vocabulary.transform(texts)) for texts in (inputs, queries))
@@ -162,8 +164,8 @@ class LatentEncoder(BagOfWordsEncoder):
         return texts, asked
 
     def settings(self) -> dict[str, Any]:
-        """Return the arguments `rank`, `weighting` and `stem` of the constructor."""
-        return {"rank": self.rank, **super().settings()}
+        """Return the arguments `n_components`, `weighting` and `stem` of the constructor."""
+        return {"n_components": self.n_components, **super().settings()}
 
     def arrays(self) -> dict[str, Shaped[np.ndarray, "*_"]]:
         """Return the vocabulary, the global weights of words and the components V_kᵀ `(width, words)` as arrays."""
@@ -172,6 +174,8 @@ class LatentEncoder(BagOfWordsEncoder):
     @classmethod
     def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
         """Restore a fitted encoder from the results of its methods `settings` and `arrays`."""
+        if "rank" in settings:  # as older versions saved it
+            settings["n_components"] = settings.pop("rank")
         encoder = super().from_state(settings, arrays)
         encoder._components = arrays["components"]
         return encoder
@@ -204,13 +208,13 @@ class LatentEncoder(BagOfWordsEncoder):
         return np.asarray(folded / max(float(np.linalg.norm(folded.sum(axis=0))), 1e-12))
 
 
-def default_rank(texts: int) -> int:
-    """Return the default rank of a latent space: three fifths of the number of texts, at least 30, but at most 300.
+def default_components(texts: int) -> int:
+    """Return the default number of components: three fifths of the number of texts, at least 30, but at most 300.
 
-    For fewer than 30 texts, the rank is the number of texts.
+    For fewer than 30 texts, it is the number of texts.
 
     Example:
-        >>> default_rank(12), default_rank(100), default_rank(100_000)
+        >>> default_components(12), default_components(100), default_components(100_000)
         (12, 60, 300)
     """
     return min(texts, max(_MIN_DIMENSIONS, min(_MAX_DIMENSIONS, -(-3 * texts // 5))))

@@ -115,7 +115,7 @@ def _draw_estimate(
     curve = list(database.ask(key.keys(grid), **options, top=1))
     # A point without a match is NaN, at which matplotlib interrupts lines and areas.
     line = np.array([value.coordinate(one.value) for one in curve])
-    label = "local linear fit" if options.get("fit") == "local-linear" else "weighted mean"
+    label = "local linear fit" if options.get("aggregate") == "local-linear" else "weighted mean"
     axes.plot(grid, line, color=CURVE_COLOR, lw=1.8, zorder=3, label=label)
     known = np.isfinite(np.concatenate([[np.nan], line, [np.nan]]))
     alone = known[1:-1] & ~known[:-2] & ~known[2:]
@@ -260,8 +260,9 @@ def plot_query(
         database: the database that gave the answer.
         answer: result of `Database.ask` for one query.
         size: width and height in inches; None: 7.2 by 4.6, and 10.8 by 4.6 for two key columns.
-        options: the arguments `score`, `normalizer`, `where`, `threshold`, `seed` and `fit` of the original query. The
-            database is queried again with them for the weights of more rows and for the estimate along the key.
+        options: the arguments `score`, `normalizer`, `where`, `min_similarity`, `max_distance`, `seed` and
+            `aggregate` of the original query. The database is queried again with them for the
+            weights of more rows and the estimate along the key.
 
     Raises:
         DataError: the answer is for several queries.

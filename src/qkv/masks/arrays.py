@@ -1,4 +1,4 @@
-"""Masks that are boolean arrays: of keys (`Keys`), of pairs (`Pairs`), or of pairs of blocks (`Blocks`)."""
+"""Masks that are boolean arrays: `AllowedKeys`, `AllowedPairs`, and `Blocks` with one element per pair of blocks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from qkv.core.typing import Array, Bool
 from qkv.errors import OptionError, ShapeError
 from qkv.masks.base import Coverage, Mask, require_boolean
 
-__all__ = ["Blocks", "Keys", "Pairs"]
+__all__ = ["AllowedKeys", "AllowedPairs", "Blocks"]
 
 
 @dataclass(frozen=True, eq=False)
-class Keys(Mask):
+class AllowedKeys(Mask):
     """Padding mask that allows, for every query, the keys for which a boolean array is True.
 
     Args:
@@ -31,7 +31,7 @@ class Keys(Mask):
     Example:
         >>> import numpy as np
         >>> from qkv.core.tile import Tile
-        >>> Keys(np.array([True, False])).allowed(Tile.whole(1, 2), np.zeros(()))
+        >>> AllowedKeys(np.array([True, False])).allowed(Tile.whole(1, 2), np.zeros(()))
         array([[ True, False]])
     """
 
@@ -39,13 +39,13 @@ class Keys(Mask):
     key_only = True
 
     def validate(self) -> None:
-        object.__setattr__(self, "array", require_boolean("Keys", as_array(self.array)))
+        object.__setattr__(self, "array", require_boolean("AllowedKeys", as_array(self.array)))
 
     def check(self, q: int, k: int) -> None:
         if self.array.shape[-1] not in (1, k):
             raise ShapeError(
-                f"the array of Keys must have shape (*batch, {k}), with one element per key, got shape "
-                f"{tuple(self.array.shape)}. For an array of shape (*batch, q, k), use Pairs."
+                f"the array of AllowedKeys must have shape (*batch, {k}), with one element per key, got shape "
+                f"{tuple(self.array.shape)}. For an array of shape (*batch, q, k), use AllowedPairs."
             )
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch 1 k"]:
@@ -67,7 +67,7 @@ def coverage_of(array: Bool[Array, "*_shape"]) -> Coverage:
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs(Mask):
+class AllowedPairs(Mask):
     """Mask that allows the pairs of query and key for which a boolean array is True.
 
     Args:
@@ -80,21 +80,21 @@ class Pairs(Mask):
     Example:
         >>> import numpy as np
         >>> from qkv.core.tile import Tile
-        >>> Pairs(np.array([[True, False]])).allowed(Tile.whole(3, 2), np.zeros(()))
+        >>> AllowedPairs(np.array([[True, False]])).allowed(Tile.whole(3, 2), np.zeros(()))
         array([[ True, False]])
     """
 
     array: Array = array_field("q", "k")
 
     def validate(self) -> None:
-        object.__setattr__(self, "array", require_boolean("Pairs", as_array(self.array)))
+        object.__setattr__(self, "array", require_boolean("AllowedPairs", as_array(self.array)))
 
     def check(self, q: int, k: int) -> None:
         shape = tuple(self.array.shape)
         if len(shape) < 2 or shape[-2] not in (1, q) or shape[-1] not in (1, k):
             raise ShapeError(
-                f"the array of Pairs must have shape (*batch, {q}, {k}), where an axis may also have length 1, got "
-                f"shape {shape}. For an array of shape (*batch, k), use Keys."
+                f"the array of AllowedPairs must have shape (*batch, {q}, {k}), where an axis may also have length 1, "
+                f"got shape {shape}. For an array of shape (*batch, k), use AllowedKeys."
             )
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:

@@ -2,7 +2,7 @@
 
 A mask states for each pair of query and key whether the query may attend to the key (True means that it may),
 and for each tile whether all, none or some of its pairs are allowed, so that kernels can skip tiles. A mask is always
-an object and never a bare array: `Keys` and `Pairs` wrap an array and name its axes.
+an object and never a bare array: `AllowedKeys` and `AllowedPairs` wrap an array and name its axes.
 """
 
 from __future__ import annotations
@@ -200,8 +200,8 @@ def require_mask(mask: object) -> Mask:
         shape = getattr(mask, "shape", None)
         given = f"an array of shape {tuple(shape)}" if shape is not None else f"a {type(mask).__name__}"
         raise KindError(
-            f"mask must be a Mask, got {given}. Wrap an array of shape (*batch, k) in masks.Keys, or one of shape "
-            "(*batch, q, k) in masks.Pairs, where True means that the query may attend to the key."
+            f"mask must be a Mask, got {given}. Wrap an array of shape (*batch, k) in masks.AllowedKeys, or one of "
+            "shape (*batch, q, k) in masks.AllowedPairs, where True means that the query may attend to the key."
         )
     raise KindError(
         f"mask must be a Mask, got {describe(mask)}. Pass an instance of a class in qkv.masks, such as masks.Causal()."

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from qkv.core.torch_names import explain_torch_names
 from qkv.core.typing import Bool, Float, Shaped
 from qkv.errors import KindError, OptionError, ShapeError
-from qkv.masks import Keys, Mask, Pairs
+from qkv.masks import AllowedKeys, AllowedPairs, Mask
 from qkv.masks.base import and_masks
 from qkv.normalizers import Softmax
 from qkv.scores import ScaledDot
@@ -143,7 +143,7 @@ def torch_masks(
         if attn_mask.ndim == 3 and attn_mask.shape[0] != heads:
             attn_mask = attn_mask.unflatten(0, (-1, heads))  # type: ignore[no-untyped-call]
         if _is_boolean("attn_mask", attn_mask):
-            mask = Pairs(~attn_mask)
+            mask = AllowedPairs(~attn_mask)
         else:
             bias = attn_mask
     if key_padding_mask is not None:
@@ -152,7 +152,7 @@ def torch_masks(
                 f"key_padding_mask must have shape (batch, k) or (k,), got {tuple(key_padding_mask.shape)}."
             )
         if _is_boolean("key_padding_mask", key_padding_mask):
-            mask = and_masks(mask, Keys(~key_padding_mask))
+            mask = and_masks(mask, AllowedKeys(~key_padding_mask))
         else:
             rows = key_padding_mask[..., None, None, :] if key_padding_mask.ndim == 2 else key_padding_mask
             bias = rows if bias is None else bias + rows

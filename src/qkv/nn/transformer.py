@@ -476,7 +476,7 @@ class Transformer(nn.Module):
         Args:
             source: input tokens of the encoder.
             target: input tokens of the decoder.
-            source_mask: mask of the encoder's self-attention. A mask of keys alone (`Lengths`, `Keys`) also
+            source_mask: mask of the encoder's self-attention. A mask of keys alone (`Lengths`, `AllowedKeys`) also
                 applies to the cross-attention.
             target_mask: mask of the decoder's self-attention, combined with the causal mask.
             memory_mask: mask of the cross-attention, used instead of `source_mask`.

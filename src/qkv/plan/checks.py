@@ -50,7 +50,7 @@ def check_arrays(query: object, key: object, value: object, parts: Iterable[obje
         elif type(x).__name__ == "MaskedArray":
             raise KindError(
                 f"{name} must be an array without a mask of its own, got a MaskedArray. Pass its data, and its mask as "
-                "masks.Keys or masks.Pairs."
+                "masks.AllowedKeys or masks.AllowedPairs."
             )
         text = is_text(x) and name != "value"
         if not text and not _NUMBERS.fullmatch(dtype_name(x)):

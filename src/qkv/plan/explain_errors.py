@@ -14,12 +14,12 @@ from qkv.plan.kernel_protocol import Kernel
 __all__ = ["explain_failure", "refuse_unknown"]
 
 _REMEDIES = {
-    "attn_mask": "Pass mask=masks.Pairs(attn_mask) for booleans, where True allows a pair, or "
+    "attn_mask": "Pass mask=masks.AllowedPairs(attn_mask) for booleans, where True allows a pair, or "
     "score=scores.Biased(scores.ScaledDot(), attn_mask) for numbers.",
     "is_causal": "Pass mask=masks.Causal() instead.",
     "dropout_p": "Pass dropout instead.",
     "scale": "Pass score=scores.Dot(scale) instead.",
-    "key_padding_mask": "Pass mask=masks.Keys(~key_padding_mask), or nn.torch_masks for modules of qkv.nn.",
+    "key_padding_mask": "Pass mask=masks.AllowedKeys(~key_padding_mask), or nn.torch_masks for modules of qkv.nn.",
     "need_weights": "Call qkv.observe with readouts=[readouts.Dense()] to read the weights.",
 }
 """What to pass instead of each argument of PyTorch's attention function and modules."""

@@ -18,7 +18,7 @@ from qkv.core.positions import Align
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, DType, Shaped
 from qkv.errors import PositionError, RefusedError, ShapeError
-from qkv.masks import Blocks, Causal, Custom, Documents, Keys, Lengths, Mask, Pairs, Prefix, Window
+from qkv.masks import AllowedKeys, AllowedPairs, Blocks, Causal, Custom, Documents, Lengths, Mask, Prefix, Window
 from qkv.masks.base import And, Not, Or
 from qkv.plan.problem import Problem
 from qkv.ring.layout import Limits
@@ -60,7 +60,7 @@ def check_mergeable(problem: Problem) -> None:
 
 AnyPart = TypeVar("AnyPart", bound=Part)
 Names = tuple[str, ...] | None
-_SUPPORTED = (Causal, Window, Keys, Pairs, Documents, Lengths, Prefix, Custom, Blocks)
+_SUPPORTED = (Causal, Window, AllowedKeys, AllowedPairs, Documents, Lengths, Prefix, Custom, Blocks)
 
 
 def travels(names: Names) -> bool:
@@ -204,7 +204,7 @@ def local_mask(
         return Not(local_mask(mask.mask, first_query, first_key, cut, bind))
     if isinstance(mask, Causal):
         return Causal()
-    if isinstance(mask, (Window, Keys, Pairs, Documents)):
+    if isinstance(mask, (Window, AllowedKeys, AllowedPairs, Documents)):
         return cut(mask)
     if isinstance(mask, Lengths):
         return dataclasses.replace(mask, lengths=mask.lengths - first_key)

@@ -1,11 +1,11 @@
-"""Choose the rank of the latent space and the share of the vectors from the passages, without relevance judgements.
+"""Choose the dimensions of the latent space and the share of the vectors from the passages, without judgements.
 
     passage p = its words without q, and q = up to ten consecutive words of p
     loss(k, m) = mean over drawn passages of log(rank of p for the query q)
 
 A query made of words of a passage should find the rest of that passage. The words of the query are removed from the
 passage, so the passage is found by its other words: by those that occur again, which favors BM25, and by those that
-occur in similar texts, which favors the vectors. The rank k and the share m with the smallest loss are chosen.
+occur in similar texts, which favors the vectors. The number k and the share m with the smallest loss are chosen.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from qkv.search.passage_vectors import PassageVectors, row_statistics
 if TYPE_CHECKING:
     from scipy.sparse import csr_array, csr_matrix
 
-__all__ = ["DEFAULT_MIX", "Settings", "choose_mix", "choose_rank_and_mix"]
+__all__ = ["DEFAULT_MIX", "Settings", "choose_mix", "choose_components_and_mix"]
 
 DEFAULT_MIX = 0.5
 """Share of the vectors if there are too few passages to choose it."""
-_RANKS = (10, 15, 20, 30, 40, 50, 60, 80, 100, 150, 200, 300)
+_COMPONENTS = (10, 15, 20, 30, 40, 50, 60, 80, 100, 150, 200, 300)
 _MIXES = tuple(tenth / 10 for tenth in range(11))
 _MAX_PASSAGES = 5_000
 """Passages beyond this number are left out of the choice; those that remain are drawn at random."""
@@ -48,12 +48,12 @@ class Settings:
     """Settings of a search index that were chosen from its passages.
 
     Attributes:
-        rank: rank of the latent space; None if the encoder has none.
+        n_components: number of dimensions of the latent space; None if the encoder has none.
         mix: share of the vectors in the score.
         queries: number of queries that were drawn; 0 if there are too few passages, and the settings are defaults.
     """
 
-    rank: int | None
+    n_components: int | None
     mix: float
     queries: int
 
@@ -86,35 +86,35 @@ class _Trial:
     words: list[Sequence[str]]
 
 
-def choose_rank_and_mix(
+def choose_components_and_mix(
     texts: Sequence[str], encoder: LatentEncoder, splitter: Vocabulary, mix: float | None, progress: Progress | None
 ) -> Settings:
-    """Choose the rank of the latent space, and the share of the vectors unless it is given, from passages."""
+    """Choose the dimensions of the latent space, and the share of the vectors unless it is given, from passages."""
     sample = _sample(texts, splitter)
     mixes = _MIXES if mix is None else (mix,)
     if len(sample.allowed) < _MIN_PASSAGES:
-        return Settings(encoder.rank, DEFAULT_MIX if mix is None else mix, 0)
+        return Settings(encoder.n_components, DEFAULT_MIX if mix is None else mix, 0)
     random = np.random.default_rng(0)
     each = len(sample.allowed) // 4
     wanted = min(_LATENT_QUERIES, _MAX_FITS * each)
-    ranks = _RANKS if encoder.rank is None else (encoder.rank,)
-    losses, asked = np.zeros((len(ranks), len(mixes))), 0
+    counts = _COMPONENTS if encoder.n_components is None else (encoder.n_components,)
+    losses, asked = np.zeros((len(counts), len(mixes))), 0
     while asked < wanted:
-        report(progress, "choosing rank and mix", asked, wanted)
+        report(progress, "choosing components and mix", asked, wanted)
         trial = _draw(sample, min(each, wanted - asked), splitter, random)
-        widest = LatentEncoder(max(ranks), encoder.weighting, encoder.vocabulary.stem)
+        widest = LatentEncoder(max(counts), encoder.weighting, encoder.vocabulary.stem)
         keys, queries = widest.fit_projections(trial.words, trial.query_words)
         words = BM25.fit(trial.words).score(trial.query_words)
-        for row, rank in enumerate(ranks):
-            if row and rank > keys.shape[1]:
+        for row, count in enumerate(counts):
+            if row and count > keys.shape[1]:
                 losses[row] = np.inf
                 continue
-            scores = _unit_rows(queries[:, :rank]) @ _unit_rows(keys[:, :rank]).T
+            scores = _unit_rows(queries[:, :count]) @ _unit_rows(keys[:, :count]).T
             losses[row] += _log_ranks(scores, words, trial.rows, mixes)
         asked += len(trial.rows)
-    report(progress, "choosing rank and mix", wanted, wanted)
+    report(progress, "choosing components and mix", wanted, wanted)
     best = divmod(int(losses.argmin()), len(mixes))
-    return Settings(ranks[best[0]], mixes[best[1]], asked)
+    return Settings(counts[best[0]], mixes[best[1]], asked)
 
 
 def choose_mix(

@@ -18,13 +18,13 @@ import numpy as np
 from qkv.core.progress import Progress
 from qkv.encoders.encoder import TextEncoder as Encoder
 from qkv.encoders.sentence_model import SentenceModel
-from qkv.encoders.text_encoders import BagOfWordsEncoder, LatentEncoder, default_rank
+from qkv.encoders.text_encoders import BagOfWordsEncoder, LatentEncoder
 from qkv.errors import OptionError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-__all__ = ["ENCODERS", "Encoder", "LatentEncoder", "SentenceModel", "TermEncoder", "default_rank", "build_encoder"]
+__all__ = ["ENCODERS", "Encoder", "LatentEncoder", "SentenceModel", "TermEncoder", "build_encoder"]
 
 
 class TermEncoder(BagOfWordsEncoder):
@@ -57,26 +57,26 @@ class TermEncoder(BagOfWordsEncoder):
 ENCODERS: dict[str, type[Encoder]] = {kind.name: kind for kind in (LatentEncoder, TermEncoder, SentenceModel)}
 
 
-def build_encoder(name: str, *, rank: int | None = None, stem: str | None = None) -> Encoder:
+def build_encoder(name: str, *, n_components: int | None = None, stem: str | None = None) -> Encoder:
     """Return a new text encoder for a name, such as `"latent"`, or for the folder of a sentence model.
 
     Args:
         name: `latent` (log-entropy weights) or `latent-tfidf`; `tfidf`, `log-entropy` or `counts` for word counts
             without a latent space; `sentences`, or the folder of a sentence model.
-        rank: rank of the latent space.
+        n_components: number of dimensions of the latent space.
         stem: see `Vocabulary`.
 
     Raises:
-        OptionError: the name is unknown, or `rank` is not None for an encoder without a latent space.
+        OptionError: the name is unknown, or `n_components` is not None for an encoder without a latent space.
     """
     weighted: dict[str, str | None] = {"tfidf": "tfidf", "log-entropy": "log-entropy", "counts": None}
-    if rank is not None and not name.startswith("latent"):
+    if n_components is not None and not name.startswith("latent"):
         raise OptionError(
-            f"rank must be None for encoder={name!r}, got {rank}. Omit rank, or use encoder='latent' or "
+            f"n_components must be None for encoder={name!r}, got {n_components}. Omit it, or use encoder='latent' or "
             "encoder='latent-tfidf'."
         )
     if name in ("latent", "latent-tfidf"):
-        return LatentEncoder(rank, "log-entropy" if name == "latent" else "tfidf", stem)
+        return LatentEncoder(n_components, "log-entropy" if name == "latent" else "tfidf", stem)
     if name in weighted:
         return TermEncoder(weighted[name], stem)
     if name == "sentences":

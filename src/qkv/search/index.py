@@ -196,7 +196,7 @@ class Index:
         source: object,
         *,
         encoder: str | Encoder = "latent",
-        rank: int | None = None,
+        n_components: int | None = None,
         stem: str | None = None,
         column: str | None = None,
         words: int = 200,
@@ -209,8 +209,9 @@ class Index:
         Args:
             source: list of documents, SMART file, BEIR folder, or a source that `read_texts` accepts.
             encoder: name for `build_encoder`, or an encoder.
-            rank: rank of the latent space; None to choose it from the passages by `qkv.search.choose_settings`, or
-                by `default_rank` for fewer than 100 passages of at least 20 words.
+            n_components: number of dimensions of the latent space; None to choose it from the passages by
+                `qkv.search.choose_settings`, or by `default_components` for fewer than 100 passages of at least
+                20 words.
             stem: `"english"` to compare words by their stems; None to compare them as written.
             column: column of texts, if the source is a table.
             words: maximum number of words per passage; 0 for whole documents.
@@ -226,7 +227,7 @@ class Index:
         """
         import pyarrow as pa
 
-        from qkv.search.choose_settings import choose_mix, choose_rank_and_mix
+        from qkv.search.choose_settings import choose_components_and_mix, choose_mix
         from qkv.search.collections import read_documents
 
         if mix is not None:
@@ -234,7 +235,7 @@ class Index:
         documents = source if _are_documents(source) else read_documents(source, column)
         if not documents:
             raise DataError("source must contain at least one document, got an empty list.")
-        built = build_encoder(encoder, rank=rank, stem=stem) if isinstance(encoder, str) else encoder
+        built = build_encoder(encoder, n_components=n_components, stem=stem) if isinstance(encoder, str) else encoder
         splitter = Vocabulary(stem)
         passages = passages_of(documents, words, overlap)
         texts = [documents[part.document].whole[part.start : part.end] for part in passages]
@@ -257,9 +258,9 @@ class Index:
             }
         )
         bm25 = BM25.fit(split)
-        if isinstance(encoder, str) and isinstance(built, LatentEncoder) and (rank is None or mix is None):
-            settings = choose_rank_and_mix(texts, built, splitter, mix, progress)
-            built, mix = LatentEncoder(settings.rank, built.weighting, stem), settings.mix
+        if isinstance(encoder, str) and isinstance(built, LatentEncoder) and (n_components is None or mix is None):
+            settings = choose_components_and_mix(texts, built, splitter, mix, progress)
+            built, mix = LatentEncoder(settings.n_components, built.weighting, stem), settings.mix
         is_split = built.vocabulary is not None and built.vocabulary.stem == stem
         given: Any = split if is_split else texts
         keys = built.fit_encode(given, progress)

@@ -113,10 +113,11 @@ class Client:
         normalizer: str | None = None,
         where: str | None = None,
         top: int = 10,
-        threshold: float | None = None,
+        min_similarity: float | None = None,
+        max_distance: float | None = None,
         seed: int | None = None,
         on_bad_query: str = "refuse",
-        fit: str | None = None,
+        aggregate: str | None = None,
         printed: bool = False,
     ) -> Answer:
         """Answer one or more queries as `Database.ask` does.
@@ -127,17 +128,19 @@ class Client:
             normalizer: the name of a normalizer, as in `Database.ask`.
             where: as in `Database.ask`.
             top: as in `Database.ask`.
-            threshold: as in `Database.ask`.
+            min_similarity: as in `Database.ask`.
+            max_distance: as in `Database.ask`.
             seed: as in `Database.ask`.
             on_bad_query: as in `Database.ask`.
-            fit: as in `Database.ask`.
+            aggregate: as in `Database.ask`.
             printed: as in `Database.ask`.
 
         Raises:
             QkvError: The error of `Database.ask`.
             ServerError: The server cannot be reached or refuses the request; `status` is that of HTTP.
         """
-        options = self._options(score, normalizer, where, top, threshold, seed, on_bad_query, fit, printed)
+        limits = min_similarity, max_distance
+        options = self._options(score, normalizer, where, top, *limits, seed, on_bad_query, aggregate, printed)
         given, body = self._question(queries, options)
         response = self._send("POST", "/ask", body, EXACT)
         answer, self.version = read_exact(response.content, given)
@@ -151,14 +154,16 @@ class Client:
         normalizer: str | None = None,
         where: str | None = None,
         top: int = 10,
-        threshold: float | None = None,
+        min_similarity: float | None = None,
+        max_distance: float | None = None,
         seed: int | None = None,
         on_bad_query: str = "refuse",
-        fit: str | None = None,
+        aggregate: str | None = None,
         printed: bool = False,
     ) -> str:
         """Answer queries, and return the plan by which the server did it, as text. The arguments are those of `ask`."""
-        options = self._options(score, normalizer, where, top, threshold, seed, on_bad_query, fit, printed)
+        limits = min_similarity, max_distance
+        options = self._options(score, normalizer, where, top, *limits, seed, on_bad_query, aggregate, printed)
         _, body = self._question(queries, options)
         return str(self._send("POST", "/explain", body).json()["plan"])
 
@@ -212,10 +217,11 @@ class Client:
         normalizer: object,
         where: str | None,
         top: int,
-        threshold: float | None,
+        min_similarity: float | None,
+        max_distance: float | None,
         seed: int | None,
         on_bad_query: str,
-        fit: str | None,
+        aggregate: str | None,
         printed: bool,
     ) -> dict[str, object]:
         """Return the options that differ from their defaults, after checking that they can be sent."""
@@ -227,8 +233,9 @@ class Client:
                     f"{name} must be a name such as 'gaussian:0.1' or None, got {describe(part)}. Pass objects to the "
                     "database itself."
                 )
-        options = {"score": score, "normalizer": normalizer, "where": where, "threshold": threshold, "seed": seed}
-        options |= {"fit": fit, "top": int(top), "on_bad_query": on_bad_query, "printed": printed or None}
+        options = {"score": score, "normalizer": normalizer, "where": where, "seed": seed}
+        options |= {"min_similarity": min_similarity, "max_distance": max_distance}
+        options |= {"aggregate": aggregate, "top": int(top), "on_bad_query": on_bad_query, "printed": printed or None}
         return {name: encode(value) for name, value in options.items() if value is not None}
 
     def _question(self, queries: object, options: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:

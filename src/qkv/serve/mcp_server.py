@@ -60,8 +60,11 @@ def create_mcp_server(served: ServedStore, limits: Limits | None = None) -> "MCP
             top: Annotated[int, Field(description="Rows of evidence per query", ge=1, le=bounds.rows)] = 5,
             score: Annotated[str | None, Field(description="Name of a score, as gaussian:0.1 or spelling")] = None,
             normalizer: Annotated[str | None, Field(description="Name of a normalizer, as topk:10")] = None,
-            threshold: Annotated[float | None, Field(description="Least similarity, or largest distance")] = None,
-            fit: Annotated[Literal["mean", "vote", "local-linear"] | None, Field(description="Kind of answer")] = None,
+            min_similarity: Annotated[float | None, Field(description="Least similarity of a match")] = None,
+            max_distance: Annotated[float | None, Field(description="Largest distance of a match")] = None,
+            aggregate: Annotated[
+                Literal["mean", "vote", "local-linear"] | None, Field(description="Kind of answer")
+            ] = None,
         ) -> dict[str, Any]:
             """Return the value for each query, its uncertainty, and the rows that support it with their weights."""
             fields: dict[str, object] = {
@@ -71,7 +74,8 @@ def create_mcp_server(served: ServedStore, limits: Limits | None = None) -> "MCP
                 "score": score,
                 "normalizer": normalizer,
             }
-            fields |= {"threshold": threshold, "fit": fit, "on_bad_query": "report"}
+            fields |= {"min_similarity": min_similarity, "max_distance": max_distance}
+            fields |= {"aggregate": aggregate, "on_bad_query": "report"}
             return answer_object(await answer(_read(read_question, fields, bounds, ToolError)))
 
     if served.index is not None:

@@ -13,7 +13,7 @@ from unicodedata import combining
 from qkv.core.checks import check_choice
 from qkv.core.progress import checkpoint
 from qkv.core.untrusted_json import NUMBERS
-from qkv.database.execute.ask_options import FITS
+from qkv.database.execute.ask_options import AGGREGATES
 from qkv.errors import OptionError, QueryError
 from qkv.serve.limits import Limits
 from qkv.serve.typed_json import decode
@@ -98,13 +98,14 @@ class Option(NamedTuple):
 def ask_options(limits: Limits) -> tuple[Option, ...]:
     """Return the options of `Database.ask` that a request may have, in alphabetical order."""
     return (
-        Option("fit", str, choices=FITS),
+        Option("aggregate", str, choices=AGGREGATES),
+        Option("max_distance", float),
+        Option("min_similarity", float),
         Option("normalizer", str),
         Option("on_bad_query", str, choices=("refuse", "report"), default="refuse"),
         Option("printed", bool, default=False),
         Option("score", str),
         Option("seed", int, 0, 2**63 - 1),
-        Option("threshold", float),
         Option("top", int, 1, limits.rows, default=10),
         Option("where", str, description="A SQL predicate over the columns of the table."),
     )

@@ -256,7 +256,7 @@ NORMALIZERS: dict[str, Callable[[PartFactory], normalizers.Normalizer]] = {
 def _pairs(m: PartFactory) -> masks.Mask:
     allowed = m.all.booleans(m.draw.q, m.draw.k)
     allowed[..., 2:3, :] = False  # query 2 may attend to no key
-    return masks.Pairs(allowed)
+    return masks.AllowedPairs(allowed)
 
 
 def _blocks(m: PartFactory) -> masks.Mask:
@@ -274,7 +274,7 @@ MASKS: dict[str, Callable[[PartFactory], masks.Mask | None]] = {
     "causal from the start": lambda m: masks.Causal("start"),
     "causal by positions": lambda m: masks.Causal(),
     "window": lambda m: masks.Window(3, 1),
-    "keys": lambda m: masks.Keys(m.draw.booleans(m.draw.k)),
+    "keys": lambda m: masks.AllowedKeys(m.draw.booleans(m.draw.k)),
     "lengths": lambda m: masks.Lengths(m.all.integers(m.draw.k + 1)),
     "pairs": _pairs,
     "prefix": lambda m: masks.Prefix(2),

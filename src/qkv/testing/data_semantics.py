@@ -20,8 +20,8 @@ LEAST = {"float64": -1.7e308, "float32": -3.4e38, "float16": -65504.0, "bfloat16
 
 _MASKED_KEYS = [1, 4, 10]
 _MASKS_OF_KEYS = {
-    "a mask of keys": masks.Keys(~np.isin(np.arange(11), _MASKED_KEYS)),
-    "a mask of pairs": masks.Pairs(np.broadcast_to(~np.isin(np.arange(11), _MASKED_KEYS), (7, 11)).copy()),
+    "a mask of keys": masks.AllowedKeys(~np.isin(np.arange(11), _MASKED_KEYS)),
+    "a mask of pairs": masks.AllowedPairs(np.broadcast_to(~np.isin(np.arange(11), _MASKED_KEYS), (7, 11)).copy()),
     "documents": masks.Documents(
         np.arange(7) // 4, np.where(np.isin(np.arange(11), _MASKED_KEYS), 9, np.arange(11) // 6)
     ),
@@ -37,13 +37,17 @@ class DataSemanticsContract(KernelHarness):
 
     def test_true_means_may_attend(self, setting: Setting) -> None:
         only = np.arange(4) == 2
-        for mask in (masks.Keys(only), masks.Pairs(only[None, :]), masks.Pairs(np.tile(only, (3, 1)))):
+        for mask in (
+            masks.AllowedKeys(only),
+            masks.AllowedPairs(only[None, :]),
+            masks.AllowedPairs(np.tile(only, (3, 1))),
+        ):
             call = Call(np.ones((3, 2)), np.ones((4, 2)), np.eye(4), scores.Dot(), mask=mask)
             if self.accepts(call, setting):
                 assert_close(self.observe(call, setting).output, np.tile(only, (3, 1)).astype(float), 1e-12)
 
     def test_inverted_mask_allows_the_other_keys(self, setting: Setting) -> None:
-        mask = ~masks.Keys(np.arange(4) == 2)
+        mask = ~masks.AllowedKeys(np.arange(4) == 2)
         call = Call(np.ones((3, 2)), np.ones((4, 2)), np.eye(4), scores.Dot(), mask=mask)
         self.assert_output(call, setting, np.tile((np.arange(4) != 2) / 3, (3, 1)))
 
@@ -53,7 +57,7 @@ class DataSemanticsContract(KernelHarness):
         gone = np.array([0.0, -math.inf, 0.0, 0.0, -math.inf, 0.0, 0.0, 0.0, 0.0, 0.0, -math.inf])
         for name, call in self.each_normalizer(setting, 0):
             excluded = replace(call, score=scores.Biased(call.score, per_key=gone))
-            masked = replace(call, mask=masks.Keys(gone == 0))
+            masked = replace(call, mask=masks.AllowedKeys(gone == 0))
             got = self.run(excluded, setting)
             assert_agrees(got._replace(gradients=got.gradients[:3]), oracle_of(masked, setting), setting, name)
             assert all(np.isfinite(gradient).all() for gradient in got.gradients), name
@@ -61,8 +65,8 @@ class DataSemanticsContract(KernelHarness):
     def test_row_emptied_by_a_mask_has_output_and_gradient_0(self, setting: Setting) -> None:
         allowed = np.ones((7, 11), dtype=bool)
         allowed[2] = False
-        for name, call in self.each_normalizer(setting, 1, mask=masks.Pairs(allowed)):
-            self.assert_empty_row(replace(call, mask=masks.Pairs(allowed)), setting, name)
+        for name, call in self.each_normalizer(setting, 1, mask=masks.AllowedPairs(allowed)):
+            self.assert_empty_row(replace(call, mask=masks.AllowedPairs(allowed)), setting, name)
 
     def test_row_emptied_by_minus_infinity_has_output_and_gradient_0(self, setting: Setting) -> None:
         bias = np.zeros((7, 11))
@@ -73,7 +77,7 @@ class DataSemanticsContract(KernelHarness):
                 self.assert_empty_row(emptied, setting, name)
 
     def test_call_without_any_allowed_key_gives_0_throughout(self, setting: Setting) -> None:
-        for name, call in self.each_normalizer(setting, 1, mask=masks.Keys(np.zeros(11, dtype=bool))):
+        for name, call in self.each_normalizer(setting, 1, mask=masks.AllowedKeys(np.zeros(11, dtype=bool))):
             got = self.run(call, setting)
             assert not got.output.any(), name
             assert not any(gradient.any() for gradient in got.gradients), name

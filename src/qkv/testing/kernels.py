@@ -220,7 +220,7 @@ _POSITIONAL: dict[str, Any] = {
     "causal": {"mask": masks.Causal()},
     "window": {"mask": masks.Window(1, 1)},
     "prefix": {"mask": masks.Prefix(1)},
-    "not causal, or some keys": {"mask": ~masks.Causal() | masks.Keys(np.ones(4, dtype=bool))},
+    "not causal, or some keys": {"mask": ~masks.Causal() | masks.AllowedKeys(np.ones(4, dtype=bool))},
     "alibi": {"score": scores.ALiBi(scores.Dot(), 0.5)},
     "relative position": {"score": scores.RelativePosition(scores.Dot(), np.zeros(8))},
     "quadratic position": {"score": scores.SumOf((scores.QuadraticPosition(scores.Dot(), 0.5), scores.Dot()))},
@@ -234,12 +234,12 @@ _INVALID_CALLS: dict[str, tuple[Callable[[Call], Call], str]] = {
     "widths": (lambda c: replace(c, query=np.ones((2, 5))), r"got widths 5 and 2"),
     "batch": (lambda c: replace(c, query=np.ones((3, 2, 2)), key=np.ones((2, 4, 2))), r"\(3,\).*\(2,\)"),
     "a mask of keys": (
-        lambda c: replace(c, mask=masks.Keys(np.ones(3, dtype=bool))),
-        r"Keys must have shape \(\*batch, 4\).*\(3,\)",
+        lambda c: replace(c, mask=masks.AllowedKeys(np.ones(3, dtype=bool))),
+        r"AllowedKeys must have shape \(\*batch, 4\).*\(3,\)",
     ),
     "a mask of pairs": (
-        lambda c: replace(c, mask=masks.Pairs(np.ones((4, 2), dtype=bool))),
-        r"Pairs must have shape \(\*batch, 2, 4\).*\(4, 2\)",
+        lambda c: replace(c, mask=masks.AllowedPairs(np.ones((4, 2), dtype=bool))),
+        r"AllowedPairs must have shape \(\*batch, 2, 4\).*\(4, 2\)",
     ),
     "documents": (
         lambda c: replace(c, mask=masks.Documents(np.zeros(4, dtype=int))),
@@ -289,7 +289,7 @@ class CallSemanticsContract(KernelHarness):
         allowed[2] = False
         value = Case("dot").call().value.copy()
         value[..., 3, 0] = np.nan
-        for name, call in self.each_normalizer(setting, 1, mask=masks.Pairs(allowed), value=value):
+        for name, call in self.each_normalizer(setting, 1, mask=masks.AllowedPairs(allowed), value=value):
             plain = to_float64(self.observe(call, setting).output)
             for readout in (readouts.Dense(), readouts.Rows((1, -1)), readouts.TopWeights(2)):
                 if not self.accepts(call, setting, [readout]):

@@ -23,7 +23,7 @@ from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import ArrayLike
 from qkv.errors import PositionError
-from qkv.masks import Keys, Mask, Window
+from qkv.masks import AllowedKeys, Mask, Window
 from qkv.normalizers import Softmax
 from qkv.scores import Dot
 from qkv.testing.cases import Draw, PairIndex, element
@@ -82,7 +82,7 @@ class MaskContract(PartContract):
     ) -> None:
         mask = self.make(Draw(seed, 5, 7, (2,)))
         mask.check(5, 7)
-        for shown in (mask, ~mask, mask & Window(2, 1), mask | Keys(np.arange(7) < 3)):
+        for shown in (mask, ~mask, mask & Window(2, 1), mask | AllowedKeys(np.arange(7) < 3)):
             tile = Tile.whole(5, 7, (2,), positions)
             of_all = np.broadcast_to(shown.allowed(tile, np.zeros(())), (2, 5, 7))[:, slice(*rows), slice(*cols)]
             piece = tile.restrict(rows, cols)
@@ -129,7 +129,7 @@ class MaskContract(PartContract):
             mask.allowed(Tile.whole(5, 7), np.zeros(()))
 
     def test_combinations_are_and_or_and_not(self) -> None:
-        mask, other = self.make(Draw(1, 5, 7)), self.make(Draw(2, 5, 7)) & Keys(np.arange(7) % 2 == 0)
+        mask, other = self.make(Draw(1, 5, 7)), self.make(Draw(2, 5, 7)) & AllowedKeys(np.arange(7) % 2 == 0)
         tile, zero = Tile.whole(5, 7, (), Positions(align="end")), np.zeros(())
         a, b = (np.broadcast_to(x.allowed(tile, zero), (5, 7)) for x in (mask, other))
         assert (np.broadcast_to((mask & other).allowed(tile, zero), (5, 7)) == (a & b)).all()

@@ -162,7 +162,7 @@ class ReadoutContract:
 
     def calls(self) -> list[tuple[str, Call]]:
         """Return `(name, call)` for each normalizer that the readout supports, with a fully masked row in each call."""
-        mask = masks.Pairs(self.allowed())
+        mask = masks.AllowedPairs(self.allowed())
         calls = [(name, replace(Case("similarity", name).call(), mask=mask)) for name in NORMALIZERS]
         return [(name, call) for name, call in calls if self.readout.refuse(call.normalizer) is None]
 
@@ -244,7 +244,7 @@ class ReadoutContract:
         self.assert_as_dense(variants, setting, reader)
 
     def test_agrees_with_its_formula(self, setting: Setting) -> None:
-        call = replace(Case("similarity", "softmax").call(), mask=masks.Pairs(self.allowed()))
+        call = replace(Case("similarity", "softmax").call(), mask=masks.AllowedPairs(self.allowed()))
         if type(self).formula is ReadoutContract.formula or self.readout.refuse(call.normalizer) is not None:
             return
         (found,) = _results(self.observe(call, setting))

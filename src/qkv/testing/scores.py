@@ -27,7 +27,7 @@ from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import ArrayLike
 from qkv.errors import ShapeError
-from qkv.masks import Pairs
+from qkv.masks import AllowedPairs
 from qkv.normalizers import NORMALIZERS
 from qkv.scores import Score, forms
 from qkv.testing.cases import Call, Draw, PairIndex, element, floats
@@ -278,7 +278,7 @@ class ScoreContract(DifferentiableContract):
         (query, key), value = self._sides(), np.arange(12.0).reshape(6, 2)
         allowed = np.ones((4, 6), dtype=bool)
         allowed[:, 2], allowed[3, :], allowed[1, 4] = False, False, False
-        clean = Call(query, key, value, self.make(Draw(1)), mask=Pairs(allowed), positions=END)
+        clean = Call(query, key, value, self.make(Draw(1)), mask=AllowedPairs(allowed), positions=END)
         damaged = replace(clean, query=query.copy(), key=key.copy(), value=value.copy())
         damaged.query[3], damaged.key[2], damaged.value[2] = np.inf, np.nan, np.nan
         return clean, damaged

@@ -121,7 +121,7 @@ def test_predicates_and_masks_exclude_candidates_and_recall_counts_it() -> None:
     table = Database.open(TABLE, "vector", "pay")
     some = np.asarray(TABLE["pay"]) > 1
     by_predicate = table.ask(QUERIES, **TOP, where="pay > 1", candidates=Candidates(scan(), 30))
-    by_mask = table.ask(QUERIES, **TOP, mask=masks.Keys(some), candidates=Candidates(scan(), 30))
+    by_mask = table.ask(QUERIES, **TOP, mask=masks.AllowedKeys(some), candidates=Candidates(scan(), 30))
     for answer in (by_predicate, by_mask):
         assert answer.recall < 1
         assert all(some[entry.rows].all() for entry in answer.entries)
@@ -134,7 +134,7 @@ def test_predicates_and_masks_exclude_candidates_and_recall_counts_it() -> None:
     [
         ({"normalizer": "mean"}, "normalizer must give most weight to few rows"),
         ({"normalizer": "sigmoid"}, "normalizer must give most weight to few rows"),
-        ({"mask": masks.Causal()}, "mask must be masks.Keys"),
+        ({"mask": masks.Causal()}, "mask must be masks.AllowedKeys"),
     ],
 )
 def test_what_needs_all_rows_is_refused(options: dict[str, object], message: str) -> None:

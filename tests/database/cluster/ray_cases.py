@@ -52,7 +52,7 @@ def _folder(tmp_path_factory):
 )
 def test_actors_of_ray_that_are_killed_change_no_answer(folder, normalizer, monkeypatch):
     monkeypatch.setattr(scheduler, "FAN_IN", 2)  # actors merge the results of others
-    options = {"score": scores.Gaussian(0.1), "normalizer": normalizer, "threshold": 9.0}
+    options = {"score": scores.Gaussian(0.1), "normalizer": normalizer, "max_distance": 9.0}
     expected = Database.open(folder, memory="1 KiB").ask([0.5, 2.0], **options)
     many = Database.open(folder, cluster="ray:3")
     try:

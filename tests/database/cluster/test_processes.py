@@ -78,7 +78,7 @@ def both(folder, key="x,y", value="value"):
 
 def assert_same(got, expected, tolerance=1e-12):
     assert got.found == expected.found
-    for name in ("value", "spread", "standard_error", "effective_rows", "support"):
+    for name in ("value", "spread", "standard_error", "effective_rows", "perplexity"):
         for mine, theirs in zip(getattr(got, name), getattr(expected, name), strict=True):
             if isinstance(theirs, (float, np.ndarray)):
                 np.testing.assert_allclose(mine, theirs, rtol=tolerance, atol=tolerance, err_msg=name)
@@ -116,14 +116,16 @@ def test_workers_give_the_answers_of_one_process(folder, key, value, queries, to
 
 def test_a_mask_a_sum_and_the_options_that_run_in_one_process_are_answered(folder):
     one, many = both(folder)
-    mask = masks.Keys(np.arange(one.table.num_rows) % 3 == 0)
+    mask = masks.AllowedKeys(np.arange(one.table.num_rows) % 3 == 0)
     assert_same(many.ask([(0.1, 0.2)], mask=mask), one.ask([(0.1, 0.2)], mask=mask))
     score = scores.Exact()
     assert_same(many.ask([(0.1, 0.2)], score=score), one.ask([(0.1, 0.2)], score=score))
-    assert_same(many.ask([(0.1, 0.2)], fit="local-linear"), one.ask([(0.1, 0.2)], fit="local-linear"))
-    assert "none; local linear regression runs in this process" in str(many.ask((0.1, 0.2), fit="local-linear").plan)
+    assert_same(many.ask([(0.1, 0.2)], aggregate="local-linear"), one.ask([(0.1, 0.2)], aggregate="local-linear"))
+    assert "none; local linear regression runs in this process" in str(
+        many.ask((0.1, 0.2), aggregate="local-linear").plan
+    )
     assert "3 workers" in str(many.ask((0.1, 0.2)).plan)
-    assert_same(many.ask([(0.1, 0.2)], fit="vote"), one.ask([(0.1, 0.2)], fit="vote"))
+    assert_same(many.ask([(0.1, 0.2)], aggregate="vote"), one.ask([(0.1, 0.2)], aggregate="vote"))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 7, 50])
@@ -187,7 +189,7 @@ def test_a_damaged_fragment_fails_the_query_by_name_or_is_stated_in_the_answer(t
     monkeypatch.setattr(row_files, "BYTES", BYTES)
     Database.create(tmp_path / "rows", table(), "x,y", "value")
     many, skipping = (open_locally(tmp_path / "rows", skip=skip) for skip in (False, True))
-    options = {"score": scores.Gaussian(0.5), "threshold": 9.0}
+    options = {"score": scores.Gaussian(0.5), "max_distance": 9.0}
     assert many.ask((0.1, 0.2), **options).value == skipping.ask((0.1, 0.2), **options).value
     name = many.store.block_names()[1]
     (tmp_path / "rows" / "rows" / name).unlink()
@@ -239,7 +241,7 @@ def test_a_failed_query_of_another_thread_does_not_remove_the_note_of_an_unreada
     monkeypatch.setattr(row_files, "BYTES", BYTES)
     Database.create(tmp_path / "rows", table(), "x,y", "value")
     skipping = open_locally(tmp_path / "rows", skip=True)
-    options = {"score": scores.Gaussian(0.5), "threshold": 9.0}
+    options = {"score": scores.Gaussian(0.5), "max_distance": 9.0}
     skipping.ask((0.1, 0.2), **options)
     (tmp_path / "rows" / "rows" / skipping.store.block_names()[1]).unlink()
     skipping.close()
@@ -311,7 +313,7 @@ def test_a_table_in_memory_has_no_cluster():
 
 
 def test_worker_processes_that_are_killed_are_replaced(folder):
-    options = {"score": scores.Gaussian(0.5), "threshold": 9.0}
+    options = {"score": scores.Gaussian(0.5), "max_distance": 9.0}
     expected = both(folder)[0].ask([(0.1, 0.2)], **options)
     many = Database.open(folder, cluster="processes:1")
     try:

@@ -133,7 +133,7 @@ def test_the_answers_are_those_of_attention_and_of_a_table_in_memory(normalizer)
     output = qkv.attend(queries, key, value[:, None], score=score, normalizer=normalizer)
     np.testing.assert_allclose(got["value"].to_pylist(), output[:, 0], rtol=1e-12)
     answer = qkv.Database.open(table, "x,y", "v").ask(
-        queries.tolist(), score=score, normalizer=normalizer, threshold=None if linear else 1e9, fit="mean"
+        queries.tolist(), score=score, normalizer=normalizer, max_distance=None if linear else 1e9, aggregate="mean"
     )
     np.testing.assert_allclose(got["value"].to_pylist(), answer.value, rtol=1e-12)
     for name in ("spread", "effective_rows", "standard_error"):

@@ -25,7 +25,7 @@ from qkv.database.execute.in_memory import attend_to_rows
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.keys.queries import Queries
 from qkv.errors import DataError, OptionError
-from qkv.masks import Pairs
+from qkv.masks import AllowedPairs
 from qkv.plan.cost import counted
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ class Candidates:
             options: the options of `ask`.
 
         Raises:
-            OptionError: The key is not one column of vectors, or the normalizer or the fit needs all rows.
+            OptionError: The key is not one column of vectors, or the normalizer or the aggregate needs all rows.
             DataError: The labels of the index do not fit the rows.
         """
         _check(executor, normalizer, options)
@@ -331,7 +331,7 @@ class Candidates:
         wide = replace(options, top=max(rows, options.top), progress=None, candidates=None)
         with self._lock:
             recalls = self._recalls.setdefault(executor, {})
-            asked = (str(comparison.score), str(normalizer), options.threshold, rows)
+            asked = (str(comparison.score), str(normalizer), options.limits, rows)
             recall = Recall() if options.mask is not None else recalls.setdefault(asked, Recall())
         entries, plan = self._answer(executor, index, mapped, queries, comparison, normalizer, wide, options)
         usable = np.flatnonzero(~queries.missing)
@@ -391,7 +391,7 @@ class Candidates:
                 rows, allowed = np.zeros(1, np.int64), np.zeros((len(group), 1), bool)
                 columns = executor.read_rows(rows)
             values, every = aggregator_for(columns[-1], executor.votes), np.ones(len(rows), bool)
-            own, masked = comparison.with_rows(columns[:-1]), replace(wide, mask=Pairs(allowed))
+            own, masked = comparison.with_rows(columns[:-1]), replace(wide, mask=AllowedPairs(allowed))
             found, plan = attend_to_rows(group, own, normalizer, values, every, masked, calibration)
             found = [entry.at(rows) for entry in found]
             for place in np.flatnonzero(~allowed.any(axis=1) & ~group.missing).tolist():
@@ -437,10 +437,12 @@ def _check(executor: Executor, normalizer: Normalizer, options: AskOptions) -> N
             "Use TopK, Hard or Softmax, or omit candidates."
         )
     if options.linear:
-        raise OptionError("fit must not be 'local-linear' if candidates are given. Omit one of them.")
+        raise OptionError("aggregate must not be 'local-linear' if candidates are given. Omit one of them.")
     mask = options.mask
     if mask is not None and np.ndim(np.asarray(getattr(mask, "array", np.zeros((1, 1))))) != 1:
-        raise OptionError(f"mask must be masks.Keys with one boolean per row if candidates are given, got {mask}.")
+        raise OptionError(
+            f"mask must be masks.AllowedKeys with one boolean per row if candidates are given, got {mask}."
+        )
 
 
 def _first(entry: Entry, count: int) -> Entry:

@@ -14,8 +14,8 @@ rows with weight, so that rows without weight do not affect the spread, whatever
 `partial_sums` computes the same over a store, tile by tile.
 
 Texts, categories and booleans vote, and so do numbers that are read as identifiers (see
-`qkv.database.keys.identifiers`) unless `fit` is "mean". Other numbers and timestamps are averaged unless `fit` is
-"vote", and vectors are always averaged.
+`qkv.database.keys.identifiers`) unless `aggregate` is "mean". Other numbers and timestamps are averaged unless
+`aggregate` is "vote", and vectors are always averaged.
 """
 
 from __future__ import annotations
@@ -316,19 +316,21 @@ def value_reason(value: Column, largest: float) -> str:
     return "" if votes_by_kind(value) else identifier_reason(value, largest, "")
 
 
-def is_vote(value: Column, reason: str, fit: str | None) -> bool:
+def is_vote(value: Column, reason: str, aggregate: str | None) -> bool:
     """Return whether answers are votes over a value column.
 
     Raises:
         OptionError: The values are vectors, which cannot vote.
     """
-    if value.kind == "vector" and fit == "vote":
-        raise OptionError(f"fit must be 'mean' for the value {value.name}, which holds vectors, got 'vote'. Omit fit.")
+    if value.kind == "vector" and aggregate == "vote":
+        raise OptionError(
+            f"aggregate must be 'mean' for the value {value.name}, which holds vectors, got 'vote'. Omit aggregate."
+        )
     if votes_by_kind(value):
         return True
-    return bool(reason) if fit is None else fit == "vote"
+    return bool(reason) if aggregate is None else aggregate == "vote"
 
 
 def identifier_note(value: Column, reason: str) -> str:
     """Return a sentence which says that the values are read as identifiers, and how to average them."""
-    return f"{value.name} is read as an identifier, because {reason}: its values vote; fit mean averages them"
+    return f"{value.name} is read as an identifier, because {reason}: its values vote; aggregate mean averages them"

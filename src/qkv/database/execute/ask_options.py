@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from qkv.core.checks import check_choice
 from qkv.core.progress import Progress
+from qkv.database.keys.comparisons import MatchLimits
 from qkv.errors import OptionError
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
@@ -17,10 +18,13 @@ from qkv.scores.base import Score
 if TYPE_CHECKING:
     from qkv.database.candidates.candidates import Candidates
 
-__all__ = ["FITS", "AskOptions", "check_fit", "check_threshold"]
+__all__ = ["AGGREGATES", "AskOptions", "check_aggregate", "check_limits"]
 
-FITS = ("mean", "vote", "local-linear")
-"""The values of the argument `fit` of `Database.ask`; None: mean or vote, by the kind of the values."""
+AGGREGATES = ("mean", "vote", "local-linear")
+"""The values of the argument `aggregate` of `Database.ask`; None: mean or vote, by the kind of the values."""
+
+
+_LIMITS = {"min_similarity": "least similarity", "max_distance": "largest distance"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,31 +36,36 @@ class AskOptions:
     mask: Mask | None = None
     where: str | None = None
     top: int = 10
-    threshold: float | None = None
+    min_similarity: float | None = None
+    max_distance: float | None = None
     seed: int | None = None
     progress: Progress | None = None
     on_bad_query: str = "refuse"
-    fit: str | None = None
+    aggregate: str | None = None
     printed: bool = False
     candidates: Candidates | None = None
+    default_limits: bool = False
+
+    @property
+    def limits(self) -> MatchLimits:
+        """The limits of a match."""
+        return MatchLimits(self.min_similarity, self.max_distance, self.default_limits)
 
     @property
     def linear(self) -> bool:
         """Whether answers are on a line through the rows near the query."""
-        return self.fit == "local-linear"
+        return self.aggregate == "local-linear"
 
 
-def check_fit(fit: str | None, name: str = "fit") -> None:
-    """Raise an `OptionError` if `fit` is neither None nor one of `FITS`."""
-    if fit is not None:
-        check_choice(name, fit, FITS)
+def check_aggregate(aggregate: str | None, name: str = "aggregate") -> None:
+    """Raise an `OptionError` if `aggregate` is neither None nor one of `AGGREGATES`."""
+    if aggregate is not None:
+        check_choice(name, aggregate, AGGREGATES)
 
 
-def check_threshold(threshold: object) -> None:
-    """Raise an `OptionError` if the threshold of a match is neither None nor a number."""
-    number = isinstance(threshold, Real) and not isinstance(threshold, bool) and not math.isnan(threshold)
-    if threshold is not None and not number:
-        raise OptionError(
-            f"threshold must be a number, got {threshold!r}. Pass the smallest similarity, or the largest distance, of "
-            "a match."
-        )
+def check_limits(min_similarity: object, max_distance: object) -> None:
+    """Raise an `OptionError` if a limit of a match is neither None nor a number."""
+    for name, limit in (("min_similarity", min_similarity), ("max_distance", max_distance)):
+        number = isinstance(limit, Real) and not isinstance(limit, bool) and not math.isnan(limit)
+        if limit is not None and not number:
+            raise OptionError(f"{name} must be a number, got {limit!r}. Pass the {_LIMITS[name]} of a match.")

@@ -35,7 +35,7 @@ from qkv.database.keys.queries import Queries
 from qkv.encoders.arrow_columns import records_of
 from qkv.encoders.columns import Column
 from qkv.errors import DataError
-from qkv.masks import Keys
+from qkv.masks import AllowedKeys
 from qkv.normalizers import NORMALIZERS
 from qkv.normalizers.base import Normalizer
 from qkv.plan.cost import counted
@@ -129,7 +129,7 @@ class Executor(ABC):
     @property
     @abstractmethod
     def chooser(self) -> ComparisonChooser:
-        """The `ComparisonChooser`, which chooses the score, the normalizer and the threshold for the key columns."""
+        """The `ComparisonChooser`, which chooses the score, the normalizer and the limits for the key columns."""
 
     @abstractmethod
     def run(
@@ -177,11 +177,11 @@ class Executor(ABC):
         """
         if options.mask is not None:
             return Calibration()
-        fit = "local-linear" if options.linear else "mean"
-        name = f"{fit} {comparison.score} {normalizer}"
+        aggregate = "local-linear" if options.linear else "mean"
+        name = f"{aggregate} {comparison.score} {normalizer}"
         if name not in self._calibrations:
             named = all(part is None or isinstance(part, str) for part in (options.score, options.normalizer))
-            item = f"interval by {options.score!r}, {options.normalizer!r}, {options.threshold!r}, {fit}"
+            item = f"interval by {options.score!r}, {options.normalizer!r}, {options.limits!r}, {aggregate}"
 
             def estimate() -> Calibration:
                 return calibrate(*self.sample(comparison), normalizer, options.linear)
@@ -201,15 +201,15 @@ class Executor(ABC):
     def ask(self, queries: object, options: AskOptions) -> Answer:
         """Choose a comparison and answer queries by it; see `Database.ask` for the arguments."""
         own = self if options.where is None else self._where(options.where, options.progress)
-        own = own._with_votes(is_vote(own.value_column, own.value_reason, options.fit))
+        own = own._with_votes(is_vote(own.value_column, own.value_reason, options.aggregate))
         parsed = queries
         if not isinstance(parsed, Queries):
             parsed = Queries.parse(queries, own.query_columns, own.fold, options.on_bad_query)
         # The last comparison is cached, as streams of queries repeat the same options.
-        choice = (options.score, options.threshold, options.linear)
+        choice = (options.score, options.limits, options.linear)
         if own._comparison is None or own._comparison[0] != choice:
-            score, threshold, linear = choice
-            own._comparison = (choice, own.chooser.choose(score, threshold, options.progress, linear))
+            score, limits, linear = choice
+            own._comparison = (choice, own.chooser.choose(score, limits, options.progress, linear))
         comparison = own._comparison[1]
         given = options.normalizer
         normalizer = parse_normalizer(given) if isinstance(given, str) else given
@@ -280,7 +280,7 @@ class Executor(ABC):
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return all notes of an answer, and those about its columns."""
         column_notes = (*comparison.readings, *_reading_notes(self.columns, self.query_columns), *self.cell_notes)
-        if self.value_reason and self.votes and options.fit is None:
+        if self.value_reason and self.votes and options.aggregate is None:
             column_notes += (identifier_note(self.value_column, self.value_reason),)
         if self.selected_rows == 0:
             return (self._rows_note(),), column_notes  # nothing was chosen from rows that do not exist
@@ -381,6 +381,6 @@ def _reading_notes(columns: Sequence[Column], keys: Sequence[Column]) -> tuple[s
 def finds_groups(comparison: Comparison, normalizer: Normalizer, options: AskOptions) -> bool:
     """Whether the rows of each query are those with the most similar texts alone."""
     mask = options.mask
-    plain = mask is None or (isinstance(mask, Keys) and np.ndim(np.asarray(mask.array)) == 1)
+    plain = mask is None or (isinstance(mask, AllowedKeys) and np.ndim(np.asarray(mask.array)) == 1)
     mixed = isinstance(comparison, MixedComparison) and comparison.one_key
     return mixed and normalizer is comparison.normalizer and plain

@@ -34,7 +34,7 @@ from qkv.encoders.columns import Column
 from qkv.engine import observe
 from qkv.estimators.regression.local_linear import fit_rows
 from qkv.estimators.regression.local_scale import LocalScale, fit_scale
-from qkv.masks import Pairs
+from qkv.masks import AllowedPairs
 from qkv.normalizers.base import Normalizer
 from qkv.readouts import Dense
 from qkv.scores import Exact
@@ -129,7 +129,7 @@ def _residuals_of(
         aggregator.matrix(),
         score=comparison.score,
         normalizer=normalizer,
-        mask=Pairs(allowed),
+        mask=AllowedPairs(allowed),
         readouts=(Dense(),),
     )
     weights, cells = np.asarray(observed.readouts[0]), value.cells[rows]

@@ -40,7 +40,7 @@ class QueryResults:
         rows: `(q, n)` indices of the rows with the largest weights, in descending order; −1 in unused places.
         weights: `(q, n)` weights of these rows.
         nearest: `(q,)`, the nearest row; −1 where there is none.
-        support: `(q,)`, exp(entropy) of the weights; None if they do not sum to 1.
+        perplexity: `(q,)`, exp(entropy) of the weights; None if they do not sum to 1.
         effective_rows: `(q,)`, 1 / Σ w² of the weights, or NaN if one is negative; None if they do not sum to 1.
         aggregates: the aggregated value of each query.
     """
@@ -48,7 +48,7 @@ class QueryResults:
     rows: Int[np.ndarray, "q n"]
     weights: Float[np.ndarray, "q n"]
     nearest: Int[np.ndarray, " q"]
-    support: Float[np.ndarray, " q"] | None
+    perplexity: Float[np.ndarray, " q"] | None
     effective_rows: Float[np.ndarray, " q"] | None
     aggregates: list[Aggregate]
 
@@ -135,7 +135,7 @@ def build_entries(
             True,
             aggregate.value,
             aggregate.spread,
-            None if results.support is None else float(results.support[i]),
+            None if results.perplexity is None else float(results.perplexity[i]),
             "",
             aggregate.probabilities,
             *evidence,

@@ -33,7 +33,7 @@ from qkv.encoders.columns import Column, key_names
 from qkv.engine import observe
 from qkv.errors import DataError, KindError, ShapeError
 from qkv.estimators.regression.local_linear import fit_rows
-from qkv.masks import Keys as KeysMask
+from qkv.masks import AllowedKeys
 from qkv.masks.base import Mask, and_masks
 from qkv.normalizers import Hard
 from qkv.normalizers.base import Normalizer
@@ -205,7 +205,7 @@ class InMemoryExecutor(Executor):
                 self._name_indexes[key] = NameIndex(names)
             self._present_names = PresentNames(self._name_indexes[key], self.complete)
         texts = comparison.query_array(queries.columns).tolist()
-        least = comparison.threshold
+        least = comparison.min_similarity
         found = [self._present_names.best_rows(text, score, count, least) for text in texts]
         # Of a group of missing queries, the first row is compared.
         return np.unique(np.concatenate([np.flatnonzero(self.complete)[:1], *found]))
@@ -219,7 +219,7 @@ class InMemoryExecutor(Executor):
     def selection(self, options: AskOptions) -> Bool[np.ndarray, " rows"]:
         """Return which rows are selected and have key and value; see `Executor.selection`."""
         mask = options.mask
-        return np.asarray(self.complete & np.asarray(mask.array)) if isinstance(mask, KeysMask) else self.complete
+        return np.asarray(self.complete & np.asarray(mask.array)) if isinstance(mask, AllowedKeys) else self.complete
 
     def rows_without_value(self, options: AskOptions) -> Iterator[RowsWithoutValue]:
         """Yield the selected rows that have a key and no value; see `Executor.rows_without_value`."""
@@ -270,7 +270,7 @@ class RowsWithoutValue(InMemoryExecutor):
 
     def masked_by(self, mask: Mask | None) -> RowsWithoutValue:
         """Return an executor over the rows that a mask of keys allows; the rows themselves for another mask."""
-        if not isinstance(mask, KeysMask) or np.ndim(np.asarray(mask.array)) != 1:
+        if not isinstance(mask, AllowedKeys) or np.ndim(np.asarray(mask.array)) != 1:
             return self
         out = copy.copy(self)
         array = np.asarray(mask.array)
@@ -309,7 +309,7 @@ def attend_to_rows(
 
     Of the options, mask, top, seed and progress are used.
     """
-    mask = and_masks(None if present.all() else KeysMask(present), options.mask)
+    mask = and_masks(None if present.all() else AllowedKeys(present), options.mask)
     line = find_coordinates(comparison) if options.linear else None
     call = _Call(comparison, normalizer, aggregator, present, mask, options, calibration, line, rows_text)
     equal = comparison.lookup() if normalizer is comparison.normalizer else None
@@ -389,7 +389,7 @@ class _Call:
         top_weights = observed.readouts[0]
         weights, rows = np.asarray(top_weights.weights), np.asarray(top_weights.keys)
         all_weights = np.asarray(observed.readouts[1])
-        support = np.exp(np.asarray(observed.readouts[2])) if sums_to_one else None
+        perplexity = np.exp(np.asarray(observed.readouts[2])) if sums_to_one else None
         effective = effective_rows(all_weights) if sums_to_one else None
         nearest = rows[:, 0]
         if self.line is None:
@@ -397,7 +397,7 @@ class _Call:
         else:
             column, place, at = self.aggregator.column, self.line.of(key), self.line.of(query)
             fits = fit_rows(all_weights, place, at, column.cells)
-            aggregates, support, effective = line_aggregates(fits, self.line, column), None, fits.rows
+            aggregates, perplexity, effective = line_aggregates(fits, self.line, column), None, fits.rows
             rows, weights = largest_effective(effective_evidence(fits, all_weights, place, at), top)
         if self.normalizer.stochastic:
             # The sampled row need not be the nearest, so the nearest row is found separately.
@@ -405,7 +405,7 @@ class _Call:
             ones = np.ones((len(self.present), 1))
             hard = observe(query, key, ones, score=score, normalizer=Hard(), mask=mask, readouts=[TopWeights(1)])
             nearest = np.asarray(hard.readouts[0].keys)[:, 0]
-        results = QueryResults(rows, weights, nearest, support, effective, aggregates)
+        results = QueryResults(rows, weights, nearest, perplexity, effective, aggregates)
         no_row = "" if self.present.any() else NO_MATCHING_ROW
         shown = queries, query, self.comparison, results, normalizer, self.aggregator.column, self.calibration, no_row
         entries = build_entries(*shown, top=self.options.top, rows_text=self.rows_text)

@@ -40,18 +40,18 @@ def check_line(comparison: Comparison, normalizer: Normalizer, value: Column) ->
     if find_coordinates(comparison) is None:
         names = ", ".join(column.name for column in comparison.key_columns) or "the key"
         raise OptionError(
-            f"fit must be 'mean' for {names}, which is not compared as numbers or dates, got 'local-linear'. "
-            "Omit fit, or choose a key of numbers and a score such as gaussian."
+            f"aggregate must be 'mean' for {names}, which is not compared as numbers or dates, got 'local-linear'. "
+            "Omit aggregate, or choose a key of numbers and a score such as gaussian."
         )
     if value.kind not in ("number", "timestamp"):
         raise OptionError(
-            f"fit must be 'mean' for the value {value.name}, which holds cells of kind {value.kind}, "
-            "got 'local-linear'. Omit fit."
+            f"aggregate must be 'mean' for the value {value.name}, which holds cells of kind {value.kind}, "
+            "got 'local-linear'. Omit aggregate."
         )
     if normalizer.stochastic or not normalizer.sums_to_one:
         raise OptionError(
-            f"normalizer must give weights that sum to 1 and do not depend on chance for fit 'local-linear', "
-            f"got {normalizer}. Omit normalizer, or omit fit."
+            f"normalizer must give weights that sum to 1 and do not depend on chance for aggregate 'local-linear', "
+            f"got {normalizer}. Omit normalizer, or omit aggregate."
         )
 
 
@@ -251,6 +251,6 @@ def comparison_note(comparison: Comparison, value: Column) -> tuple[str, ...]:
         return ()
     days = " days" * (value.kind == "timestamp")
     return (
-        f"local linear regression (fit local-linear) is clearly better: leave-one-out error {number(found.linear)} "
-        f"against {number(found.mean)}{days} (root mean square over {found.rows:,} rows)",
+        f"local linear regression (aggregate local-linear) is clearly better: leave-one-out error "
+        f"{number(found.linear)} against {number(found.mean)}{days} (root mean square over {found.rows:,} rows)",
     )

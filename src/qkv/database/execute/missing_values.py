@@ -26,7 +26,7 @@ from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.entries import ambiguous_reason
 from qkv.database.keys.comparisons import Comparison, EqualityComparison, KeyCells
 from qkv.database.keys.queries import Queries
-from qkv.masks import Pairs
+from qkv.masks import AllowedPairs
 from qkv.plan.cost import counted
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class _KeysWithoutValue:
                 undecided.append(index)
         if undecided:
             own = self.comparison.with_rows(self.rows.query_columns)
-            wide = replace(options, candidates=None, progress=None, fit=None, top=max(2, options.top))
+            wide = replace(options, candidates=None, progress=None, aggregate=None, top=max(2, options.top))
             wide = replace(wide, mask=self._mask(options, undecided))
             some = self.queries.take(np.array(undecided, np.int64))
             others, _ = self.rows.run(some, own, self.normalizer, wide)
@@ -98,13 +98,13 @@ class _KeysWithoutValue:
                 out[index] = self._decide(index, entries[index], other.at(self.rows.places))
         return out
 
-    def _mask(self, options: AskOptions, undecided: list[int]) -> Pairs | None:
+    def _mask(self, options: AskOptions, undecided: list[int]) -> AllowedPairs | None:
         """Return the mask of some queries over the rows, unless it has selected the rows already."""
         if options.mask is None or self.rows.masked:
             return None
         tile = Tile.whole(len(self.queries), self.executor.table.num_rows)
         allowed = np.asarray(options.mask.allowed(tile, np.zeros(())))[..., self.rows.places]
-        return Pairs(allowed[undecided] if len(allowed) > 1 else allowed)
+        return AllowedPairs(allowed[undecided] if len(allowed) > 1 else allowed)
 
     def _decide(self, index: int, entry: Entry, other: Entry) -> Entry:
         """Return the answer to a query from that of the rows with a value and that of the rows without."""

@@ -337,13 +337,13 @@ class PartialSums:
         sums = ExponentialSums(self.maximum[:, None], total, ones) if exponential else WeightedSums(total, ones)
         found, summary = normalizer.finalize(sums, tile, 0.0)
         scale = np.asarray(found)
-        support = effective = None
+        perplexity = effective = None
         if normalizer.sums_to_one:
             divisor = np.where(self.total > 0, self.total, 1.0)
-            support = np.asarray(np.exp(np.log(divisor) - self.entropy_sum / divisor))
+            perplexity = np.asarray(np.exp(np.log(divisor) - self.entropy_sum / divisor))
             squares = np.where(self.square_sum > 0, self.square_sum, np.nan)
             effective = np.asarray(np.square(divisor) / squares)
-        return summary, self.values.aggregates(like, scale, total * scale), support, effective
+        return summary, self.values.aggregates(like, scale, total * scale), perplexity, effective
 
 
 def tile_weights(

@@ -76,7 +76,7 @@ class TableStatistics:
         sample: indices of a sample of the complete rows.
         incomplete_tiles: indices of the tiles with an incomplete row.
         without_value: a bit for each row, 1 if it has a key and no value; empty if there is no such row.
-        bandwidths: the bandwidths of standardized points that were chosen, for the fits "mean" and "linear", with
+        bandwidths: the bandwidths of standardized points that were chosen, for the aggregates "mean" and "linear", with
             " by vote" if answers are votes.
         nearest_quantiles: 99th percentiles of nearest-neighbor distances, by unit.
         tile: number of rows of a tile.

@@ -42,7 +42,7 @@ from qkv.database.keys.queries import Queries
 from qkv.encoders.columns import Column
 from qkv.errors import DamagedError, KindError, OptionError, RefusedError, ShapeError
 from qkv.estimators.regression.bandwidth import Bandwidth
-from qkv.masks import Keys as KeysMask
+from qkv.masks import AllowedKeys
 from qkv.normalizers.base import Normalizer
 from qkv.plan.checks import check_problem, read_problem
 from qkv.plan.spec import Spec
@@ -110,7 +110,7 @@ class StreamedCall:
             return self._answer_from_candidates(queries, query, progress)
         top = max(self.top, self.comparison.candidate_rows)
         sums, top_rows = self.sums(query, top + SPARE_ROWS, progress)
-        summary, aggregates, support, effective = sums.finalize(self.normalizer, self.columns[1])
+        summary, aggregates, perplexity, effective = sums.finalize(self.normalizer, self.columns[1])
         line, weigh = sums.values, partial(tile_weights, self.normalizer, summary=summary)
         if isinstance(line, LineSums):
             top_rows = np.union1d(top_rows, self._largest_effective(query, line, weigh, progress))
@@ -121,9 +121,9 @@ class StreamedCall:
         nearest = rows[:, 0]
         if isinstance(line, LineSums):
             weights = effective_evidence(line.fits, weights, line.coordinates.of(comparison.key), line.at)
-            support, effective = None, line.fits.rows
+            perplexity, effective = None, line.fits.rows
             rows, heaviest = largest_effective(weights, top)
-        results = QueryResults(rows, heaviest, nearest, support, effective, aggregates)
+        results = QueryResults(rows, heaviest, nearest, perplexity, effective, aggregates)
         return self._entries(queries, query, comparison, results, top_rows)
 
     def sums(
@@ -515,11 +515,11 @@ class StreamedExecutor(Executor):
         present, mask = self.selected, options.mask
         if mask is None:
             return present
-        if not isinstance(mask, KeysMask) or np.ndim(np.asarray(mask.array)) != 1:
+        if not isinstance(mask, AllowedKeys) or np.ndim(np.asarray(mask.array)) != 1:
             raise OptionError(
-                f"mask must be masks.Keys with one boolean per row for {self.name}, which exceeds the memory limit, "
-                f"got {mask}. Use masks.Keys, select rows with where, or open the store with more memory, such as "
-                "memory='2 GiB'."
+                f"mask must be masks.AllowedKeys with one boolean per row for {self.name}, which exceeds the memory "
+                f"limit, got {mask}. Use masks.AllowedKeys, select rows with where, or open the store with more "
+                "memory, such as memory='2 GiB'."
             )
         mask.check(1, self.table.num_rows)
         array = np.broadcast_to(np.asarray(mask.array), self.table.num_rows)

@@ -1,4 +1,4 @@
-"""Choice of the score, the normalizer and the threshold by which a database compares queries with keys.
+"""Choice of the score, the normalizer and the limit of a match by which a database compares queries with keys.
 
     key                    score                     normalizer                    no match where
     one text               Names                     the rows of the best key      similarity < 0.8, or ambiguous
@@ -40,6 +40,7 @@ from qkv.database.keys.comparisons import (
     DistanceComparison,
     EqualityComparison,
     GroupedDistanceComparison,
+    MatchLimits,
     MixedComparison,
     ScoreComparison,
     SimilarityComparison,
@@ -112,9 +113,9 @@ def with_group_bandwidths(
 
 
 _TEXT_TEMPERATURE = 0.02
-_TEXT_THRESHOLD = 0.8
+_TEXT_SIMILARITY = 0.8
 _VECTOR_TEMPERATURE = 0.05
-_VECTOR_THRESHOLD = 0.5
+_VECTOR_SIMILARITY = 0.5
 _TOP = 10
 # A line is not extended beyond the keys by more standard deviations.
 _LINE_REACH = 0.25
@@ -125,7 +126,7 @@ _SCORES = {"text": "Spelling", "category": "Exact", "vector": "Cosine"}
 
 
 class ComparisonChooser:
-    """Chooser of the score, the normalizer and the threshold by which queries are compared with key columns.
+    """Chooser of the score, the normalizer and the limit of a match by which queries are compared with key columns.
 
     Args:
         columns: the key columns, in the order in which the key was named.
@@ -149,15 +150,34 @@ class ComparisonChooser:
         self._groups: Int[np.ndarray, " rows"] | None = None
 
     def choose(
-        self, score: Score | str | None, threshold: float | None, progress: Progress | None, linear: bool = False
+        self, score: Score | str | None, limits: MatchLimits, progress: Progress | None, linear: bool = False
     ) -> Comparison:
         """Return a comparison by the score `score`, or the default comparison if `score` is None.
 
         If `linear` is True, the bandwidth is that of local linear regression.
 
         Raises:
-            OptionError: The name of the score is unknown, or the score does not support the kinds of the key columns.
+            OptionError: The name of the score is unknown, the score does not support the kinds of the key columns, or
+                a limit of a match is not one of the comparison.
         """
+        comparison = self._choose(score, limits, progress, linear)
+        if not limits.defaults:
+            self._check_limits(comparison, limits)
+        return comparison
+
+    def _check_limits(self, comparison: Comparison, limits: MatchLimits) -> None:
+        names = {"similarity": "min_similarity", "distance": "max_distance"}
+        own = names.get(comparison.measure, "min_similarity" * comparison.mixes_keys)
+        for name in names.values():
+            limit = getattr(limits, name)
+            if limit is not None and name != own:
+                keys = ", ".join(column.name for column in self.columns)
+                how = f"{own.partition('_')[2]}. Pass {own}" if own else f"{comparison.score}. Omit {name}"
+                raise OptionError(f"{name} must be None for the key {keys}, which is compared by {how}, got {limit:g}.")
+
+    def _choose(
+        self, score: Score | str | None, limits: MatchLimits, progress: Progress | None, linear: bool
+    ) -> Comparison:
         self.linear, self.search = linear, choose_linear_bandwidth if linear else choose_bandwidth
         named = parse_score(score) if isinstance(score, str) else None
         if named is not None and not named.needs_bandwidth:
@@ -169,9 +189,13 @@ class ComparisonChooser:
         if len(self.columns) > 1 and not numeric and score is not None:
             self._check_accepts_records(score)
         if score is None and any(self._reasons):
-            return self._single_column(0, threshold) if len(every) == 1 else self._mixed(threshold, progress)
+            return (
+                self._single_column(0, limits.min_similarity)
+                if len(every) == 1
+                else self._mixed(limits.min_similarity, progress)
+            )
         if isinstance(score, Score):
-            return self._by_score(score, every, threshold)
+            return self._by_score(score, every, limits)
         if self._is_single_column("text", "category", "vector") or (
             self._is_single_column("boolean") and named is None
         ):
@@ -184,10 +208,10 @@ class ComparisonChooser:
                     f"score must compare cells of kind {key.kind} for the key {key.name!r}, got {score!r}, "
                     f"which compares numbers. Choose {remedy}."
                 )
-            return self._single_column(0, threshold)
+            return self._single_column(0, limits.min_similarity)
         if numeric:
-            return self._numeric(every, named, threshold, partial(self.bandwidth, progress=progress))
-        return self._mixed(threshold, progress)
+            return self._numeric(every, named, limits.max_distance, partial(self.bandwidth, progress=progress))
+        return self._mixed(limits.min_similarity, progress)
 
     def _check_accepts_records(self, score: Score | str) -> None:
         if isinstance(score, Score) and score.accepts_records:
@@ -206,21 +230,21 @@ class ComparisonChooser:
 
     # -- comparisons by a given score -------------------------------------------------------------------
 
-    def _by_score(self, score: Score, every: tuple[int, ...], threshold: float | None) -> Comparison:
+    def _by_score(self, score: Score, every: tuple[int, ...], limits: MatchLimits) -> Comparison:
         notes: tuple[str, ...] = (f"compared by {score}",)
         first, columns = self.columns[0], self.columns
         if isinstance(score, ByColumn) or (len(columns) > 1 and not all(map(_is_numeric, columns))):
             key = structured({c.name: in_units(c, c.cells) for c in columns})
             return ScoreComparison(every, columns, score, None, key, notes, structured=True)
         if self._is_single_column("text", "category") and score.accepts == "text" and score.default_normalizer == "sum":
-            return self._texts(0, score, threshold, notes)
+            return self._texts(0, score, limits.min_similarity, notes)
         if self._is_single_column("vector") and isinstance(score, Cosine) and score.temperature == 1.0:
-            return self._vectors(0, threshold)
+            return self._vectors(0, limits.min_similarity)
         points = first.cells if self._is_single_column("text", "category", "vector") else self._stacked(every)
         if points.dtype != object:
             points = self._with_excluded_at_mean(points)
         width = getattr(score, "bandwidth", None)
-        limit = threshold
+        limit = limits.max_distance
         if self._is_single_column("text", "category") or not isinstance(width, float | int):
             limit = None
         elif limit is None and not self._is_single_column("vector"):
@@ -233,15 +257,15 @@ class ComparisonChooser:
         unit = _unit_name(columns)
         return DistanceComparison(every, columns, score, None, points, notes, zeros, zeros + 1, 1.0, unit, limit)
 
-    def _single_column(self, index: int, threshold: float | None) -> Comparison:
+    def _single_column(self, index: int, min_similarity: float | None) -> Comparison:
         column = self.columns[index]
         if self._reasons[index]:
             return self._equal((index,), ("compared by equality",))
         if column.kind == "text":
             notes = ("compared by Names, the larger of similarity by words and by spelling",)
-            return self._texts(index, Names(), threshold, notes)
+            return self._texts(index, Names(), min_similarity, notes)
         if column.kind == "vector":
-            return self._vectors(index, threshold)
+            return self._vectors(index, min_similarity)
         return self._equal((index,), ("compared by equality",))
 
     def _equal(self, indices: tuple[int, ...], notes: tuple[str, ...], folded: bool = True) -> EqualityComparison:
@@ -267,11 +291,11 @@ class ComparisonChooser:
         kinds = ("text", "category")
         return tuple(i for i, column in enumerate(self.columns) if column.kind in kinds or self._reasons[i])
 
-    def _texts(self, index: int, score: Score, threshold: float | None, notes: tuple[str, ...]) -> Comparison:
+    def _texts(self, index: int, score: Score, min_similarity: float | None, notes: tuple[str, ...]) -> Comparison:
         column = self.columns[index]
         # One row more than the most common text, so that a second text with the same similarity is seen.
         top = max(_TOP, self.most_repeats(column) + 1)
-        least = _TEXT_THRESHOLD if threshold is None else threshold
+        least = _TEXT_SIMILARITY if min_similarity is None else min_similarity
         spelling = isinstance(score, Spelling)
         limit = f"no match under a similarity of {least:g}" + ", unless the query begins the key" * spelling
         notes += (limit,)
@@ -285,9 +309,9 @@ class ComparisonChooser:
             return NameComparison(*parts, own_rows=True, normalizer_note=one, candidate_rows=top)
         return SimilarityComparison(*parts, spelling, own, normalizer_note=f"the {top} best keys take part")
 
-    def _vectors(self, index: int, threshold: float | None) -> Comparison:
+    def _vectors(self, index: int, min_similarity: float | None) -> Comparison:
         column = self.columns[index]
-        least = _VECTOR_THRESHOLD if threshold is None else threshold
+        least = _VECTOR_SIMILARITY if min_similarity is None else min_similarity
         notes = ("compared by cosine", f"no match under a cosine of {least:g}")
         normalizer = TopK(_TOP, normalizer=Softmax(temperature=_VECTOR_TEMPERATURE))
         parts = (index,), (column,), Cosine(), normalizer, column.cells, notes, least
@@ -297,7 +321,7 @@ class ComparisonChooser:
         self,
         indices: tuple[int, ...],
         named: ParsedScore | None,
-        threshold: float | None,
+        max_distance: float | None,
         choose: Callable[[Float[np.ndarray, "rows width"]], Bandwidth],
     ) -> DistanceComparison:
         columns = tuple(self.columns[index] for index in indices)
@@ -320,7 +344,7 @@ class ComparisonChooser:
         # All rows in the window of a boxcar weigh the same, so that the first one counts as the nearest.
         reach = max(reach, width) if kind == "boxcar" else reach
         distance = max(reach, self.nearest_quantile(key, "standard")) * unit
-        limit = float(displayed_distances(columns, np.array(distance))) if threshold is None else threshold
+        limit = float(displayed_distances(columns, np.array(distance))) if max_distance is None else max_distance
         own = ", ".join(
             f"{width * s:.3g} {'days of ' * (c.kind == 'timestamp')}{c.name}"
             for c, s in zip(columns, scale[firsts], strict=True)
@@ -331,7 +355,7 @@ class ComparisonChooser:
         notes = (compared, f"bandwidth {method_text(chosen)}", f"no match beyond a distance of {text}")
         return DistanceComparison(indices, columns, score, None, key, notes, mean, scale, unit, unit_name, limit)
 
-    def _mixed(self, threshold: float | None, progress: Progress | None) -> MixedComparison:
+    def _mixed(self, min_similarity: float | None, progress: Progress | None) -> MixedComparison:
         parts: list[tuple[str, Comparison, float]] = []
         identifiers = [bool(reason) for reason in self._reasons]
         numeric = tuple(i for i, column in enumerate(self.columns) if _is_numeric(column) and not identifiers[i])
@@ -351,7 +375,7 @@ class ComparisonChooser:
                 continue
             # A similarity has the same weight as in a key of one column; several texts share the weight of one.
             weight = 1.0 / (_VECTOR_TEMPERATURE if column.kind == "vector" else _TEXT_TEMPERATURE)
-            own = self._single_column(index, threshold if column.kind == "text" else None)
+            own = self._single_column(index, min_similarity if column.kind == "text" else None)
             if column.kind == "category":
                 own = SimilarityComparison((index,), (column,), Exact(), None, column.cells, own.notes, 1.0)
             shared = column.kind == "text" and not identifiers[index]

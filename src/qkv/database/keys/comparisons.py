@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -32,6 +32,7 @@ __all__ = [
     "from_differences",
     "GroupedDistanceComparison",
     "KeyCells",
+    "MatchLimits",
     "MixedComparison",
     "ScoreComparison",
     "SimilarityComparison",
@@ -113,6 +114,20 @@ class KeyCells(Protocol):
     @property
     def integers(self) -> Int[np.ndarray, "n words"] | None:
         """The cells as integers for exact comparison, see `Column.integers`."""
+
+
+class MatchLimits(NamedTuple):
+    """The limits of a match that a caller or a store sets; None for those that are chosen.
+
+    Attributes:
+        min_similarity: the least similarity of a match.
+        max_distance: the largest distance of a match.
+        defaults: whether a limit that the comparison does not have is ignored, as the defaults of stores are.
+    """
+
+    min_similarity: float | None = None
+    max_distance: float | None = None
+    defaults: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,7 +241,7 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class ScoreComparison(Comparison):
-    """Comparison by a score without a threshold, so that a query has no match only if all weights are zero.
+    """Comparison by a score without a limit of a match, so that a query has no match only if all weights are zero.
 
     Attributes:
         structured: whether the key is a structured array with a field per column.
@@ -302,12 +317,12 @@ class SimilarityComparison(Comparison):
     """Comparison by a similarity of at most 1, such as the spelling of texts or the cosine of vectors.
 
     Attributes:
-        threshold: the least similarity of a match.
+        min_similarity: the least similarity of a match.
         accept_prefixes: whether a query that is a prefix of its nearest key always matches.
         own_rows: whether a query that equals a key is answered from the rows of this key alone.
     """
 
-    threshold: float
+    min_similarity: float
     accept_prefixes: bool = False
     own_rows: bool = False
     measure: ClassVar[str] = "similarity"
@@ -337,8 +352,8 @@ class SimilarityComparison(Comparison):
             # A key that is a prefix of the query is not accepted: any text that starts with a short key would match.
             prefix = self.accept_prefixes and len(text) > 1 and self.key[row].startswith(text)
             subject = "the nearest key" if labels is None else f"the nearest key, {labels[row]!r},"
-            reason = f"{subject} has similarity {similarity:.2f}, under {self.threshold:g}"
-            reasons.append(None if similarity >= self.threshold or prefix else reason)
+            reason = f"{subject} has similarity {similarity:.2f}, under {self.min_similarity:g}"
+            reasons.append(None if similarity >= self.min_similarity or prefix else reason)
         return reasons
 
 

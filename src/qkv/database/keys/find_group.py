@@ -2,7 +2,7 @@
 
 The texts of a query, such as shop and city, name one group of rows with equal texts. They are compared by `Names`, and
 a text that equals a key of its column means this key. The group with the largest sum of similarities answers, if each
-similarity reaches the threshold; the query then gets the texts of this group, so that the answer comes from its rows
+similarity is large enough; the query then gets the texts of this group, so that the answer comes from its rows
 alone, as if they had been selected first. If several groups match about equally, they are listed.
 """
 
@@ -125,7 +125,7 @@ class GroupFinder:
                 self._nearest[number][column], (float(values[best]), labels[column][best])
             )
             self._occurs[number, column] |= bool(text in keys[column])
-            sufficient &= values[places[column]] >= part.threshold
+            sufficient &= values[places[column]] >= part.min_similarity
         for at in np.flatnonzero(sufficient).tolist():
             place = [int(each[at]) for each in places]
             group = tuple(own[index] for own, index in zip(keys, place, strict=True))
@@ -185,8 +185,8 @@ class GroupFinder:
 
     def _reason(self, number: int, texts: tuple[str, ...]) -> str:
         for (name, part), text, (similarity, label) in zip(self._texts, texts, self._nearest[number], strict=True):
-            if 0 <= similarity < part.threshold:
-                return f"{name}: {mismatch_reason(text, label, similarity, part.threshold)}"
+            if 0 <= similarity < part.min_similarity:
+                return f"{name}: {mismatch_reason(text, label, similarity, part.min_similarity)}"
         # Where there is no row, or no equal category or identifier, the comparison of all columns has the reason.
         if self._nearest[number][0][0] < 0 or (self._equal and not self._groups[number]):
             return ""
@@ -207,7 +207,7 @@ def compare_texts_by_equality(comparison: MixedComparison) -> MixedComparison:
         )
     )
     parts = tuple(
-        (name, replace(part, threshold=1.0) if isinstance(part, NameComparison) else part)
+        (name, replace(part, min_similarity=1.0) if isinstance(part, NameComparison) else part)
         for name, part in comparison.parts
     )
     return replace(comparison, score=score, parts=parts)

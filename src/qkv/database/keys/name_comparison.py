@@ -56,8 +56,8 @@ class NameComparison(SimilarityComparison):
         rows = zip(query.tolist(), nearest.tolist(), best.tolist(), strict=True)
         return [
             None
-            if similarity >= self.threshold
-            else mismatch_reason(text, None if labels is None else str(labels[row]), similarity, self.threshold)
+            if similarity >= self.min_similarity
+            else mismatch_reason(text, None if labels is None else str(labels[row]), similarity, self.min_similarity)
             for text, row, similarity in rows
         ]
 
@@ -121,7 +121,7 @@ def close_keys(
     return np.asarray(same | (similar[0] - similar < margin))
 
 
-def mismatch_reason(text: str, label: str | None, similarity: float, threshold: float) -> str:
+def mismatch_reason(text: str, label: str | None, similarity: float, min_similarity: float) -> str:
     """Return why no key matches a text.
 
     Example:
@@ -135,4 +135,4 @@ def mismatch_reason(text: str, label: str | None, similarity: float, threshold: 
         return f"no key contains {numbers}"
     subject = ("no similar key contains " + numbers + ": ") * bool(numbers) + "the nearest key"
     nearest = "" if label is None else f", {quoted_key(label)},"
-    return f"{subject}{nearest} has similarity {similarity:.2f}, under {threshold:g}"
+    return f"{subject}{nearest} has similarity {similarity:.2f}, under {min_similarity:g}"

@@ -184,11 +184,11 @@ class PresentNames:
         self.repeats = np.bincount(index.rows[self.present], minlength=len(index.texts))
         self.some = self.repeats > 0
 
-    def best_rows(self, query: str, score: Names, count: int, threshold: float = 0.0) -> Int[np.ndarray, " n"]:
+    def best_rows(self, query: str, score: Names, count: int, min_similarity: float = 0.0) -> Int[np.ndarray, " n"]:
         """Return the `count` rows with the largest logits and all rows that equal the query, in ascending order.
 
         Ties go to the lowest row. If there are no more names than `count`, all rows are returned. If no logit reaches
-        the threshold, the row with the largest logit is returned alone.
+        `min_similarity`, the row with the largest logit is returned alone.
 
         Example:
             >>> names = np.array(["denver intl", "dover afb", "denver", None], object)
@@ -206,13 +206,13 @@ class PresentNames:
             few = np.flatnonzero(some)
             least = np.zeros(len(index.texts))
             least[few] = score(np.array([query], object), index.names[few])[0]
-            count, limit = 1 if least.max() < threshold else count, 0.0
+            count, limit = 1 if least.max() < min_similarity else count, 0.0
         else:
             least = self._by_words(text, score, some, count)
             if own is not None and self.some[own]:
                 least[own] = 1.0
             logit = self._whole_bounds(text, score, some)
-            if least.max() < threshold and self._compare_whole(text, score, least, logit, 1) < threshold:
+            if least.max() < min_similarity and self._compare_whole(text, score, least, logit, 1) < min_similarity:
                 count = 1
             limit = self._compare_whole(text, score, least, logit, count)
         rows = index.rows_of(np.flatnonzero((least >= limit) & (least > 0) & self.some))

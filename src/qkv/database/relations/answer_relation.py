@@ -284,12 +284,13 @@ class AnswerRelation:
             mask=options.mask,
             where=options.where,
             top=options.top,
-            threshold=options.threshold,
+            min_similarity=options.min_similarity,
+            max_distance=options.max_distance,
             seed=options.seed,
             # The progress is that of the relation.
             progress=None if queries else options.progress,
             on_bad_query="report",
-            fit=options.fit,
+            aggregate=options.aggregate,
             printed=options.printed,
         )
 

@@ -49,7 +49,8 @@ def create_database(
     fold: bool,
     score: str | None,
     normalizer: str | None,
-    threshold: float | None,
+    min_similarity: float | None,
+    max_distance: float | None,
     encoder: str | PathLike[str] | Encoder | None,
     backend: str,
     memory: int | str,
@@ -93,12 +94,13 @@ def create_database(
         encoded, pending = list(encoding.encode_tables(iter(pending[-1:]), progress)), []
         if built.input_kind == "table" and score is None:
             score, distance = _distance_defaults(encoding, encoded[0], value, fold, progress)
-            threshold = distance if threshold is None else threshold
-        elif score is None and threshold is None:
-            threshold = _cosine_threshold(encoding, encoded[0])
+            max_distance = distance if max_distance is None else max_distance
+        elif score is None and min_similarity is None:
+            min_similarity = _default_min_cosine(encoding, encoded[0])
         attached[FILE] = pack(built)
     settings: dict[str, object] = {"key": list(keys), "value": value, "fold": fold}
-    settings |= {"score": score, "normalizer": normalizer, "threshold": threshold}
+    settings |= {"score": score, "normalizer": normalizer}
+    settings |= {"min_similarity": min_similarity, "max_distance": max_distance}
     if encoding is not None:
         settings["encoder"] = encoding.record()
     done = sum(table.num_rows for table in encoded)
@@ -113,7 +115,8 @@ def create_database(
         fold=fold,
         score=score,
         normalizer=normalizer,
-        threshold=threshold,
+        min_similarity=min_similarity,
+        max_distance=max_distance,
         memory=memory,
         encoding=encoding,
     )
@@ -149,7 +152,8 @@ def open_database(
             f"has no saved key and value, got None. Choose from the columns {', '.join(store.schema.names)}."
         )
     same_key = list(key_names(key, store.schema.names)) == saved.get("key")
-    defaults = {name: saved.get(name) if same_key else None for name in ("score", "normalizer", "threshold")}
+    names = ("score", "normalizer", "min_similarity", "max_distance")
+    defaults = {name: saved.get(name) if same_key else None for name in names}
     folded = bool(saved.get("fold", True)) if fold is None else fold
     workers = None
     if cluster is not None:
@@ -184,8 +188,11 @@ def _saved_settings(store: stores.Store) -> dict[str, Any]:
         if fields.get(argument) is not None:
             settings[argument] = fields.text(argument)
             parse(settings[argument])
-    if fields.get("threshold") is not None:
-        settings["threshold"] = fields.number("threshold")
+    for limit in ("min_similarity", "max_distance"):
+        # Older versions saved one number, which was either of the two.
+        name = "threshold" if "threshold" in fields else limit
+        if fields.get(name) is not None:
+            settings[limit] = fields.number(name)
     if fields.get("encoder") is not None:
         settings["encoder"] = fields.record("encoder")
     return settings
@@ -224,8 +231,8 @@ def _distance_defaults(
     return f"gaussian:{chosen.value:.4g}", float(f"{max(min(3.0 * chosen.value, 1.0), nearest):.4g}")
 
 
-def _cosine_threshold(encoding: Encoding, table: pa.Table) -> float | None:
-    """Return the cosine that unrelated keys of a table are not expected to exceed, as the default threshold of a match.
+def _default_min_cosine(encoding: Encoding, table: pa.Table) -> float | None:
+    """Return the cosine that unrelated keys of a table are not expected to exceed, as the default `min_similarity`.
 
     Return None if fewer than two keys have a non-zero vector.
 

@@ -57,7 +57,7 @@ class StoredDatabase(Queryable):
         store: the rows and their versions.
         key, value: names of the key columns and the value column.
         fold: whether texts are compared without regard to case.
-        score, normalizer, threshold: the defaults of `ask`.
+        score, normalizer, min_similarity, max_distance: the defaults of `ask`.
         memory: the memory limit, in bytes or as text.
         encoding: encodes keys and queries as vectors; None: keys are compared unchanged.
         cache: whether what is chosen from 20,000 rows or more, such as bandwidths, is saved with the store.
@@ -89,7 +89,8 @@ class StoredDatabase(Queryable):
         fold: bool = True,
         score: str | None = None,
         normalizer: str | None = None,
-        threshold: float | None = None,
+        min_similarity: float | None = None,
+        max_distance: float | None = None,
         memory: int | str = "512 MiB",
         encoding: Encoding | None = None,
         cache: bool = True,
@@ -102,7 +103,8 @@ class StoredDatabase(Queryable):
         self.value = value
         self.name = store.path.name
         self.fold = fold
-        self.score, self.normalizer, self.threshold = score, normalizer, threshold
+        self.score, self.normalizer = score, normalizer
+        self.min_similarity, self.max_distance = min_similarity, max_distance
         self.memory = memory_bytes(memory)
         self.cell_notes: tuple[str, ...] = ()
         require_columns(store.empty(self._visible), (*self.key, value), self.name)
@@ -114,13 +116,14 @@ class StoredDatabase(Queryable):
     def _ask(self, queries: object, options: AskOptions) -> Answer:
         score = self.score if options.score is None else options.score
         vectors = self._compares_vectors(score)
-        normalizer, threshold = options.normalizer, options.threshold
+        normalizer = options.normalizer
         if vectors == self._compares_vectors(self.score):
             normalizer = self.normalizer if normalizer is None else normalizer
-            # The saved threshold is a cosine, which is no distance for another score.
-            if threshold is None and (score == self.score or not vectors):
-                threshold = self.threshold
-        options = replace(options, score=score, normalizer=normalizer, threshold=threshold)
+            # A limit that an older version saved may be a cosine, which is no distance for another score.
+            if options.min_similarity is options.max_distance is None and (score == self.score or not vectors):
+                limits: dict[str, Any] = {"min_similarity": self.min_similarity, "max_distance": self.max_distance}
+                options = replace(options, **limits, default_limits=True)
+        options = replace(options, score=score, normalizer=normalizer)
         before = self.store.traffic if isinstance(self.store, RemoteStore) else None
         answer = self._answer(queries, options, vectors)
         if self.store.damages and self.store.skipped:
@@ -336,8 +339,12 @@ class StoredDatabase(Queryable):
 
     def _over(self, store: Store) -> Self:
         """Return the same database over another store."""
-        chosen: dict[str, Any] = {"score": self.score, "normalizer": self.normalizer, "threshold": self.threshold}
-        return type(self)(store, self.key, self.value, **chosen, **self._settings)
+        return type(self)(store, self.key, self.value, **self._defaults, **self._settings)
+
+    @property
+    def _defaults(self) -> dict[str, Any]:
+        names = ("score", "normalizer", "min_similarity", "max_distance")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def _settings(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from qkv.errors import KindError, OptionError, RefusedError, ShapeError
 from qkv.interop.huggingface.learned_parts import LearnedOption, layer_normalizer, layer_score
 from qkv.interop.huggingface.mask_interface import LazyMask
 from qkv.interop.huggingface.saved_parts import Json, describe_part
-from qkv.masks import Causal, Keys, Pairs, Window
+from qkv.masks import AllowedKeys, AllowedPairs, Causal, Window
 from qkv.masks.base import And, Mask, and_masks
 from qkv.normalizers import Normalizer, Softmax
 from qkv.scores import Biased, ScaledDot, Score, Softcap
@@ -206,7 +206,7 @@ class AttentionCall:
             temperature = 1.0 if normalizer is None else normalizer.temperature
             normalizer = Softmax(temperature, layout.split_heads(sink.to(query.dtype).reshape(1, -1).expand(1, heads)))
         if mask is not None and layout.group_size > 1:
-            per_head_mask = isinstance(mask, Pairs) and mask.array.shape[1] != 1
+            per_head_mask = isinstance(mask, AllowedPairs) and mask.array.shape[1] != 1
             mask = mask.map_arrays(layout.split_heads if per_head_mask else lambda x: torch.unsqueeze(x, 2))  # type: ignore[arg-type]
         if indices is not None:
             mask = and_masks(mask, IndexedMask(layout.split_pairs(indices[:, None])))
@@ -364,17 +364,17 @@ def _parse_mask(
             return *cropped.parts(), None
         mask = cropped.dense() if isinstance(cropped, LazyMask) else cropped
     if mask.ndim == 2:
-        return Keys(mask[:, None, :k].to(torch.bool)), None, None
+        return AllowedKeys(mask[:, None, :k].to(torch.bool)), None, None
     mask = mask[..., :k]
     mask = mask[(None,) * (4 - mask.ndim)]
     if mask.dtype == torch.bool:
-        return Pairs(mask), None, None
+        return AllowedPairs(mask), None, None
     if not mask.requires_grad and not tracing_mode(mask):
         # A float mask that only holds 0 and very negative elements is converted to a boolean mask, so that masked
         # values are never read.
         allowed = mask == 0
         if bool((allowed | (mask <= torch.finfo(mask.dtype).min / 2)).all()):
-            return Pairs(allowed), None, None
+            return AllowedPairs(allowed), None, None
     return None, None, mask
 
 
@@ -386,7 +386,7 @@ def is_causal(mask: Mask | None) -> bool:
         return True
     if isinstance(mask, Window):
         return mask.after == 0
-    if isinstance(mask, Pairs):
+    if isinstance(mask, AllowedPairs):
         q, k = mask.array.shape[-2:]
         return q > 1 and q <= k and not bool(mask.array.triu(1 + k - q).any())  # type: ignore[attr-defined]
     return False
@@ -397,7 +397,7 @@ def key_padding(mask: Mask | None) -> Bool[Tensor, "#batch k"] | None:
     if isinstance(mask, And):
         found = [x for x in (key_padding(mask.left), key_padding(mask.right)) if x is not None]
         return reduce(torch.logical_and, found) if found else None
-    if not isinstance(mask, Keys):
+    if not isinstance(mask, AllowedKeys):
         return None
     array = cast(torch.Tensor, mask.array)
     return array.reshape(array.shape[0], array.shape[-1]) if array.ndim > 1 else array[None]

@@ -22,7 +22,7 @@ from qkv.core.parts import array_field
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float, Int, Shaped, Tensor
-from qkv.masks import Causal, Documents, Keys, Window
+from qkv.masks import AllowedKeys, Causal, Documents, Window
 from qkv.masks.base import And, Mask, Or, and_masks
 
 __all__ = ["build_mask", "FunctionMask", "LazyMask", "MaskContext", "translate_mask"]
@@ -310,7 +310,7 @@ def _blocks(function: MaskFunction, closure: _Closure, context: MaskContext) -> 
 def _padding(function: MaskFunction, closure: _Closure, context: MaskContext) -> Mask:
     if context.ids is not None:
         return _function_mask(function, context)
-    return Keys(context.slice_keys(closure["padding_mask"]).to(torch.bool))
+    return AllowedKeys(context.slice_keys(closure["padding_mask"]).to(torch.bool))
 
 
 def _translate_packed_positions(function: MaskFunction, closure: _Closure, context: MaskContext) -> Mask | None:
@@ -395,7 +395,7 @@ def build_mask(
         if (unused := context.k_start + kv_length - real.shape[-1]) > 0:
             # Slots of a static cache that have not been written yet.
             real = torch.nn.functional.pad(real, (0, unused))
-        mask = and_masks(mask, Keys(context.slice_keys(real)))
+        mask = and_masks(mask, AllowedKeys(context.slice_keys(real)))
     mask = simplify_mask(mask, Tile.whole(q_length, kv_length, (batch_size, 1), context.positions))
     if mask is None and allow_is_bidirectional_skip:
         return None

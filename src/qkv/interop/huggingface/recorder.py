@@ -34,7 +34,7 @@ from qkv.interop.huggingface.model_layers import (
 )
 from qkv.interop.huggingface.module_record import hook_module, is_module, record_module
 from qkv.interop.huggingface.registration import add_listener
-from qkv.masks import Causal, Keys, Pairs
+from qkv.masks import AllowedKeys, AllowedPairs, Causal
 from qkv.masks.base import Mask, and_masks
 from qkv.nn.observe_model import ModuleCall
 from qkv.nn.protocols import COLLECT, CallInputs
@@ -115,7 +115,7 @@ def _translate(
         score = score if bias is None else Biased(score, bias=bias.to(query.dtype))
     if key_padding_mask is not None:
         allowed, bias = _split_mask(key_padding_mask, added)
-        mask = and_masks(mask, Keys(allowed[:, None]))
+        mask = and_masks(mask, AllowedKeys(allowed[:, None]))
         score = score if bias is None else Biased(score, bias=bias[:, None, None].to(query.dtype))
     return AttentionCall.of(query, key, value, module.num_heads, score=score, mask=mask), kind
 
@@ -142,7 +142,7 @@ def _pairs_mask(allowed: Bool[Tensor, "#batch #heads q k"]) -> Mask | None:
     q, k = allowed.shape[-2:]
     if q == k and bool((allowed == allowed.new_ones(q, k).tril()).all()):
         return Causal()
-    return Pairs(allowed)
+    return AllowedPairs(allowed)
 
 
 def request_weights(model: torch.nn.Module) -> list[RemovableHandle]:

@@ -10,7 +10,7 @@ from keras import ops
 
 from qkv.core.typing import Array, Float, Shaped
 from qkv.interop.keras.engine_call import EngineLayer, Weighted
-from qkv.masks import Causal, Keys, Mask
+from qkv.masks import AllowedKeys, Causal, Mask
 from qkv.masks.base import and_masks
 from qkv.scores import Additive, Bilinear, Dot, Score
 
@@ -111,4 +111,4 @@ def _key_mask(mask: Shaped[Array, "*_ k"], rank: int) -> Mask:
     mask = ops.cast(mask, "bool")
     while len(mask.shape) < rank - 1:
         mask = ops.expand_dims(mask, -2)
-    return Keys(mask)
+    return AllowedKeys(mask)

@@ -9,7 +9,7 @@ from keras import ops
 
 from qkv.core.typing import Array, Float, Shaped
 from qkv.interop.keras.engine_call import EngineLayer
-from qkv.masks import Causal, Keys, Mask, Pairs, Window
+from qkv.masks import AllowedKeys, AllowedPairs, Causal, Mask, Window
 from qkv.masks.base import and_masks
 from qkv.scores import ScaledDot
 
@@ -51,10 +51,10 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
         rank = len(query.shape) + 1
         mask = self._pair_mask(attention_mask, rank)
         if query_mask is not None:
-            mask = and_masks(mask, Pairs(ops.expand_dims(self._token_mask(query_mask, rank), -1)))
+            mask = and_masks(mask, AllowedPairs(ops.expand_dims(self._token_mask(query_mask, rank), -1)))
         for key_or_value in (value_mask, key_mask):
             if key_or_value is not None:
-                mask = and_masks(mask, Keys(self._token_mask(key_or_value, rank)))
+                mask = and_masks(mask, AllowedKeys(self._token_mask(key_or_value, rank)))
         if use_causal_mask:
             mask = and_masks(mask, Causal("start"))
         window = getattr(self, "_sliding_window", None)  # Keras before 3.15 has no windows
@@ -68,7 +68,7 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
 
     def _pair_mask(self, mask: Shaped[Array, "*_"] | None, rank: int) -> Mask | None:
         """Return the mask of pairs for a boolean mask of Keras and projected queries with `rank` axes."""
-        return None if mask is None else Pairs(self._merged(mask, rank, 2))
+        return None if mask is None else AllowedPairs(self._merged(mask, rank, 2))
 
     def _merged(self, mask: Shaped[Array, "*_"], rank: int, sides: int) -> Shaped[Array, "*_"]:
         """Return a mask with all batch axes of the projected queries, and one axis for the axes of attention of a side.

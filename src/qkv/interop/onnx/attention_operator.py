@@ -24,7 +24,7 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Int, Shaped
 from qkv.engine import attend, observe
 from qkv.errors import KindError, OptionError, ShapeError
-from qkv.masks import Causal, Keys, Lengths, Mask, Pairs, Window
+from qkv.masks import AllowedKeys, AllowedPairs, Causal, Lengths, Mask, Window
 from qkv.masks.base import and_masks
 from qkv.normalizers import Normalizer
 from qkv.readouts import Dense
@@ -438,12 +438,12 @@ def _mask_and_bias(
         array = shape.split(_broadcastable_mask(attn_mask, shape, opset), True)
         xp, by_key = namespace(array), array.shape[-2] == 1
         if not is_floating(array):
-            masks.append(Keys(array[..., 0, :]) if by_key else Pairs(array))
+            masks.append(AllowedKeys(array[..., 0, :]) if by_key else AllowedPairs(array))
         elif by_key:
             # Fused kernels support a mask of keys and a finite bias of keys, but not a bias of −inf.
             array = _compute_dtype(array, node)
             excluded = xp.isinf(array) & (array < 0)
-            masks.append(Keys(~excluded[..., 0, :]))
+            masks.append(AllowedKeys(~excluded[..., 0, :]))
             bias = xp.where(excluded, xp.zeros_like(array), array)
         else:
             bias = _compute_dtype(array, node)

@@ -23,7 +23,7 @@ from qkv.core.typing import Array, Float, Num, Shaped, Tensor
 from qkv.kernels.fused.layout import Layout, layout_of
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.softmax_limits import softmax_limits
-from qkv.masks import Blocks, Documents, Mask, Pairs, Prefix
+from qkv.masks import AllowedPairs, Blocks, Documents, Mask, Prefix
 from qkv.masks.base import And, Not, Or
 from qkv.masks.window import BandMask
 from qkv.plan.kernel_protocol import Kernel, Result
@@ -46,7 +46,7 @@ ScoreFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 _Element = Callable[[Tensor, Tensor], Tensor]
 _Key: TypeAlias = "tuple[object, ...] | None"
-_MASKS = (BandMask, Prefix, Documents, Pairs, Blocks)
+_MASKS = (BandMask, Prefix, Documents, AllowedPairs, Blocks)
 
 
 def modifications_of(score: Score) -> tuple[Score, tuple[Score, ...]]:
@@ -212,7 +212,7 @@ def mask_function(
         keys, key_element = axes.lookup(cast("Array", mask.key_ids), 1)
         batched = queries.shape[0] != 1 or keys.shape[0] != 1
         return (lambda b, h, q, k: queries[element(b, h), q] == keys[key_element(b, h), k]), batched, None
-    if isinstance(mask, Pairs):
+    if isinstance(mask, AllowedPairs):
         pairs, element = axes.lookup(mask.array, 2)
         rows, cols = (n != 1 for n in pairs.shape[-2:])
         batched = pairs.shape[0] != 1

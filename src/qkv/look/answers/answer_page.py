@@ -408,8 +408,9 @@ class AnswerPage:
             score=options.get("score"),
             normalizer=options.get("normalizer"),
             where=options.get("where"),
-            threshold=options.get("threshold"),
-            fit=options.get("fit"),
+            min_similarity=options.get("min_similarity"),
+            max_distance=options.get("max_distance"),
+            aggregate=options.get("aggregate"),
         )
         stream = io.BytesIO()
         figure.savefig(stream, format="png")

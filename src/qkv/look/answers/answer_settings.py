@@ -104,9 +104,10 @@ class AskArguments(TypedDict, total=False):
 
     score: str
     normalizer: str
-    fit: str
+    aggregate: str
     where: str
-    threshold: float
+    min_similarity: float
+    max_distance: float
     top: int
 
 
@@ -119,9 +120,10 @@ class AnswerSettings:
         bandwidth: bandwidth of the score, in the unit of the key.
         normalizer: name of the normalizer.
         neighbours: number of rows that get weight; empty: as the normalizer does.
-        fit: "mean", "vote" or "local-linear".
+        aggregate: "mean", "vote" or "local-linear".
         where: SQL predicate.
-        threshold: least similarity, or largest distance, of a match.
+        min_similarity: least similarity of a match.
+        max_distance: largest distance of a match.
         top: number of rows of evidence.
     """
 
@@ -129,9 +131,10 @@ class AnswerSettings:
     bandwidth: str = ""
     normalizer: str = ""
     neighbours: str = ""
-    fit: str = ""
+    aggregate: str = ""
     where: str = ""
-    threshold: str = ""
+    min_similarity: str = ""
+    max_distance: str = ""
     top: str = "10"
 
     @classmethod
@@ -159,9 +162,10 @@ class AnswerSettings:
         *,
         score: str | None = None,
         normalizer: str | None = None,
-        fit: str | None = None,
+        aggregate: str | None = None,
         where: str | None = None,
-        threshold: float | None = None,
+        min_similarity: float | None = None,
+        max_distance: float | None = None,
         top: int | None = None,
     ) -> AnswerSettings:
         """Return the settings that stand for options of `Database.ask`.
@@ -181,9 +185,10 @@ class AnswerSettings:
             bandwidth,
             inner if top_k else normalizer or "",
             count if top_k else "",
-            fit or "",
+            aggregate or "",
             where or "",
-            "" if threshold is None else f"{threshold!r}",
+            "" if min_similarity is None else f"{min_similarity!r}",
+            "" if max_distance is None else f"{max_distance!r}",
             str(top or 10),
         )
 
@@ -199,12 +204,14 @@ class AnswerSettings:
             out["score"] = score
         if normalizer:
             out["normalizer"] = normalizer
-        if self.fit:
-            out["fit"] = self.fit
+        if self.aggregate:
+            out["aggregate"] = self.aggregate
         if self.where:
             out["where"] = self.where
-        if self.threshold:
-            out["threshold"] = float(_number("threshold", self.threshold))
+        if self.min_similarity:
+            out["min_similarity"] = float(_number("min_similarity", self.min_similarity))
+        if self.max_distance:
+            out["max_distance"] = float(_number("max_distance", self.max_distance))
         out["top"] = min(_integer("rows", self.top), _MAX_TOP)
         return out
 
@@ -213,12 +220,12 @@ def command_options(options: AskArguments) -> list[str]:
     """Return the options of `qkv ask` for keyword arguments of `Database.ask`.
 
     Example:
-        >>> command_options({"score": "boxcar:1", "threshold": 0.5, "top": 10})
-        ['--score', 'boxcar:1', '--threshold', '0.5']
+        >>> command_options({"score": "boxcar:1", "max_distance": 0.5, "top": 10})
+        ['--score', 'boxcar:1', '--max-distance', '0.5']
     """
     given = [(name, value) for name, value in options.items() if (name, value) != ("top", 10)]
-    words = [part for name, value in given for part in (f"--{name}", str(value))]
-    return [*words, *["--gradient"] * (options.get("fit") == "local-linear")]
+    words = [part for name, value in given for part in (f"--{name.replace('_', '-')}", str(value))]
+    return [*words, *["--gradient"] * (options.get("aggregate") == "local-linear")]
 
 
 def _number(name: str, text: str) -> str:

@@ -28,9 +28,10 @@ def explorer(
     file: str | PathLike[str] | None = None,
     score: str | None = None,
     normalizer: str | None = None,
-    fit: str | None = None,
+    aggregate: str | None = None,
     where: str | None = None,
-    threshold: float | None = None,
+    min_similarity: float | None = None,
+    max_distance: float | None = None,
     top: int | None = None,
 ) -> AnyWidget:
     """Create a notebook widget on which a query is moved over the rows of a database, and the answer follows.
@@ -44,9 +45,10 @@ def explorer(
         file: the file or store of the database, from which the page makes the command `qkv ask`; None: no command.
         score: the first score, by name as in `Database.ask`.
         normalizer: the first normalizer, by name as in `Database.ask`.
-        fit: "mean", "vote" or "local-linear", as in `Database.ask`.
+        aggregate: "mean", "vote" or "local-linear", as in `Database.ask`.
         where: a SQL predicate, as in `Database.ask`.
-        threshold: the least similarity, or the largest distance, of a match, as in `Database.ask`.
+        min_similarity: the least similarity of a match, as in `Database.ask`.
+        max_distance: the largest distance of a match, as in `Database.ask`.
         top: number of rows of evidence; None: 10.
 
     Raises:
@@ -60,7 +62,13 @@ def explorer(
         >>> shown = look.explorer(pay, "2.5")  # doctest: +SKIP
     """
     settings = AnswerSettings.from_options(
-        score=score, normalizer=normalizer, fit=fit, where=where, threshold=threshold, top=top
+        score=score,
+        normalizer=normalizer,
+        aggregate=aggregate,
+        where=where,
+        min_similarity=min_similarity,
+        max_distance=max_distance,
+        top=top,
     )
     source = (
         None if file is None else TableSource.of_table(fspath(file), key=",".join(database.key), value=database.value)

@@ -1,4 +1,4 @@
-// The controls of the page of answers: score, bandwidth, neighbours, normalizer, fit, filter and distance.
+// The controls of the page of answers: score, bandwidth, neighbours, normalizer, aggregate, filter and distance.
 
 import { createElement, createSelect } from "./dom.js";
 
@@ -28,12 +28,12 @@ export function createControls(meta, settings, change) {
   if (!saved) {
     parts.push(group([createSelect("Normalizer", named(meta.normalizers, settings.normalizer), settings.normalizer, set("normalizer"))], "how scores become weights"));
     /** @type {[string, string][]} */
-    const fits = [["", "automatic"], ["mean", "mean of the values"], ["vote", "vote"]];
-    if (meta.lines) fits.push(["local-linear", "line through the rows"]);
-    parts.push(group([createSelect("Answer", fits, settings.fit, set("fit"))], ""));
+    const aggregates = [["", "automatic"], ["mean", "mean of the values"], ["vote", "vote"]];
+    if (meta.lines) aggregates.push(["local-linear", "line through the rows"]);
+    parts.push(group([createSelect("Answer", aggregates, settings.aggregate, set("aggregate"))], ""));
     parts.push(group([createField("Filter", "where", "SQL", "text")], `SQL predicate, such as ${exampleOf(meta)}`));
-    const limit = meta.mode === "typed" ? "Least similarity" : "Largest distance";
-    parts.push(group([createField(limit, "threshold", "automatic", "number")], "of a match"));
+    const [limit, name] = meta.mode === "typed" ? ["Least similarity", "min_similarity"] : ["Largest distance", "max_distance"];
+    parts.push(group([createField(limit, name, "automatic", "number")], "of a match"));
     parts.push(group([createField("Rows shown", "top", "10", "number")], ""));
   }
 
