@@ -15,6 +15,12 @@ PLACES = ["Denver Intl", "Dover AFB", "San José", "San Diego Intl", "O'Hare", "
 WORDS = ["san", "jose", "santa", "john", "intl", "international", "denver", "a", "21", "ana", "ii", "2", "u21", "x"]
 
 
+def numbered(keys):
+    """Return the numbers of different names, and that of each row, -1 for a row without a name."""
+    names = {name: number for number, name in enumerate(dict.fromkeys(name for name in keys if name is not None))}
+    return names, np.array([names.get(name, -1) for name in keys])
+
+
 def opened(names):
     return Database.open({"name": names, "row": list(range(len(names)))}, key="name", value="row")
 
@@ -144,7 +150,7 @@ def test_the_index_finds_the_rows_with_the_largest_similarities(names, query, co
     few = len({name for name, one in zip(keys, present, strict=True) if one and name is not None}) <= count
     best = 1 if logits.max() < min_similarity and not few and len(text) < 256 else count
     expected = np.sort(np.argsort(-logits, kind="stable")[: min(best, np.isfinite(logits).sum())])
-    rows = PresentNames(NameIndex(keys), present).best_rows(text, score, count, min_similarity)
+    rows = PresentNames(NameIndex(*numbered(keys)), present).best_rows(text, score, count, min_similarity)
     assert np.isin(expected, rows).all()
     # All rows are compared if there are few names, or with very long queries.
     if len(set(keys[rows])) > count and len(text) < 256:

@@ -129,7 +129,8 @@ def test_the_comparison_of_two_long_texts_ends_at_a_checkpoint(score):
 def test_long_queries_find_the_rows_of_largest_similarity_by_the_index():
     rng = random.Random(4)
     keys = np.array([drawn_text(rng, rng.choice((3, 80))) for _ in range(300)], object)
-    index = PresentNames(NameIndex(keys), np.ones(len(keys), bool))
+    names = {name: number for number, name in enumerate(dict.fromkeys(keys))}
+    index = PresentNames(NameIndex(names, np.array([names[key] for key in keys])), np.ones(len(keys), bool))
     for _ in range(5):
         text = drawn_text(rng, 120) + " county" * 40
         logits = Names()(np.array([text], object), keys)[0]

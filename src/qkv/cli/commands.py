@@ -95,8 +95,8 @@ _EXAMPLES = (
 )
 
 
-def create_app(names: Iterable[str] = tuple(_SUMMARIES)) -> typer.Typer:
-    """Return the Typer application with the named subcommands."""
+def create_app(names: Iterable[str] = tuple(_SUMMARIES), listed: bool = False) -> typer.Typer:
+    """Return the Typer application with the named subcommands, which are without options if they are only listed."""
     # No rich markup: the examples in the help must keep their lines, so that they can be copied and run.
     app = typer.Typer(
         add_completion=True,
@@ -107,6 +107,9 @@ def create_app(names: Iterable[str] = tuple(_SUMMARIES)) -> typer.Typer:
     )
     app.callback()(_qkv)
     for name in names:
+        if listed:
+            app.command(name, short_help=_SUMMARIES[name])(_qkv)
+            continue
         command = getattr(import_module(f"qkv.cli.{'fit' if name == 'evaluate' else name}"), name)
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name, short_help=_SUMMARIES[name])
@@ -151,8 +154,9 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        # Reading the options of all subcommands takes longer than many a query.
-        app = create_app(given[:1]) if given[:1] and given[0] in _SUMMARIES else create_app()
+        # Reading the options of all subcommands takes longer than many a query. Only the completion needs them.
+        named = given[:1] and given[0] in _SUMMARIES
+        app = create_app(given[:1]) if named else create_app(listed="_QKV_COMPLETE" not in os.environ)
         command = use_plain_converters(typer.main.get_command(app), _HELP_NAMES)
         code = command.main(args=given, prog_name="qkv", standalone_mode=False)
         sys.stdout.flush()

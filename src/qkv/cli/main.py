@@ -12,12 +12,15 @@ Exit codes:
 from __future__ import annotations
 
 import _thread
+import atexit
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from types import FrameType
+from typing import NoReturn
 
 from qkv.core.extras import require_packages
 from qkv.errors import MissingPackageError
@@ -34,7 +37,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if hasattr(stream, "reconfigure"):
             # A terminal that cannot encode an arrow gets a question mark instead of a traceback.
             stream.reconfigure(errors="replace")
-    sys.exit(run(arguments))
+    _end_process(run(arguments))
+
+
+def _end_process(code: int) -> NoReturn:
+    """End the process as `sys.exit` does, but leave the objects of all modules to the operating system.
+
+    Python would visit and delete each of them, which takes a fifth of the time of a short command.
+    """
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        sys.exit(code)  # an error or Ctrl-C at the end is reported as usual
+    os._exit(code)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

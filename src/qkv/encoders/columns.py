@@ -18,9 +18,11 @@ from __future__ import annotations
 import datetime as dt
 import math
 import unicodedata
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
+from itertools import count
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -178,6 +180,13 @@ class Column:
         words = np.concatenate([words, *map(exact_cells.cell_integers, chunks)])
         return np.where(self.missing[:, None], 0, words)
 
+    @cached_property
+    def distinct(self) -> tuple[dict[str, int], Int[np.ndarray, " rows"]]:
+        """The different texts, numbered from 0 in the order of their first rows, and the number of each row."""
+        numbers: defaultdict[str, int] = defaultdict(count().__next__)
+        rows = np.fromiter(map(numbers.__getitem__, self.cells.tolist()), np.intp, len(self.cells))
+        return dict(numbers), rows
+
     @property
     def integers_per_cell(self) -> int:
         """The number of columns of `integers`, or 0 if it is None."""
@@ -326,7 +335,7 @@ def _kind_of(type_: pa.DataType, name: str) -> Kind:
 
 def _read_texts(chunked: pa.ChunkedArray, name: str, kind: Kind, folded: bool) -> Column:
     original = np.array(chunked.to_pylist(), dtype=object)
-    normalize = cache(fold) if folded else str
+    normalize = fold if folded else str
     cells = np.array(["" if text is None else normalize(text) for text in original], dtype=object)
     return Column(name, kind, cells, cells == "", chunked.type, original=original)
 

@@ -147,7 +147,7 @@ def is_uuid(text: str) -> bool:
 
     A text of digits alone is none.
     """
-    return not text.isdigit() and _UUID.fullmatch(text.strip()) is not None
+    return len(text) >= 32 and not text.isdigit() and _UUID.fullmatch(text.strip()) is not None
 
 
 def uuid_integers(texts: Sequence[object]) -> tuple[Int[np.ndarray, "texts 2"], Bool[np.ndarray, " texts"]]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from array import array
+from collections import defaultdict
 from collections.abc import Sequence
-from itertools import chain
+from itertools import count
 from typing import Self
 
 import numpy as np
@@ -24,6 +26,10 @@ _LETTERS = str.maketrans({"ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th"
 # Apostrophes, accents and dots join the letters of a word (O'Hare, U.S.A.); other signs separate words.
 _JOINED = re.compile(r"['’‘`´]|\.(?![0-9])|(?<![0-9])\.")
 _SIGNS = re.compile(r"[^\w\n.]+|_")
+# The same for ASCII without digits, of which no dot is a decimal point.
+_ASCII_SIGNS = {
+    code: "" if chr(code) in "'`." else " " for code in range(128) if not chr(code).isalnum() and chr(code) != "\n"
+}
 _NAMES_AT_ONCE = 2**11
 _SPACES = re.compile(r" {2,}")
 _DIGIT = re.compile("[0-9]")
@@ -57,6 +63,9 @@ def _clean(text: str) -> str:
         out = "".join(letter for letter in parts if not unicodedata.combining(letter))
         out = _OTHER_DIGIT.sub(lambda found: str(unicodedata.decimal(found[0])), out)
     digits = _DIGIT.search(out) is not None
+    if out.isascii() and not digits:
+        out = out.translate(_ASCII_SIGNS)
+        return _SPACES.sub(" ", out) if "  " in out else out
     for pattern, text in _WRITTEN if digits else ():
         out = pattern.sub(text, out)
     out = _SIGNS.sub(" ", _JOINED.sub("", out))
@@ -70,16 +79,12 @@ def _clean_all(texts: Sequence[str]) -> list[str]:
     if not texts:
         return []
     lines = [text.replace("\n", " ") if "\n" in text else text for text in texts]
-    cleaned = [""] * len(lines)
-    groups: tuple[list[int], ...] = [], [], []
-    for i, line in enumerate(lines):
-        groups[2 if not line.isascii() else _DIGIT.search(line) is not None].append(i)
-    for indices in groups:
-        if indices:
-            out = _clean("\n".join([lines[i] for i in indices])).split("\n")
-            for i, text in zip(indices, out, strict=True):
-                cleaned[i] = text.strip() or texts[i]
-    return cleaned
+    kinds = [2 if not line.isascii() else _DIGIT.search(line) is not None for line in lines]
+    cleaned = {
+        kind: iter(_clean("\n".join([line for line, own in zip(lines, kinds, strict=True) if own == kind])).split("\n"))
+        for kind in set(kinds)
+    }
+    return [next(cleaned[kind]).strip() or text for kind, text in zip(kinds, texts, strict=True)]
 
 
 class NameWords:
@@ -106,17 +111,15 @@ class NameWords:
 
     def __init__(self, names: Sequence[str | None]) -> None:
         self.texts: list[str | None] = []
-        codes: dict[str, int] = {}
-        flat: list[int] = []
-        counts: list[int] = []
+        codes: defaultdict[str, int] = defaultdict(count().__next__)
+        flat, counts = array("q"), array("q")
         for start in range(0, len(names), _NAMES_AT_ONCE):
             checkpoint()
             part = names[start : start + _NAMES_AT_ONCE]
             cleaned = iter(_clean_all([name for name in part if name is not None]))
             texts = [None if name is None else next(cleaned) for name in part]
-            split = [(text or "").split() for text in texts]
-            flat += [codes.setdefault(word, len(codes)) for word in chain.from_iterable(split)]
-            counts += map(len, split)
+            flat.extend(map(codes.__getitem__, " ".join(filter(None, texts)).split()))
+            counts.extend([len(text.split()) if text else 0 for text in texts])
             self.texts += texts
         self._set(list(codes), np.array(flat, np.intp), np.array(counts, np.intp))
 

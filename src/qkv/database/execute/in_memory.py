@@ -50,7 +50,7 @@ __all__ = ["InMemoryExecutor", "RowsWithoutValue", "attend_to_rows"]
 
 _QUERIES_AT_ONCE = 1024
 # Text keys of so many rows are indexed at the first query, and found in groups of queries of this size.
-_INDEXED_ROWS = 20_000
+_INDEXED_ROWS = 1000
 _QUERIES_FOUND_AT_ONCE = 32
 # Statistics need the weights of all rows: at most this many are held at once, 8 MiB of float64, between checkpoints.
 _MOST_WEIGHTS = 2**20
@@ -201,8 +201,9 @@ class InMemoryExecutor(Executor):
         assert isinstance(score, Names)
         if self._present_names is None:
             if key not in self._name_indexes:
-                names = np.where(self.query_columns[key].missing, np.array(None, dtype=object), comparison.key)
-                self._name_indexes[key] = NameIndex(names)
+                column = self.query_columns[key]
+                names, rows = column.distinct
+                self._name_indexes[key] = NameIndex(names, np.where(column.missing, -1, rows))
             self._present_names = PresentNames(self._name_indexes[key], self.complete)
         texts = comparison.query_array(queries.columns).tolist()
         least = comparison.min_similarity

@@ -78,7 +78,7 @@ class _KeysWithoutValue:
     def answer(self, options: AskOptions, entries: list[Entry]) -> list[Entry]:
         """Return the entries of all queries."""
         self.any_mask = options.mask is not None and not self.rows.masked
-        nearest = np.unique(np.array([entry.nearest for entry in entries if entry.nearest >= 0], np.int64))
+        nearest = np.array(sorted({entry.nearest for entry in entries if entry.nearest >= 0}), np.int64)
         cells = key_cells(self.comparison, self.executor.read_rows(nearest)[:-1]) if len(nearest) else []
         keys = dict(zip(nearest.tolist(), cells, strict=True))
         out, undecided = list(entries), []

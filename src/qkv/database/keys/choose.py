@@ -26,7 +26,6 @@ standardized columns with a chosen bandwidth.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 
@@ -431,7 +430,7 @@ class ComparisonChooser:
 
     def most_repeats(self, column: Column) -> int:
         """Return the number of complete rows that hold the most common cell of a key column."""
-        return max(Counter(column.cells[self.complete].tolist()).values(), default=0)
+        return int(np.bincount(column.distinct[1][self.complete]).max(initial=0))
 
     def largest(self, column: Column) -> float:
         """Return the largest magnitude of the numbers of a key column over its complete rows."""

@@ -81,10 +81,11 @@ class TextForms:
         """Return the counts of the selected texts of a column; 0 for other kinds."""
         if column.kind != "text":
             return TextForms()
-        texts = column.cells[selected].tolist()
-        codes = [is_code(text) for text in texts]
-        single = sum(code or " " not in text for code, text in zip(codes, texts, strict=True))
-        return TextForms(len(texts), sum(map(is_uuid, texts)), sum(map(_is_digits, texts)), sum(codes), single)
+        texts, numbers = column.distinct
+        rows = np.bincount(numbers[selected], minlength=len(texts))
+        uuids, digits, codes = (np.array(list(map(form, texts)), bool) for form in (is_uuid, _is_digits, is_code))
+        single = codes | np.array([" " not in text for text in texts], bool)
+        return TextForms(int(rows.sum()), *(int(rows[form].sum()) for form in (uuids, digits, codes, single)))
 
     def __add__(self, other: TextForms) -> TextForms:
         own, more = (dataclasses.astuple(each) for each in (self, other))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from qkv.core.progress import checkpoint
-from qkv.core.typing import Bool, Float, Int, Num, Shaped
+from qkv.core.typing import Bool, Float, Int, Num
 from qkv.scores.name_numbers import holds_numbers, matching_words, query_numbers
 from qkv.scores.name_words import NameWords, clean_name
 from qkv.scores.names import Names, QueryWords
@@ -31,6 +31,8 @@ _PREFIX = 4
 _LONGEST = 255
 _ROUNDING = 1e-9
 _SHARE_OF_BEGINNING = 0.89
+# The letters of so many texts are counted at once, in 1.5 MiB.
+_TEXTS_AT_ONCE = 2**12
 # Names are compared in descending order of their bounds, in groups of at least this many.
 _FIRST_NAMES = 500
 _MOST_NAMES = 3000
@@ -45,25 +47,20 @@ class _Letters:
     """The numbers of letters of each of many texts by class of letters, which bound their similarity to a query."""
 
     def __init__(self, texts: list[str]) -> None:
-        size = np.array([len(text) for text in texts], np.intp)
-        self.lengths = np.minimum(size, _LONGEST).astype(np.uint8)
-        flat = _classes("".join(texts))
-        owner = np.repeat(np.arange(len(texts)), size)
-        counts = np.zeros((_CLASSES, len(texts)), np.uint8)
-        step = max(1, 2**24 // _CLASSES)
-        ends = np.cumsum(size, dtype=np.intp)
-        for start in range(0, len(texts), step):
-            stop = min(start + step, len(texts))
-            part = slice(int(ends[start] - size[start]), int(ends[stop - 1]))
-            places = flat[part].astype(np.intp) * (stop - start) + owner[part] - start
-            found = np.bincount(places, minlength=_CLASSES * (stop - start)).reshape(_CLASSES, -1)
-            counts[:, start:stop] = np.minimum(found, _LONGEST)
-        self.counts = counts
+        sizes = np.array([len(text) for text in texts], np.intp)
+        self.lengths = np.minimum(sizes, _LONGEST).astype(np.uint8)
+        self.counts = np.zeros((_CLASSES, len(texts)), np.uint8)
         self.prefix = np.full((_PREFIX, len(texts)), _CLASSES, np.uint8)
-        starts = ends - size
-        for place in range(_PREFIX):
-            long = size > place
-            self.prefix[place, long] = flat[starts[long] + place]
+        for start in range(0, len(texts), _TEXTS_AT_ONCE):
+            some = slice(start, start + _TEXTS_AT_ONCE)
+            size, flat = sizes[some], _classes("".join(texts[some]))
+            places = flat * np.intp(len(size)) + np.repeat(np.arange(len(size)), size)
+            found = np.bincount(places, minlength=_CLASSES * len(size)).reshape(_CLASSES, -1)
+            self.counts[:, some] = np.minimum(found, _LONGEST)
+            starts = np.cumsum(size, dtype=np.intp) - size
+            for place in range(_PREFIX):
+                long = size > place
+                self.prefix[place, some][long] = flat[starts[long] + place]
 
     def shared(self, text: str, some: Int[np.ndarray, " n"] | slice = _ALL) -> Num[np.ndarray, " n"]:
         """Return a bound of the number of letters that each text shares with a query of at most 255 letters."""
@@ -104,15 +101,12 @@ class NameIndex:
     """Index of the different names of a column.
 
     Args:
-        keys: the names of all rows; None for a missing name.
+        numbers: the different names with their numbers, which count from 0.
+        rows: the number of the name of each row; -1 for a missing name.
     """
 
-    def __init__(self, keys: Shaped[np.ndarray, " rows"]) -> None:
-        numbers: dict[str, int] = {}
-        self.rows = np.array(
-            [-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys.tolist()], np.intp
-        )
-        self.numbers, self.names = numbers, np.array(list(numbers), dtype=object)
+    def __init__(self, numbers: dict[str, int], rows: Int[np.ndarray, " rows"]) -> None:
+        self.numbers, self.rows, self.names = numbers, rows, np.array(list(numbers), dtype=object)
         self.words = NameWords(list(numbers))
         texts = [text or "" for text in self.words.texts]
         self.texts = np.array(texts, dtype=object)
@@ -191,8 +185,8 @@ class PresentNames:
         `min_similarity`, the row with the largest logit is returned alone.
 
         Example:
-            >>> names = np.array(["denver intl", "dover afb", "denver", None], object)
-            >>> present = PresentNames(NameIndex(names), np.array([True, True, False, True]))
+            >>> index = NameIndex({"denver intl": 0, "dover afb": 1, "denver": 2}, np.array([0, 1, 2, -1]))
+            >>> present = PresentNames(index, np.array([True, True, False, True]))
             >>> present.best_rows("denver", Names(), 1)
             array([0])
         """
@@ -325,12 +319,14 @@ class PresentNames:
 
 def _classes(text: str) -> Num[np.ndarray, " n"]:
     """Return the class of each letter of a text."""
+    if text.isascii():
+        return _ASCII[np.frombuffer(text.encode(), np.uint8)]
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     return np.where(points < 128, _ASCII[np.minimum(points, 127)], _FIRST_OTHER + points % 11).astype(np.uint8)
 
 
-def _ascii_classes() -> Int[np.ndarray, " letters"]:
-    out = _FIRST_OTHER + np.arange(128) % 11
+def _ascii_classes() -> Num[np.ndarray, " letters"]:
+    out = (_FIRST_OTHER + np.arange(128) % 11).astype(np.uint8)
     out[ord("a") : ord("z") + 1] = np.arange(26)
     out[ord("0") : ord("9") + 1] = 26 + np.arange(10)
     out[ord(" ")] = 36

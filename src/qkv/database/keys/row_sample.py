@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from functools import cache
 
 import numpy as np
 
@@ -61,7 +60,9 @@ class RowSampler:
 
     def _number(self, buckets: Shaped[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
         """Return for each row the number of earlier rows in its bucket, and count the rows."""
-        order = np.argsort(buckets, kind="stable")
+        # By 16 bits at once, which NumPy sorts in linear time.
+        order = np.argsort(buckets.astype(np.uint16), kind="stable")
+        order = order[np.argsort((buckets >> np.uint64(16)).astype(np.uint16)[order], kind="stable")]
         ordered = buckets[order].astype(np.int64)
         starts = np.flatnonzero(np.diff(ordered, prepend=-1))
         lengths = np.diff(starts, append=len(ordered))
@@ -95,8 +96,7 @@ def _hash_cells(column: Column, rows: Int[np.ndarray, " n"]) -> Shaped[np.ndarra
     """Return a hash of the cell of each of `rows`, equal for equal cells of any table."""
     cells: Shaped[np.ndarray, "n ..."] = column.cells[rows]
     if column.kind in ("text", "category"):
-        code = cache(lambda text: zlib.crc32(text.encode("utf-8", "surrogatepass")))
-        return np.fromiter(map(code, cells.tolist()), np.uint64, len(cells))
+        return np.array([zlib.crc32(text.encode("utf-8", "surrogatepass")) for text in cells.tolist()], np.uint64)
     if column.kind == "timestamp":
         return np.asarray((cells.astype(np.int64) + column.origin).view(np.uint64))
     bits = np.ascontiguousarray(cells + 0.0, np.float64).view(np.uint64)  # −0 becomes 0
