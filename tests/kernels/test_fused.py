@@ -12,6 +12,7 @@ import qkv
 from qkv import masks, normalizers, scores
 from qkv.errors import RefusedError
 from qkv.kernels import FusedKernel
+from qkv.kernels.fused import kernel as fused_kernel
 from qkv.testing.cases import Case
 from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import Setting
@@ -115,6 +116,30 @@ def test_nonfinite_inputs_give_the_result_of_the_oracle(side: str, bad: float, d
         leaves = [x.requires_grad_(gradient) for x in arrays.values()]
         seen = [qkv.attend(*leaves, mask=mask, kernel=kernel) for kernel in ("fused", "dense")]
         torch.testing.assert_close(*seen, equal_nan=True, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("k", [5, 33, 600])
+@pytest.mark.parametrize("mask", [None, masks.Causal("start"), masks.Lengths(4), masks.Causal("end")])
+def test_products_in_bfloat16_stay_within_the_documented_error(k: int, mask: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(fused_kernel, "_multiplies_bfloat16", lambda: True)
+    qkv.plan.cache.PLANS.clear()
+    sides = [torch.randn(2, 3, n, 16).bfloat16() for n in (7, k, k)]
+    exact = qkv.attend(*[x.double() for x in sides], mask=mask, kernel="dense")
+    found = [qkv.attend(*sides, mask=mask, kernel="fused") for _ in range(2)]  # the second call has a cached plan
+    for output in (*found, qkv.attend(sides[0].float().bfloat16(), *sides[1:], mask=mask, kernel="fused")):
+        assert output.dtype == torch.bfloat16
+        assert float((output.double() - exact).abs().max() / exact.abs().max()) < 3e-2
+    broken = [x.clone() for x in sides]
+    broken[1][0, 0, 3, 1] = torch.inf
+    seen = [qkv.attend(*broken, mask=mask, kernel=kernel) for kernel in ("fused", "fused", "dense")]
+    for output in seen[:2]:
+        torch.testing.assert_close(output, seen[2], equal_nan=True, rtol=2e-2, atol=2e-2)
+    whole = torch.ones(2, 3, 7, 16, dtype=torch.int64)
+    torch.testing.assert_close(
+        qkv.attend(whole, *sides[1:], mask=mask, kernel="fused"),
+        qkv.attend(whole, *sides[1:], mask=mask, kernel="dense"), rtol=2e-2, atol=2e-2,
+    )  # fmt: skip
+    qkv.plan.cache.PLANS.clear()
 
 
 def test_nonfinite_padding_runs_fused_without_leaking() -> None:

@@ -93,6 +93,8 @@ class LiftedCall:
         with no_autocast:
             query, key, scale = lift_sides(call, call.score)
             sides = [query, key, call.value]
+            if call.tile_dtype is not None:
+                sides = [typing.cast("Tensor", cast(x, call.out_dtype)) for x in sides]
             width = max(query.shape[-1], call.value.shape[-1])
             for n, x in enumerate(sides):
                 if x.shape[-1] != width:

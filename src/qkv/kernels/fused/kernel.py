@@ -14,6 +14,7 @@ import dataclasses
 import math
 import typing
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 from qkv.core.arrays import itemsize
@@ -113,9 +114,15 @@ class FusedKernel(Kernel):
         return ("NaN and infinity of keys and values are set to 0, and give NaN to queries that may attend to them",)
 
     def keeps_dtype(self, problem: Problem) -> bool:
-        """Return whether queries and keys need no lift on a GPU, whose operators accumulate in single precision."""
+        """Return whether queries and keys need no lift and PyTorch's operator takes less time in half precision.
+
+        It accumulates in single precision, and rounds the weights before they are multiplied with the values.
+        """
         unscaled = isinstance(problem.normalizer.temperature, (int, float))
-        return problem.device.is_gpu and unscaled and isinstance(problem.score, (Dot, ScaledDot))
+        if not (unscaled and isinstance(problem.score, (Dot, ScaledDot))):
+            return False
+        on_cpu = problem.dtype == "bfloat16" and not (problem.gradient or problem.traced) and _multiplies_bfloat16()
+        return problem.device.is_gpu or on_cpu
 
     def work(self, problem: Problem) -> dict[str, float]:
         """Return the amounts of work, from which the time is estimated.
@@ -146,7 +153,20 @@ class FusedKernel(Kernel):
         result = run(tensors, problem)
         if result is not None:
             return result
+        tensors = typing.cast("TorchCall", tensors.with_all_cast())
         return dataclasses.replace(TiledKernel().run(tensors, problem), guards=("not all finite: tiled",))
+
+
+@cache
+def _multiplies_bfloat16() -> bool:
+    """Return whether the processor multiplies tiles of bfloat16 (AMX).
+
+    Other processors take up to three times as long for the products of one query as in single precision.
+    """
+    import torch
+
+    supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return supported is not None and bool(supported())
 
 
 def _copied_elements(problem: Problem, width: int, casts: bool) -> int:
