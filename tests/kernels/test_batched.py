@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qkv
-from qkv import masks, normalizers, scores
+from qkv import masks, normalizers, readouts, scores
 from qkv.core.equation import attend_dense, bind_call
 from qkv.core.tile import Tile
 from qkv.kernels import BatchedKernel
@@ -361,3 +361,49 @@ def test_gradients_of_keys_and_values_that_all_batch_elements_share(
             output = qkv.attend(*sides, score=score, mask=masks.Causal("end"), kernel=kernel)
         found.append(torch.autograd.grad(output.square().sum(), sides))
     torch.testing.assert_close(found[0], found[1])
+
+
+READOUTS = (
+    *(readouts.Entropy(), readouts.ColumnSum(), readouts.LogSumExp(), readouts.TopWeights(2), readouts.Dense()),
+    *(readouts.Rows((4, 1)), readouts.PooledMap(3), readouts.Heads(readouts.LogSumExp(), (1, 0))),
+)
+EMPTY = torch.tensor([[True, False, True, False, True, True, False]] * 2 + [[False] * 7] + [[True] * 7] * 3)
+
+
+@pytest.mark.parametrize("batch", [((2, 3),) * 3, ((2, 3), (3,), (2, 1)), ((1, 2), (1, 1), (3, 2))], ids=str)
+@pytest.mark.parametrize("mask", [None, masks.Pairs(EMPTY), masks.Causal("end")], ids=str)
+@pytest.mark.parametrize("normalizer", [normalizers.Softmax(0.7), normalizers.TopK(3), normalizers.Entmax15()], ids=str)
+@pytest.mark.parametrize(
+    "score", [scores.ScaledDot(), scores.Gaussian(1.3), scores.Softcap(scores.Dot(), 2.0)], ids=str
+)
+def test_readouts_and_their_derivatives_agree_with_the_dense_kernel(
+    batch: tuple[tuple[int, ...], ...], mask: masks.Mask | None, normalizer: normalizers.Normalizer, score: scores.Score
+) -> None:
+    torch.manual_seed(0)
+    lengths = zip(batch, (6, 7, 7), strict=True)
+    sides = [torch.randn(*own, n, 4, dtype=torch.float64, requires_grad=True) for own, n in lengths]
+    asked = [r for r in READOUTS if r.refuse(normalizer) is None and r.per_head.refuse(normalizer) is None]
+    results = []
+    for kernel in ("batched", "batched", "dense"):  # the second call has a cached plan
+        seen = qkv.observe(*sides, score=score, normalizer=normalizer, mask=mask, readouts=asked, kernel=kernel)
+        found = [seen.output, *(x for each in seen.readouts for x in (each if isinstance(each, tuple) else (each,)))]
+        smooth = [x.masked_fill(x == -math.inf, 0) for x in found if x.is_floating_point()]
+        loss = sum(((n + 1) * x.square()).sum() for n, x in enumerate(smooth))
+        first = torch.autograd.grad(loss, sides, create_graph=True)
+        found += [*first, *torch.autograd.grad(sum(x.square().sum() for x in first), sides)]
+        with torch.no_grad():
+            found.append(qkv.observe(*sides, score=score, mask=mask, readouts=asked[:1], kernel=kernel).readouts[0])
+        results.append(found)
+    for one, again, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
+        torch.testing.assert_close(again, other, rtol=1e-8, atol=1e-9)
+
+
+def test_gradients_of_readouts_alone_agree_with_the_dense_kernel() -> None:
+    sides = [torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    found = []
+    for kernel in ("batched", "dense"):
+        (weights,) = qkv.observe(*sides, readouts=[readouts.Dense()], dropout=0.5, seed=1, kernel=kernel).readouts
+        found.append(torch.autograd.grad(weights.square().sum(), sides[:2]))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

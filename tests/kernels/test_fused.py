@@ -12,6 +12,7 @@ import qkv
 from qkv import masks, normalizers, scores
 from qkv.errors import RefusedError
 from qkv.kernels import FusedKernel
+from qkv.kernels.fused import kernel as fused_kernel
 from qkv.testing.cases import Case
 from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import Setting
@@ -115,6 +116,30 @@ def test_nonfinite_inputs_give_the_result_of_the_oracle(side: str, bad: float, d
         leaves = [x.requires_grad_(gradient) for x in arrays.values()]
         seen = [qkv.attend(*leaves, mask=mask, kernel=kernel) for kernel in ("fused", "dense")]
         torch.testing.assert_close(*seen, equal_nan=True, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("k", [5, 33, 600])
+@pytest.mark.parametrize("mask", [None, masks.Causal("start"), masks.Lengths(4), masks.Causal("end")])
+def test_products_in_bfloat16_stay_within_the_documented_error(k: int, mask: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(fused_kernel, "_multiplies_bfloat16", lambda: True)
+    qkv.plan.cache.PLANS.clear()
+    sides = [torch.randn(2, 3, n, 16).bfloat16() for n in (7, k, k)]
+    exact = qkv.attend(*[x.double() for x in sides], mask=mask, kernel="dense")
+    found = [qkv.attend(*sides, mask=mask, kernel="fused") for _ in range(2)]  # the second call has a cached plan
+    for output in (*found, qkv.attend(sides[0].float().bfloat16(), *sides[1:], mask=mask, kernel="fused")):
+        assert output.dtype == torch.bfloat16
+        assert float((output.double() - exact).abs().max() / exact.abs().max()) < 3e-2
+    broken = [x.clone() for x in sides]
+    broken[1][0, 0, 3, 1] = torch.inf
+    seen = [qkv.attend(*broken, mask=mask, kernel=kernel) for kernel in ("fused", "fused", "dense")]
+    for output in seen[:2]:
+        torch.testing.assert_close(output, seen[2], equal_nan=True, rtol=2e-2, atol=2e-2)
+    whole = torch.ones(2, 3, 7, 16, dtype=torch.int64)
+    torch.testing.assert_close(
+        qkv.attend(whole, *sides[1:], mask=mask, kernel="fused"),
+        qkv.attend(whole, *sides[1:], mask=mask, kernel="dense"), rtol=2e-2, atol=2e-2,
+    )  # fmt: skip
+    qkv.plan.cache.PLANS.clear()
 
 
 def test_nonfinite_padding_runs_fused_without_leaking() -> None:
@@ -242,3 +267,43 @@ def test_exported_program_holds_the_public_attention_and_gives_the_same(options:
     program = torch.export.export(Attend(), arrays)
     assert any("scaled_dot_product_attention" in str(node.target) for node in program.graph.nodes)
     torch.testing.assert_close(program.module()(*arrays), qkv.attend(*arrays, kernel="dense", **options))
+
+
+@pytest.mark.parametrize(("query", "key", "value"), BATCHES, ids=str)
+@pytest.mark.parametrize("mask", ["none", "pairs", "window", "pairs of keys and causal", "empty rows"])
+def test_masks_and_offsets_of_pairs_run_forward_in_the_operator(query: Any, key: Any, value: Any, mask: str) -> None:
+    q, k = 5, 7
+    sides = [made(*query, q, 4).detach(), made(*key, k, 4).detach(), made(*value, k, 4).detach()]
+    batch = np.broadcast_shapes(query, key, value)
+    allowed = torch.rand(*batch, q, k) > 0.4
+    some = {
+        "none": None,
+        "pairs": masks.Pairs(allowed),
+        "window": masks.Window(1, 2),
+        "pairs of keys and causal": masks.Causal() & masks.Pairs(allowed[..., :1, :]),
+        "empty rows": masks.Pairs(allowed & (torch.arange(q) != 1)[:, None]),
+    }
+    given: list[scores.Score] = [
+        scores.ScaledDot(),
+        scores.Biased(scores.ScaledDot(), torch.randn(q, k, dtype=torch.float64)),
+        scores.Biased(scores.ALiBi(scores.Dot(0.3), 0.2), torch.randn(*batch, q, k, dtype=torch.float64)),
+    ]
+    options: dict[str, Any] = {"mask": some[mask], "positions": qkv.Positions(align="end")}
+    for score, normalizer in itertools.product(given, (normalizers.Softmax(), normalizers.Softmax(0.5))):
+        options |= {"score": score, "normalizer": normalizer}
+        seen = [qkv.attend(*sides, kernel=kernel, **options) for kernel in ("fused", "fused", "dense")]
+        for output in seen[:2]:  # the second call has a cached plan
+            torch.testing.assert_close(output, seen[2], rtol=1e-10, atol=1e-10)
+        broken = [x.clone() for x in sides]
+        broken[1][..., 3, :] = torch.nan
+        broken[2][..., 2, 1] = torch.inf
+        seen = [qkv.attend(*broken, kernel=kernel, **options) for kernel in ("fused", "dense")]
+        torch.testing.assert_close(*seen, rtol=1e-10, atol=1e-10, equal_nan=True)
+
+
+def test_gradients_of_masks_of_pairs_are_refused() -> None:
+    with pytest.raises(RefusedError, match="would need an array of 5 × 5"):
+        qkv.attend(made(5, 4), made(5, 4), made(5, 4), mask=masks.Window(1, 1), kernel="fused")
+    score, sides = scores.Biased(scores.ScaledDot(), made(5, 5)), [made(5, 4).detach() for _ in range(3)]
+    with pytest.raises(RefusedError, match="is not an inner product"):
+        qkv.attend(*sides, score=score, kernel="fused")

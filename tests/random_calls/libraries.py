@@ -237,8 +237,11 @@ class Bounds:
 
 
 @np.errstate(all="ignore")
-def bounds_of(call: RandomCall, wanted: Expected, rows: Any, dtype: str) -> Bounds:
-    """Return the bounds of the errors of a call that is computed in float32, or in float64 if that is the dtype."""
+def bounds_of(call: RandomCall, wanted: Expected, rows: Any, dtype: str, rounded: bool = False) -> Bounds:
+    """Return the bounds of the errors of a call that is computed in float32, or in float64 if that is the dtype.
+
+    If `rounded`, the weights are rounded to `dtype` before they are multiplied with the values.
+    """
     unit = EPSILON["float64" if dtype == "float64" else "float32"]
     key, value = repeated(call, call.key), repeated(call, call.value)
     at = oracle.positions(call.start, rows, call.shape.k)
@@ -259,7 +262,8 @@ def bounds_of(call: RandomCall, wanted: Expected, rows: Any, dtype: str) -> Boun
         errors = np.where(comparable[..., None], errors, 0.0)
         of_weights = oracle.weight_errors(call.normalizer, logits, weights, errors) + 16 * unit * abs(weights)
     scale = 1 / (1 - dropout_rate(call.dropout)) if call.dropout else 1.0
-    output = scale * (of_weights @ abs(value) + 8 * unit * (abs(weights) @ abs(value)))
+    of_sums = 8 * unit + (EPSILON[dtype] / 2 if rounded else 0)
+    output = scale * (of_weights @ abs(value) + of_sums * (abs(weights) @ abs(value)))
     readout = None
     if call.readout == "LogSumExp":
         temperature = oracle.per_pair(call.normalizer.arguments.get("temperature", 1.0))[..., 0]

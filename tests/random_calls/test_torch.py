@@ -10,6 +10,8 @@ import pytest
 
 from qkv.errors import RefusedError
 from qkv.kernels import RowBlocksKernel, TiledKernel
+from qkv.kernels.fused import kernel as fused_kernel
+from qkv.plan.cache import PLANS
 from tests.effort import LONG
 from tests.random_calls.covering import FEATURES, Design, Row
 from tests.random_calls.draw import RandomCall, draw_call, draw_shape, random_row
@@ -96,7 +98,7 @@ def run_row(row: Row, seed: int, counts: Counts) -> None:
         rows = rows_of(call, rng)
         assert got.dtype == dtype
         wanted = expected(call, rows)
-        bounds = bounds_of(call, wanted, rows, row["dtype"])
+        bounds = bounds_of(call, wanted, rows, row["dtype"], row["dtype"] == "bfloat16" and row["kernel"] == "fused")
         counts.add(bounds, row["kernel"] if length is None else f"{row['kernel']} by the planner")
         numbers = [None if x is None else x.detach().double().numpy() for x in (got, readout)]
         check_output(call, *numbers, row["dtype"], rows, wanted, bounds)
@@ -129,6 +131,17 @@ def test_each_path_agrees_with_plain_numpy_where_the_score_needs_no_gradient() -
             run_row(row | {"length": "medium", "magnitude": "ordinary"}, seed, counts)
     assert counts.compared > 0.75 * counts.rows
     assert design.count()[0] > COVERED_SHORT
+
+
+def test_products_in_bfloat16_agree_with_plain_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_kernel, "_multiplies_bfloat16", lambda: True)
+    rng, counts, row = np.random.default_rng(0), Counts(), {"kernel": "fused", "dtype": "bfloat16", "gradient": "none"}
+    PLANS.clear()
+    while counts.calls < (1000 if LONG else 100):
+        drawn = random_row(rng, row | {"score": ("Dot", "ScaledDot")[rng.integers(2)], "normalizer": "Softmax"})
+        if accepts(drawn):
+            run_row(drawn, int(rng.integers(2**31)), counts)
+    PLANS.clear()
 
 
 @pytest.mark.long

@@ -242,7 +242,9 @@ def cached_plan(
     value: Num[Array, "*#batch k value_width"],
 ) -> CachedPlan:
     """Return a plan without the arrays of the call for which it was made."""
-    problem, half = plan.problem, dtype_name(value) in _HALF and plan.problem.library == "torch"
+    problem = plan.problem
+    narrow = dtype_name(value) in _HALF and problem.library == "torch"
+    half = narrow and not plan.kernel.keeps_dtype(problem)
     ready = _is_bound(plan, query, key, value, namespace(value).float32 if half else value.dtype)
     held = bool(problem.score.arrays()), bool(problem.normalizer.arrays())
     parts: tuple[Score | None, Normalizer | None, Mask | None] = problem.score, problem.normalizer, problem.spec.mask
@@ -258,7 +260,7 @@ def cached_plan(
     prepared = plan.kernel.prepare(problem) if ready else None
     if half and prepared is not None:
         prepared = _in_single_precision(prepared, value.dtype, held)
-    return CachedPlan(plan, holds_arrays, ready and not half, prepared, parts, taken)
+    return CachedPlan(plan, holds_arrays, ready and not narrow, prepared, parts, taken)
 
 
 def _in_single_precision(prepared: PreparedCall, dtype: DType, held: tuple[bool, bool]) -> PreparedCall:
@@ -312,8 +314,7 @@ def _is_bound(
         and (mask is None or not mask.bound_per_call)
         and query.dtype == key.dtype == value.dtype
         and (
-            dtype_name(value) in ("float32", "float64")
-            or (dtype != value.dtype and not plan.kernel.keeps_dtype(plan.problem))
+            dtype_name(value) in ("float32", "float64") or dtype != value.dtype or plan.kernel.keeps_dtype(plan.problem)
         )
         and not (problem.spec.dropout or problem.normalizer.stochastic)
     )

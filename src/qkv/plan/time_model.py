@@ -131,6 +131,8 @@ def table_key(kernel: str, problem: Problem) -> str | None:
         return None
     if problem.readouts or problem.traced:
         return None
+    if kernel == "fused" and kind == "biased product":  # the operator adds the bias
+        kind = "product"
     direction = "gradient" if problem.gradient else "forward"
     key = f"{kernel}, {kind}, {direction}"
     return key if normalizer == "softmax" else f"{key} + {kernel}, {normalizer}, {direction}"

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 from qkv.core import arrays
 from qkv.core.arrays import is_array
@@ -45,7 +45,7 @@ from qkv.kernels.runtime.closure_gradients import (
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.gradients import gradients_of
 from qkv.kernels.runtime.isolated_autograd import projects_nothing
-from qkv.kernels.runtime.memory_model import lifted_elements, score_arrays
+from qkv.kernels.runtime.memory_model import lifted_elements, pair_arrays, score_arrays
 from qkv.kernels.runtime.workspace import raise_malloc_threshold
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
@@ -54,6 +54,7 @@ from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
 from qkv.plan.precise_call import lift_suffices
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work
+from qkv.readouts import LogSumExp
 from qkv.scores.base import Score
 from qkv.scores.forms import (
     Capped,
@@ -89,6 +90,13 @@ if TYPE_CHECKING:
         def save_for_backward(self, *tensors: Tensor | None) -> None:
             """Save tensors for backward."""
 
+        def set_materialize_grads(self, value: bool) -> None:
+            """Set whether missing gradients are passed to backward as zeros instead of None."""
+
+
+Outputs: TypeAlias = tuple[Float[Tensor, "*batch q _"], ...]
+"""The output, and the weights and the logits if readouts need them."""
+
 
 # Not frozen: a frozen class takes three times as long to construct.
 @dataclass(slots=True)
@@ -105,6 +113,7 @@ class BatchedAttention:
         kept: M, the weights that dropout keeps divided by their probability `(*batch, q, k)`; None: all.
         half: dtype of the output, and of the matrix products whose result is rounded to it or is a factor of another
             such product; None: that of the tensors.
+        observed: whether weights and logits are returned with the output, for readouts.
         merged: whether all batch axes are merged into one, for which matrix products take less time.
         flat: whether merging the axes of all tensors is a call of `flatten`.
     """
@@ -117,6 +126,7 @@ class BatchedAttention:
     empty: Bool[Tensor, "*_ #q 1"] | None = None
     kept: Float[Tensor, "*_ q k"] | None = None
     half: torch.dtype | None = None
+    observed: bool = False
     merged: bool = False
     flat: bool = False
 
@@ -125,24 +135,26 @@ class BatchedAttention:
         self.merged = axes != 1 or not self.equal if merges else merges is None and self.equal and axes > 1
         self.flat = self.merged and self.equal and axes > 1 and self.pairs.direct
 
-    def __call__(self, *tensors: Float[Tensor, "*_"] | None) -> Float[Tensor, "*batch q value_width"] | None:
+    def __call__(self, *tensors: Float[Tensor, "*_"] | None) -> Outputs | None:
         """Return the output for the value and the tensors of `pairs`, or None if data is not finite or out of range.
 
-        It is the output of an autograd node if a tensor requires a gradient.
+        It is the output of an autograd node if a tensor requires a gradient. If `observed`, the weights and the logits
+        follow, with all batch axes.
         """
         import torch
 
         if torch.is_grad_enabled():
             for x in tensors:  # `any` with a generator takes twice as long
                 if x is not None and x.requires_grad:
-                    return cast("Tensor | None", autograd_function(_forward, _backward)(self, *tensors))
+                    found = autograd_function(_forward, _backward)(self, *tensors)
+                    return found if isinstance(found, tuple) or found is None else (found,)
         found = self.forward(tensors, False)
         return None if found is None else found[0]
 
     @property
     def recordable(self) -> bool:
         """Whether `recorded` computes the same as a call."""
-        return self.pairs.given and self.rows.is_softmax
+        return self.pairs.given and self.rows.is_softmax and not self.observed
 
     def recorded(
         self, value: Float[Tensor, "*#batch k value_width"], given: list[Float[Tensor, "*_ #q #k"]]
@@ -168,8 +180,8 @@ class BatchedAttention:
             return None
         return output if output.shape[:-2] == self.batch else output.expand(*self.batch, *output.shape[-2:])
 
-    def forward(self, given: Tensors, gradient: bool) -> tuple[Tensor, list[Tensor | None]] | None:
-        """Return the output and the tensors that `backward` needs, without recording a graph, or None."""
+    def forward(self, given: Tensors, gradient: bool) -> tuple[Outputs, list[Tensor | None]] | None:
+        """Return the result of a call and the tensors that `backward` needs, without recording a graph, or None."""
         if self.flat:
             tensors: list[Tensor | None] = [cast("Tensor", x).flatten(0, -3) for x in given]
         elif self.merged:
@@ -185,7 +197,7 @@ class BatchedAttention:
             # All weight goes to the first key, because equal logits would be ties, which take top-k longer.
             empty = self._merge(self.empty)
             logits.masked_fill_(empty, -math.inf)[..., :1].masked_fill_(empty, 0)
-        weights = self.rows.weights(logits, owned=logits is not tensors[1])
+        weights = self.rows.weights(logits, owned=not self.observed and logits is not tensors[1])
         kept = weights if self.kept is None else weights * self._merge(self.kept)
         output = self._rounded_product(kept, cast("Tensor", tensors[0]))
         if self.empty is not None:
@@ -193,10 +205,26 @@ class BatchedAttention:
         # A value that is not finite, a logit of +inf, or a row of which all logits are −inf show in the output.
         if not has_finite_sum(output):
             return None
-        if output.shape[:-2] != self.batch:
-            shape = (*self.batch, *output.shape[-2:])
-            output = output.view(shape) if self.merged else output.expand(shape)
-        return output, [*tensors, weights, *saved]
+        return (self._with_batch(output), *self._observations(weights, logits)), [*tensors, weights, *saved]
+
+    def _observations(
+        self, weights: Float[Tensor, "*_ q k"], logits: Float[Tensor, "*_ q k"]
+    ) -> tuple[Float[Tensor, "*batch q k"], ...]:
+        """Return the weights and the logits without scale, with all batch axes, if `observed`."""
+        if not self.observed:
+            return ()
+        logits = logits if self.rows.scale == 1 else logits / self.rows.scale
+        if self.empty is not None:
+            empty = self._merge(self.empty)
+            weights, logits = weights.masked_fill(empty, 0), logits.masked_fill(empty, -math.inf)
+        return self._with_batch(weights), self._with_batch(logits)
+
+    def _with_batch(self, x: Float[Tensor, "*_ q n"]) -> Float[Tensor, "*batch q n"]:
+        """Return a tensor with the batch axes of the call, from one with those of a product after `_merge`."""
+        if x.shape[:-2] == self.batch:
+            return x
+        shape = (*self.batch, *x.shape[-2:])
+        return x.view(shape) if self.merged else x.expand(shape)
 
     def backward(
         self,
@@ -204,8 +232,14 @@ class BatchedAttention:
         given: Tensors,
         found: Sequence[Tensor],
         needs: Sequence[bool],
+        of_readouts: Tensors = (None, None),
     ) -> Sequence[Float[Tensor, "*_"] | None]:
-        """Return the gradients of the tensors `given` to `forward`, where `found` are the tensors it returned."""
+        """Return the gradients of the tensors `given` to `forward`, where `found` are the tensors it returned.
+
+        `of_readouts` are the gradients of weights and logits that readouts add.
+        """
+        import torch
+
         count = len(given)
         value, weights = found[0], found[count]
         if self.merged:
@@ -224,8 +258,12 @@ class BatchedAttention:
         gradients: Sequence[Tensor | None] = [None] * (count - 1)
         if any(needs[1:]):
             d_weights = self._rounded_product(gradient, value.mT).to(weights.dtype)
-            d_weights = _sum_to(d_weights if kept is None else d_weights.mul_(kept), weights)
+            d_weights = d_weights if kept is None else d_weights.mul_(kept)
+            of_weights, of_logits = (self._of_readout(x) for x in of_readouts)
+            d_weights = _sum_to(d_weights if of_weights is None else d_weights.add_(of_weights), weights)
             d = self.rows.logit_gradient(weights, d_weights)
+            if of_logits is not None:
+                d = torch.add(d, _sum_to(of_logits, weights), alpha=1 / self.rows.scale)
             operands = found[1:count]
             if self.half is not None and self.pairs.rounds:
                 operands = [*[x.to(self.half) for x in operands[:2]], *operands[2:]]
@@ -235,8 +273,16 @@ class BatchedAttention:
             return [None if g is None else g.view_as(cast("Tensor", x)) for g, x in pairs]
         return [self._split(g, x) for g, x in zip((d_value, *gradients), given, strict=True)]
 
-    def differentiable(self, given: Tensors) -> Float[Tensor, "*batch q value_width"]:
-        """Return the output for tensors given to `forward`, such that autograd can differentiate it repeatedly."""
+    def _of_readout(self, gradient: Float[Tensor, "*batch q k"] | None) -> Float[Tensor, "*_ q k"] | None:
+        """Return the gradient of weights or logits after `_merge`, which is 0 for queries without keys."""
+        if gradient is None or not self.merged:
+            merged = gradient
+        else:
+            merged = self._merge(gradient, True)
+        return merged if merged is None or self.empty is None else merged.masked_fill(self._merge(self.empty), 0)
+
+    def differentiable(self, given: Tensors) -> Outputs:
+        """Return the result of a call for tensors given to `forward`, which autograd can differentiate repeatedly."""
         logits = self.pairs.differentiable(given[1:])
         if self.bias is not None:
             logits = logits.masked_fill(self.bias != 0, -math.inf)
@@ -245,7 +291,10 @@ class BatchedAttention:
         weights = self.rows.differentiable(logits)
         output = (weights if self.kept is None else weights * self.kept) @ cast("Tensor", given[0])
         output = output if self.empty is None else output.masked_fill(self.empty, 0)
-        return output if output.shape[:-2] == self.batch else output.expand(*self.batch, *output.shape[-2:])
+        results = [output, weights, logits] if self.observed else [output]
+        if self.observed and self.empty is not None:
+            results[1:] = weights.masked_fill(self.empty, 0), logits.masked_fill(self.empty, -math.inf)
+        return tuple([x.expand(*self.batch, *x.shape[-2:]) for x in results])
 
     def _rounded_product(
         self, x: Float[Tensor, "*#batch n m"], y: Float[Tensor, "*#batch m l"]
@@ -282,34 +331,50 @@ def _sum_to(x: Float[Tensor, "*_"], like: Float[Tensor, "*_"]) -> Float[Tensor, 
 
 def _forward(
     ctx: _Context, attention: BatchedAttention, *tensors: Float[Tensor, "*_"] | None
-) -> Float[Tensor, "*batch q value_width"] | None:
+) -> Float[Tensor, "*batch q value_width"] | Outputs | None:
     result = attention.forward(tensors, True)
     if result is None:
         return None
-    output, found = result
+    outputs, found = result
     ctx.attention, ctx.given = attention, len(tensors)
     ctx.save_for_backward(*tensors, *found)
-    return output
+    if len(outputs) == 1:  # a tuple of one takes longer
+        return outputs[0]
+    ctx.set_materialize_grads(False)
+    return outputs
 
 
-def _backward(ctx: _Context, gradient: Float[Tensor, "*batch q value_width"]) -> tuple[Float[Tensor, "*_"] | None, ...]:
+def _backward(
+    ctx: _Context,
+    gradient: Float[Tensor, "*batch q value_width"] | None,
+    *of_readouts: Float[Tensor, "*batch q k"] | None,
+) -> tuple[Float[Tensor, "*_"] | None, ...]:
     import torch
 
     attention, saved = ctx.attention, ctx.saved_tensors  # every access unpacks all tensors
     given, found = saved[: ctx.given], saved[ctx.given :]
+    value, weights = found[0], found[ctx.given]
+    if gradient is None:  # readouts alone are differentiated
+        gradient = value.new_zeros((*attention.batch, weights.shape[-2], value.shape[-1]))
     if torch.is_autocast_enabled(gradient.device.type):
         with no_autocast(gradient):
-            return _backward(ctx, gradient)
+            return _backward(ctx, gradient, *of_readouts)
     if not torch.is_grad_enabled():
-        return (None, *attention.backward(gradient, given, found, ctx.needs_input_grad[1:]))
+        needs = ctx.needs_input_grad[1:]
+        return (None, *attention.backward(gradient, given, found, needs, of_readouts or (None, None)))
     sides = [None if x is None else x.view_as(x) for x in given]
-    output = attention.differentiable(sides).to(gradient.dtype)
-    again = iter(gradients_of([output], [gradient], [x for x in sides if x is not None], create_graph=True))
+    outputs = attention.differentiable(sides)
+    pairs = [(x.to(g.dtype), g) for x, g in zip(outputs, (gradient, *of_readouts), strict=True) if g is not None]
+    targets, gradients = [x for x, _ in pairs], [g for _, g in pairs]
+    again = iter(gradients_of(targets, gradients, [x for x in sides if x is not None], create_graph=True))
     return (None, *[None if x is None else next(again) for x in sides])
 
 
-def pair_logits_of(call: TorchCall, normalizer_scale: float) -> PairLogits:
-    """Return the function that computes the logits of a call, multiplied by `normalizer_scale`."""
+def pair_logits_of(call: TorchCall, normalizer_scale: float, observed: bool = False) -> PairLogits:
+    """Return the function that computes the logits of a call, multiplied by `normalizer_scale`.
+
+    Terms that cancel in the weights are omitted unless `observed`.
+    """
     form, scale = call.score.form, normalizer_scale
     # Broadcast batch axes are copied, so that the work on queries and keys would be repeated.
     equal = all(x.shape[:-2] == call.batch for x in (call.query, call.key, call.value))
@@ -329,7 +394,7 @@ def pair_logits_of(call: TorchCall, normalizer_scale: float) -> PairLogits:
         case MappedProduct() if equal:
             return MappedProducts(scale, form.factor)
         case SquaredDistance(factor) if equal and factor is not None and not call.score.arrays():
-            return SquaredDistances(scale, factor, call.normalizer.shift_invariant)
+            return SquaredDistances(scale, factor, call.normalizer.shift_invariant and not observed)
     cap, offset = None, False
     if isinstance(form, Capped) and isinstance(form.cap, (int, float)):
         cap = form.cap
@@ -404,8 +469,6 @@ class BatchedKernel(Kernel):
             yield f"it computes softmax without a sink, top-k, sparsemax, entmax and sigmoid, not {problem.normalizer}"
         if problem.axes.text:
             yield "it compares numbers, not text"
-        if problem.readouts:
-            yield "it computes no readouts"
         if problem.axes.pairs == 0:
             yield "there are no pairs of a query and a key"
 
@@ -445,6 +508,8 @@ class BatchedKernel(Kernel):
             arrays += max(0.0, share - 0.25)
         if problem.dtype == "bfloat16" and suits_half(problem.axes):
             arrays += 1.0  # a factor of a product in half precision, and its copy in oneDNN
+        if problem.readouts:  # the logits, and what readouts compute from them and from the weights
+            arrays = max(arrays + 1.0, pair_arrays(problem))
         scratch = pairs * problem.itemsize * arrays + problem.cast_bytes + (2 * STEP_BYTES if additive else 0)
         return scratch + sum(lifted_elements(problem)) * problem.itemsize * (2 if gradient else 1)
 
@@ -455,8 +520,9 @@ class BatchedKernel(Kernel):
 
     def prepare(self, problem: Problem) -> PreparedCall | None:
         """Return a function that checks only what may differ between calls."""
-        if problem.traced:
+        if problem.traced or any(readout.arrays() for readout in problem.readouts):
             return None
+        observed = bool(problem.readouts)
         tile, gradient, mask = problem.tile, problem.gradient, problem.spec.mask
         by_user = may_close_over_tensors(problem.score)
         checked = projects_nothing(problem.score) or not by_user
@@ -489,19 +555,21 @@ class BatchedKernel(Kernel):
                 )  # fmt: skip
                 call = cast("TorchCall", bound)
                 if attention is None:  # it depends on facts of the parts, but on no array of score and normalizer
-                    attention = built[sides[2].device] = _attention_of(call, fixed_mask)
+                    attention = built[sides[2].device] = _attention_of(call, observed, fixed_mask)
                 if not fixed_mask:
                     common = attention.pairs, attention.rows, attention.batch, attention.equal
-                    attention = BatchedAttention(*common, *mask_bias(call, positional), None, attention.half)
+                    attention = BatchedAttention(*common, *mask_bias(call, positional), None, attention.half, observed)
                 # Autograd differentiates a function of the user in any case.
                 if gradient and checked and by_user and attention.recordable and _all_finite(*sides[:2]):
                     given = [cast("Tensor", x) for x in attention.pairs.operands(call)]
-                    return _result(attention.recorded(sides[2], given), gradient)
+                    output = attention.recorded(sides[2], given)
+                    return None if output is None else _result((output,), problem, normalizer)
                 tensors = attention.pairs.operands(call)
             # Without a gradient, elements that are not finite either show in the output or have no effect.
             if gradient and not (checked and (attention.pairs.checks or _all_finite(*sides[:2]))):
                 return None
-            return _result(attention(sides[2], *tensors), gradient)
+            found = attention(sides[2], *tensors)
+            return None if found is None else _result(found, problem, normalizer)
 
         return run
 
@@ -511,28 +579,42 @@ class BatchedKernel(Kernel):
                 refuse_closure_gradients(call)
             if _all_finite(call.query, call.key, call.value):
                 call = replace(call, finite=(True, True))
-                attention = _attention_of(call)
-                output = attention(call.value, *attention.pairs.operands(call))
-                if output is not None:
-                    return Result(arrays.cast(output, call.out_dtype))
+                attention = _attention_of(call, bool(problem.readouts))
+                found = attention(call.value, *attention.pairs.operands(call))
+                if found is not None:
+                    read = _read(found, problem, call.normalizer)
+                    return Result(arrays.cast(found[0], call.out_dtype), read)
             return replace(DenseKernel().run(call, problem), guards=("not finite: the dense kernel",))
 
 
-def _result(output: Float[Tensor, "*_"] | None, gradient: bool) -> Result | None:
-    """Return the result of a prepared call, or None if there is no output or a gradient that was not planned."""
-    return None if output is None or (output.requires_grad and not gradient) else Result(output)
+def _result(found: Outputs, problem: Problem, normalizer: Normalizer) -> Result | None:
+    """Return the result of a prepared call, or None if it has a gradient that was not planned."""
+    if found[0].requires_grad and not problem.gradient:
+        return None
+    return Result(found[0], _read(found, problem, normalizer) if problem.readouts else ())
+
+
+def _read(found: Outputs, problem: Problem, normalizer: Normalizer) -> tuple[object, ...]:
+    """Return the results of the readouts, computed from the weights and the logits of all pairs."""
+    tile, results = problem.tile, []
+    for readout in problem.readouts:
+        if type(readout) is LogSumExp:  # no logit is +inf or NaN; gradients of rows without keys are set to 0
+            results.append(cast("Tensor", normalizer.prepare(found[2])).logsumexp(-1))
+        else:
+            results.append(readout.finalize(readout.read(found[2], found[1], normalizer, tile), tile))
+    return tuple(results)
 
 
 def _all_finite(*tensors: Float[Tensor, "*_"]) -> bool:
     return all([has_finite_sum(x.detach()) for x in tensors])  # noqa: C419 -- half the time of a generator
 
 
-def _attention_of(call: TorchCall, with_mask: bool = True) -> BatchedAttention:
+def _attention_of(call: TorchCall, observed: bool, with_mask: bool = True) -> BatchedAttention:
     """Return the function that computes the output of a call."""
     raise_malloc_threshold()
     rows = row_weights(call.normalizer, call.tile.k_total)
     assert rows is not None  # `BatchedKernel.limits` refuses other normalizers
-    pairs = pair_logits_of(call, rows.scale)
+    pairs = pair_logits_of(call, rows.scale, observed)
     equal = all(x.shape[:-2] == call.batch for x in (call.query, call.key, call.value))
     kept: Tensor | None = None
     if call.dropout:
@@ -540,7 +622,7 @@ def _attention_of(call: TorchCall, with_mask: bool = True) -> BatchedAttention:
         found = call.tile.dropout_mask(call.value.new_empty(()).expand(shape), call.dropout)
         kept = cast("Tensor", found).to(call.value.dtype).mul_(1 / (1 - dropout_rate(call.dropout)))
     bias, empty = mask_bias(call) if with_mask else (None, None)
-    return BatchedAttention(pairs, rows, call.batch, equal, bias, empty, kept, half_of(call))
+    return BatchedAttention(pairs, rows, call.batch, equal, bias, empty, kept, half_of(call), observed)
 
 
 def _forward_arrays(score: Score) -> int:

@@ -229,11 +229,14 @@ class SquaredDistances(PairLogits):
         total, share = key.sum(-2, keepdim=True), 1 / key.shape[-2]
         left, right = torch.sub(query, total, alpha=share), torch.sub(key, total, alpha=share)
         lengths = (right * right).sum(-1, keepdim=True).mT
-        farthest = lift_limits(str(key.dtype).removeprefix("torch."))[0]
-        if lengths.amax().item() * (2 * self.factor) > farthest:
+        for_keys, for_queries = lift_limits(str(key.dtype).removeprefix("torch."))
+        if lengths.amax().item() * (2 * self.factor) > for_keys:
             return None
         if not self.shift_invariant:
-            lengths = lengths + (left * left).sum(-1, keepdim=True)
+            of_queries = (left * left).sum(-1, keepdim=True)
+            if of_queries.amax().item() * (2 * self.factor) > for_queries:
+                return None
+            lengths = lengths + of_queries
         factor = self.factor * self.normalizer_scale
         if bias is None:
             logits = torch.baddbmm(lengths, left, right.mT, beta=-factor, alpha=2 * factor)

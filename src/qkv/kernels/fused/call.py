@@ -8,7 +8,6 @@ each input is checked, without a gradient the returned output and log-sum-exp (`
 from __future__ import annotations
 
 import dataclasses
-import math
 import typing
 from contextlib import nullcontext
 
@@ -18,6 +17,7 @@ from qkv.core.parts import expand_to_pairs
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Num, Tensor
 from qkv.kernels.fused.layout import Layout, Sides, layout_of
+from qkv.kernels.fused.pair_bias import inner_score, operator_bias, split_for_operator
 from qkv.kernels.fused.sdpa import (
     FusedAttention,
     all_finite,
@@ -91,8 +91,10 @@ class LiftedCall:
         device = call.value.device.type
         no_autocast = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
         with no_autocast:
-            query, key, scale = lift_sides(call, call.score)
+            query, key, scale = lift_sides(call, inner_score(call.score))
             sides = [query, key, call.value]
+            if call.tile_dtype is not None:
+                sides = [typing.cast("Tensor", cast(x, call.out_dtype)) for x in sides]
             width = max(query.shape[-1], call.value.shape[-1])
             for n, x in enumerate(sides):
                 if x.shape[-1] != width:
@@ -136,17 +138,12 @@ class LiftedCall:
         return output if poison is None else output + poison
 
     def _attention(self) -> FusedAttention:
-        mask = self.call.mask
-        differentiable = DoubleBackward(self.problem, self.call.tile, mask, self.scale)
-        keys, offset, _ = split_mask(mask, self.call.tile)
-        bias = None
-        if keys is not None:
-            import torch
-
-            allowed = self.layout.key_mask(typing.cast("Tensor", keys.allowed(self.call.tile, self.sides[2])))
-            bias = torch.zeros(allowed.shape, dtype=self.sides[2].dtype, device=self.sides[2].device)
-            bias = bias.masked_fill_(~allowed, -math.inf)
-        return FusedAttention(self.layout, self.scale, offset, bias, differentiable)
+        call, layout = self.call, self.layout
+        differentiable = DoubleBackward(self.problem, call.tile, call.mask, self.scale)
+        mask, offset = split_for_operator(call.mask, call.score, call.tile)
+        temperature = typing.cast("float", call.normalizer.temperature)
+        bias = operator_bias(mask, call.score, temperature, call.tile, self.sides[2], layout)
+        return FusedAttention(layout, self.scale, offset, bias, differentiable)
 
 
 @dataclasses.dataclass(frozen=True)

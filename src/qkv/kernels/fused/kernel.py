@@ -14,18 +14,21 @@ import dataclasses
 import math
 import typing
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 from qkv.core.arrays import itemsize
 from qkv.core.equation import BoundCall, TorchCall
 from qkv.kernels.fused.layout import layout_of
+from qkv.kernels.fused.pair_bias import inner_score, needs_bias, takes_bias
 from qkv.kernels.runtime.memory_model import lifted_elements, saved_by_lift
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.tiled.kernel import TiledKernel
+from qkv.plan.cost import memory_text
 from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
 from qkv.plan.problem import Problem
-from qkv.plan.time_model import amounts_of_work, visible_pairs
+from qkv.plan.time_model import LARGE_BYTES, amounts_of_work, visible_pairs
 from qkv.scores import Dot, ScaledDot
 from qkv.scores.forms import ScaledProduct
 
@@ -52,8 +55,8 @@ class FusedKernel(Kernel):
 
     def limits(self, problem: Problem) -> Iterator[str]:
 
-        axes = problem.axes
-        if problem.score.form.lift is None:
+        axes, biased = problem.axes, takes_bias(problem)
+        if problem.score.form.lift is None and not biased:
             yield f"{problem.score} is not an inner product"
         yield from softmax_limits(problem.normalizer)
         if problem.device.is_gpu and problem.gradient and problem.score.form.inner is not None:
@@ -64,7 +67,7 @@ class FusedKernel(Kernel):
             yield "with dropout PyTorch needs quadratic memory"
         if problem.traced in ("jvp", "twice"):
             yield "torch.func supports neither its forward-mode nor its second derivatives"
-        if not _supports_mask(problem):
+        if not (biased or _supports_mask(problem)):
             yield f"the mask {problem.spec.mask} would need an array of {axes.q} × {axes.k}"
         if 0 in (axes.q, axes.k, axes.query_width, axes.value_width, axes.batch_size):
             yield "an axis is empty"
@@ -73,7 +76,7 @@ class FusedKernel(Kernel):
 
     def describe(self, problem: Problem) -> str:
 
-        axes, score = problem.axes, problem.score
+        axes, score = problem.axes, inner_score(problem.score)
         width = score.lifted_width(axes.query_width, axes.key_width)
         notes = [f"{score} is an inner product of width {width}", score.lift_description()]
         if score.form.lift != "exact":
@@ -90,11 +93,20 @@ class FusedKernel(Kernel):
                 if problem.device.is_gpu
                 else f"causal with offset {offset}: " + ("two merged calls" if offset > 0 else "only queries with keys")
             )
+        if needs_bias(problem):
+            notes.append("an array of all pairs is added")
         return "; ".join(note for note in notes if note)
+
+    def unsuited(self, problem: Problem) -> str | None:
+        """Return a sentence if an array of all pairs is so large that kernels in linear memory are preferred."""
+        size = problem.axes.pairs * problem.itemsize
+        if size < LARGE_BYTES or not needs_bias(problem):
+            return None
+        return f"the array of all pairs would have {memory_text(size)}; it is chosen below {memory_text(LARGE_BYTES)}"
 
     def scratch(self, problem: Problem) -> float:
         """Return the bytes of copies for lifting and padding."""
-        axes, score = problem.axes, problem.score
+        axes, score = problem.axes, inner_score(problem.score)
         width = max(score.lifted_width(axes.query_width, axes.key_width), axes.value_width)
         casts = problem.cast_bytes > 0 and not self.keeps_dtype(problem)
         if problem.gradient:
@@ -102,6 +114,8 @@ class FusedKernel(Kernel):
         else:
             copies = _copied_elements(problem, width, False) * problem.itemsize
             copies += problem.cast_bytes if casts else 0
+        if needs_bias(problem):  # the mask, and the sum of the offsets with it
+            copies += 2.25 * axes.pairs * problem.itemsize
         return copies + _SCRATCH
 
     def guards_of(self, problem: Problem) -> tuple[str, ...]:
@@ -113,9 +127,15 @@ class FusedKernel(Kernel):
         return ("NaN and infinity of keys and values are set to 0, and give NaN to queries that may attend to them",)
 
     def keeps_dtype(self, problem: Problem) -> bool:
-        """Return whether queries and keys need no lift on a GPU, whose operators accumulate in single precision."""
+        """Return whether queries and keys need no lift and PyTorch's operator takes less time in half precision.
+
+        It accumulates in single precision, and rounds the weights before they are multiplied with the values.
+        """
         unscaled = isinstance(problem.normalizer.temperature, (int, float))
-        return problem.device.is_gpu and unscaled and isinstance(problem.score, (Dot, ScaledDot))
+        if not (unscaled and isinstance(problem.score, (Dot, ScaledDot))):
+            return False
+        on_cpu = problem.dtype == "bfloat16" and not (problem.gradient or problem.traced) and _multiplies_bfloat16()
+        return problem.device.is_gpu or on_cpu
 
     def work(self, problem: Problem) -> dict[str, float]:
         """Return the amounts of work, from which the time is estimated.
@@ -123,13 +143,14 @@ class FusedKernel(Kernel):
         Queries, keys and values are as wide as the widest of them. Arrays that have not the operator's four axes count
         as a second call: they take 1.5 to 2 times the fixed cost, unless the lift to inner products takes most of it.
         """
-        axes, amounts = problem.axes, amounts_of_work(problem, visible_pairs(problem, 64, _KEY_BLOCK), array_elements=0)
-        width = max(problem.score.lifted_width(axes.query_width, axes.key_width), axes.value_width)
+        axes, amounts = problem.axes, amounts_of_work(problem, _pairs(problem), array_elements=0)
+        score = inner_score(problem.score)
+        width = max(score.lifted_width(axes.query_width, axes.key_width), axes.value_width)
         amounts["rows"] = axes.batch_size * (axes.q + axes.k) * 2 * width
         amounts["products"] = amounts["pairs"] * 2 * width
         layout = layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2])
         same = layout is not None and layout.is_identity(axes.query, axes.key, axes.value)
-        if isinstance(problem.score.form, ScaledProduct) and not same:
+        if isinstance(score.form, ScaledProduct) and not same:
             amounts["call"] += 1
         return amounts
 
@@ -146,7 +167,20 @@ class FusedKernel(Kernel):
         result = run(tensors, problem)
         if result is not None:
             return result
+        tensors = typing.cast("TorchCall", tensors.with_all_cast())
         return dataclasses.replace(TiledKernel().run(tensors, problem), guards=("not all finite: tiled",))
+
+
+@cache
+def _multiplies_bfloat16() -> bool:
+    """Return whether the processor multiplies tiles of bfloat16 (AMX).
+
+    Other processors take up to three times as long for the products of one query as in single precision.
+    """
+    import torch
+
+    supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return supported is not None and bool(supported())
 
 
 def _copied_elements(problem: Problem, width: int, casts: bool) -> int:
@@ -156,7 +190,7 @@ def _copied_elements(problem: Problem, width: int, casts: bool) -> int:
         width: width to which queries, keys and values are padded.
         casts: whether all inputs are copied, and the output.
     """
-    axes, form = problem.axes, problem.score.form
+    axes, form = problem.axes, inner_score(problem.score).form
     lifted = not isinstance(form, ScaledProduct)
     elements = math.prod(axes.output[:-1]) * (width - axes.value_width + 2)
     for shape, lift in ((axes.query, lifted), (axes.key, lifted and form.copies_keys), (axes.value, False)):
@@ -188,6 +222,11 @@ def _bytes_with_gradient(problem: Problem, width: int, casts: bool) -> float:
     in_lift = side * score.form.saved.peak * size
     in_lift += side * (size - itemsize(problem.dtype)) if in_lift else output * (width - axes.value_width) * size
     return max(in_operator, in_lift, 0.0)
+
+
+def _pairs(problem: Problem) -> float:
+    """Return the number of pairs that the operator computes; it skips those of its own causal mask alone."""
+    return problem.axes.pairs if needs_bias(problem) else visible_pairs(problem, 64, _KEY_BLOCK)
 
 
 _KEY_BLOCK = 512

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from qkv.core.typing import Bool, Float, Tensor
+from qkv.core.typing import Float, Shaped, Tensor
 
 __all__ = ["FourAxes", "Layout", "Side", "Sides", "layout_of"]
 
@@ -99,11 +99,17 @@ class Layout:
         output = torch.nn.functional.pad(output, (0, width - output.shape[-1]))
         return output.reshape((*rows, width)), log_sum_exp.reshape(rows)
 
-    def key_mask(self, allowed: Bool[Tensor, "*some 1 k"]) -> Bool[Tensor, "b heads 1 k"]:
-        """Return a mask of allowed keys, reshaped to `(b, heads, 1, k)`."""
-        if math.prod(allowed.shape[:-2]) == 1:
-            return allowed if allowed.ndim == 4 else allowed.reshape((1, 1, *allowed.shape[-2:]))
-        return allowed.expand((*self.batch, *allowed.shape[-2:])).reshape((*self.heads, *allowed.shape[-2:]))
+    def pair_array(self, x: Shaped[Tensor, "*some #q #k"], keys: int) -> Shaped[Tensor, "b heads #q k"]:
+        """Return an array of pairs, such as a mask, reshaped to `(b, heads, q, k)`, where all but k may be 1."""
+        if x.shape[-1] != keys:
+            x = x.expand((*x.shape[:-1], keys))
+        if x.stride(-1) != 1:  # the operator reads the keys of a query one after the other
+            x = x.contiguous()
+        if math.prod(x.shape[:-2]) == 1:
+            return x if x.ndim == 4 else x.reshape((1, 1, *x.shape[-2:]))
+        if self.heads == self.batch and x.ndim == 4:
+            return x
+        return x.expand((*self.batch, *x.shape[-2:])).reshape((*self.heads, *x.shape[-2:]))
 
 
 @lru_cache(maxsize=256)

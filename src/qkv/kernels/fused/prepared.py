@@ -7,7 +7,6 @@ the operator, the scale, and which axis of the mask belongs to the keys.
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING, cast
 
 from qkv.core.equation import BoundCall, TorchCall
@@ -15,6 +14,7 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array, Int, Tensor
 from qkv.kernels.fused.call import FINITE, DoubleBackward, LiftedCall, attend_finite
 from qkv.kernels.fused.layout import layout_of
+from qkv.kernels.fused.pair_bias import inner_score, operator_bias, split_for_operator
 from qkv.kernels.fused.sdpa import FusedAttention, operators, results_are_finite
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.masks import Mask
@@ -33,19 +33,20 @@ __all__ = ["prepare_call"]
 def prepare_call(problem: Problem) -> PreparedCall | None:
     """Return a function that runs a call on a CPU, or None if the mask or the widths are not supported.
 
-    Supported are scaled dot products of queries, keys and values of the same width, without a mask or with a mask of
-    keys, a causal mask, or both, and all scores that are lifted.
+    Supported are scaled dot products of queries, keys and values of the same width, without a mask or with a causal
+    mask, or forward with any mask and offsets, and all scores that are lifted.
     """
     if problem.device.is_gpu:
         return None
-    axes, score, tile = problem.axes, problem.score, problem.tile
+    axes, score, tile = problem.axes, inner_score(problem.score), problem.tile
     form = score.form
     if not (problem.traced or isinstance(form, ScaledProduct)):
         return _prepare_lifted(problem)
-    keys, offset, known = split_mask(problem.spec.mask, tile)
+    keys, offset = split_for_operator(problem.spec.mask, problem.score, tile)
+    has_bias = keys is not None or score is not problem.score
     equal = axes.query_width == axes.key_width == axes.value_width
     temperature = problem.normalizer.temperature
-    if problem.traced or not (isinstance(form, ScaledProduct) and equal and known) or offset or score.arrays():
+    if problem.traced or offset or score.arrays() or not equal:
         return None
     layout = layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2])
     if layout is None or not isinstance(temperature, (int, float)) or (found := operators("cpu")) is None:
@@ -56,7 +57,7 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
     scale, width = form.factor(axes.query_width) / temperature, axes.value_width
     if scale < 0:
         return _prepare_lifted(problem)
-    gradient, zero, excluded = problem.gradient, one.new_zeros(()), one.new_full((), -math.inf)
+    gradient = problem.gradient
     identity = layout.is_identity(axes.query, axes.key, axes.value)
     if keys is not None and all(type(part).__module__.startswith("qkv.masks.") for part in keys.parts()):
         tile = TileOfCalls(*[getattr(tile, field.name) for field in dataclasses.fields(tile)])
@@ -73,12 +74,9 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
         if not sides[2].is_cpu:
             return None
         bias = None
-        if keys is not None:
+        if has_bias:
             own = mask if mask is None or offset is None else split_mask(mask, tile)[0]
-            if own is None:
-                return None
-            allowed = layout.key_mask(cast("Tensor", own.allowed(tile, value)))
-            bias = torch.where(allowed, zero, excluded)
+            bias = operator_bias(own, score, temperature, tile, sides[2], layout)
         if simple and sides[0].stride(-1) == sides[1].stride(-1) == sides[2].stride(-1) == 1:
             output, log_sum_exp = operator(query, key, value, 0.0, causal, attn_mask=bias, scale=scale)
             if results_are_finite(output, log_sum_exp):
