@@ -155,7 +155,7 @@ def test_a_plan_whose_rewrites_leave_the_arrays_of_parts_alone_is_prepared() -> 
     assert cached.prepared is not None
     assert isinstance(cached.parts[1], Softmax)
     assert cached.parts[2] is None
-    assert cached.taken == (True, False, False)
+    assert cached.takes_arrays == (True, False, False)
 
 
 def test_gradient_requested_after_the_first_call_is_computed() -> None:

@@ -74,13 +74,13 @@ class ProjectedKeys:
         """Append projections of the next keys; those before position `first` may be dropped."""
         n, old = right.shape[-2], self.buffer
         if old is None or self.shared or self.stop - self.start + n > old.shape[-2]:
-            kept = max(0, self.stop - max(first, self.start))
+            remaining = max(0, self.stop - max(first, self.start))
             with torch.inference_mode(False):
-                size = kept + n + max(128, (kept + n) // 16)
+                size = remaining + n + max(128, (remaining + n) // 16)
                 new = right.new_empty((*right.shape[:-2], size, right.shape[-1]))
-            if old is not None and kept:
-                new[..., :kept, :] = old.narrow(-2, self.stop - self.start - kept, kept)
-            self.buffer, self.start, self.shared = new, self.stop - kept, False
+            if old is not None and remaining:
+                new[..., :remaining, :] = old.narrow(-2, self.stop - self.start - remaining, remaining)
+            self.buffer, self.start, self.shared = new, self.stop - remaining, False
         assert self.buffer is not None
         self.buffer.narrow(-2, self.stop - self.start, n).copy_(right)
         self.stop += n
@@ -113,7 +113,7 @@ class ProjectedKeys:
 
 
 def attend_projected(
-    kept: ProjectedKeys | None,
+    projected: ProjectedKeys | None,
     query: Float[Tensor, "*batch q width"],
     key: ChunkedTensor,
     value: ChunkedTensor,
@@ -127,7 +127,7 @@ def attend_projected(
     Supported are finite data without a gradient, and scores without positions that project keys.
 
     Args:
-        kept: the projections that an earlier step returned, or None.
+        projected: the projections that an earlier step returned, or None.
         query: queries of the heads that share a key, as rows.
         key: all keys, including that of the query.
         value: values, in chunks of the same lengths as those of the keys.
@@ -139,55 +139,55 @@ def attend_projected(
     normalizer = NORMALIZERS[score.default_normalizer]() if normalizer is None else normalizer
     if not (key.finite and value.finite) or normalizer.stochastic:
         return None
-    known = kept is not None and kept.source is score
+    known = projected is not None and projected.source is score
     if not known and not _is_supported(score, query.ndim):
         return None
     k, batch, out_dtype = key.shape[-2], tuple(query.shape[:-2]), accumulation_dtype(query)
-    if kept is None or not kept.matches(score):
+    if projected is None or not projected.matches(score):
         score.check_widths(query.shape[-1], key.shape[-1])
-        kept = _nothing_kept(score, query, k, first, out_dtype)
-    bound, dtype = kept.score, kept.dtype
-    if kept.stop < first:  # the window has passed all projected keys
-        kept.start = kept.stop = first
-        kept.buffer = None
-    if (kept.centre is not None and 4 * (first + k) >= 5 * kept.centred) or not kept.centred:
-        kept.centre, kept.centred = bound.centre(key.concat().to(dtype)), first + k
-        if kept.centre is not None or kept.buffer is None:
-            kept.start, kept.stop, kept.buffer = first, first, None
-    new = _rows_from(key, min(kept.stop - first, k - 1)).to(dtype)
-    tile = dataclasses.replace(Tile.whole(query.shape[-2], new.shape[-2], batch, _LAST), centre=kept.centre)
+        projected = _empty_projections(score, query, k, first, out_dtype)
+    bound, dtype = projected.score, projected.dtype
+    if projected.stop < first:  # the window has passed all projected keys
+        projected.start = projected.stop = first
+        projected.buffer = None
+    if (projected.centre is not None and 4 * (first + k) >= 5 * projected.centred) or not projected.centred:
+        projected.centre, projected.centred = bound.centre(key.concat().to(dtype)), first + k
+        if projected.centre is not None or projected.buffer is None:
+            projected.start, projected.stop, projected.buffer = first, first, None
+    new = _rows_from(key, min(projected.stop - first, k - 1)).to(dtype)
+    tile = dataclasses.replace(Tile.whole(query.shape[-2], new.shape[-2], batch, _LAST), centre=projected.centre)
     left, right = (typing.cast("Tensor", x) for x in bound.project(query.to(dtype), new, tile))
     if right is new or right.data_ptr() == new.data_ptr():
         if len(_UNCHANGED) < _MAX_SIGNATURES:
-            _UNCHANGED.add(kept.signature)
+            _UNCHANGED.add(projected.signature)
         return None
     if score.cancels and float(right.abs().amax()) > lift_limits(dtype_name(right))[0] / 2:
         if dtype == torch.float64:
             return None
-        kept = _nothing_kept(score, query, k, first, torch.float64)
-        return attend_projected(kept, query, key, value, first, score, normalizer, reach)
-    if kept.stop < first + k:
-        kept.append(right, first)
+        projected = _empty_projections(score, query, k, first, torch.float64)
+        return attend_projected(projected, query, key, value, first, score, normalizer, reach)
+    if projected.stop < first + k:
+        projected.append(right, first)
     reached = min(k, reach)
-    tile = dataclasses.replace(Tile.whole(query.shape[-2], reached, batch, _LAST), centre=kept.centre)
-    logits = typing.cast("Tensor", bound.projected_logits(left, kept.rows(first + k - reached), tile))
+    tile = dataclasses.replace(Tile.whole(query.shape[-2], reached, batch, _LAST), centre=projected.centre)
+    logits = typing.cast("Tensor", bound.projected_logits(left, projected.rows(first + k - reached), tile))
     own = normalizer.simplify(reached)
     own = own.bind(query, batch, out_dtype, {"q": query.shape[-2], "k": reached}) if own.arrays() else own
     weights = typing.cast("Tensor", row_weights(own, logits, tile)).to(out_dtype)
     output = _weighted_sum(weights, value, k - reached, out_dtype)
     if not math.isfinite((output.sum() + query.sum()).item()):
         return None
-    return output.to(value.dtype), kept
+    return output.to(value.dtype), projected
 
 
-def _nothing_kept(
+def _empty_projections(
     score: Score, query: Float[Tensor, "*batch q width"], k: int, first: int, dtype: torch.dtype
 ) -> ProjectedKeys:
     """Return projections of no key yet."""
     bound = score.bind(query, tuple(query.shape[:-2]), dtype, {"q": query.shape[-2], "k": k})
-    kept = ProjectedKeys(score, bound, dtype)
-    kept.start = kept.stop = first
-    return kept
+    projected = ProjectedKeys(score, bound, dtype)
+    projected.start = projected.stop = first
+    return projected
 
 
 def _is_supported(score: Score, ndim: int) -> bool:

@@ -94,11 +94,11 @@ def _describe(path: str, done: Repair, dry_run: bool) -> None:
         print_wrapped(f"{counted(rows, 'row', 'rows')} of no known version: {place}")
     if done.unclaimed:
         print_wrapped("Such rows may be of a lost version, or copies. To add them: qkv store append STORE FILE")
-    kept = f"{counted(done.rows, 'row', 'rows')} in version {done.version}"
+    summary = f"{counted(done.rows, 'row', 'rows')} in version {done.version}"
     if dry_run:
-        print_wrapped(f"would keep {kept}; nothing was written")
+        print_wrapped(f"would keep {summary}; nothing was written")
         return
-    print_wrapped(f"kept {kept}")
+    print_wrapped(f"kept {summary}")
     if done.folder is not None:
         print_wrapped(f"The damaged files are in {done.folder}, which may be removed.")
 

@@ -477,12 +477,12 @@ def gather(table: Num[Array, "*#batch n"], index: Num[Array, "*#batch q k"]) -> 
         flat = cast(flat, xp.int64)
     if index.ndim == 2:
         # The standard's `take` handles negative indices first, which costs time; here there are none.
-        taken: Array
+        elements: Array
         if is_tensor(table) and is_tensor(flat):
-            taken = table.index_select(-1, flat)
+            elements = table.index_select(-1, flat)
         else:
-            taken = xp.take(table, flat, axis=-1)
-        return xp.reshape(taken, (*table.shape[:-1], *pair))
+            elements = xp.take(table, flat, axis=-1)
+        return xp.reshape(elements, (*table.shape[:-1], *pair))
     batch = np.broadcast_shapes(table.shape[:-1], index.shape[:-2])
     table = xp.broadcast_to(table, (*batch, table.shape[-1]))
     flat = xp.broadcast_to(flat, (*batch, flat.shape[-1]))

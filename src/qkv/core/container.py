@@ -152,8 +152,8 @@ class Container:
         """
         data, part = self.bytes(name), self._parts[name]
         if part.dtype == _BYTES or ndim not in (None, len(part.shape)):
-            wanted = "an array" if ndim is None else f"an array of {ndim} axes"
-            raise self.damaged(f"have {wanted} as part {name!r}", f"{part.dtype} of shape {part.shape}")
+            expected = "an array" if ndim is None else f"an array of {ndim} axes"
+            raise self.damaged(f"have {expected} as part {name!r}", f"{part.dtype} of shape {part.shape}")
         try:
             return np.frombuffer(data, np.dtype(part.dtype)).reshape(part.shape)
         except ValueError as error:

@@ -167,8 +167,8 @@ def _backward(ctx: _Context, gradient: Float[Tensor, "batch q k"]) -> tuple[Tens
         if torch.is_grad_enabled():  # for second derivatives, which cdist lacks
             sides = [x.view_as(x) for x in (query, key)]
             again = cast("Tensor", _all_differences(*sides))
-            wanted = [x for x in sides if x.requires_grad]
-            gradients = iter(torch.autograd.grad(again, wanted, gradient, create_graph=True))
+            differentiated = [x for x in sides if x.requires_grad]
+            gradients = iter(torch.autograd.grad(again, differentiated, gradient, create_graph=True))
             return tuple([next(gradients) if x.requires_grad else None for x in sides])
         return distance_gradients(query, key, found, near, gradient)
 

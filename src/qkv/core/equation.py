@@ -350,8 +350,8 @@ def apply_dropout(
     """
     if not dropout:
         return weights
-    kept = tile.dropout_mask(weights, dropout, keys)
-    return where(kept, weights / (1.0 - random.dropout_rate(dropout)), 0.0)  # type: ignore[return-value]
+    dropout_mask = tile.dropout_mask(weights, dropout, keys)
+    return where(dropout_mask, weights / (1.0 - random.dropout_rate(dropout)), 0.0)  # type: ignore[return-value]
 
 
 def attend_dense(

@@ -274,7 +274,7 @@ class Part:
         Raises:
             ShapeError: it is not known which axes of a parameter of a user's function are batch axes.
         """
-        kept = tuple([slice(at, at + 1) if isinstance(at, int) else at for at in index])
+        slices = tuple([slice(at, at + 1) if isinstance(at, int) else at for at in index])
 
         def take(x: Array, names: tuple[str, ...] | None) -> Array:
             if not isinstance(names, UserAxes):
@@ -286,7 +286,7 @@ class Part:
                     "batch_axes=(1,) if the first axis of the only parameter is the axis of heads, or (0,) if all "
                     "batch elements share it."
                 )
-            return take_batch(x, kept, len(names))
+            return take_batch(x, slices, len(names))
 
         return self._map(take)
 

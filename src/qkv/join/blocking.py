@@ -107,14 +107,14 @@ class CandidatePairs:
             of: left rows to include; None for all.
             progress: called with the step, the count done and the total.
         """
-        kept: list[
+        rarest: list[
             tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"], Float[np.ndarray, "pairs similarities"]]
         ] = [(np.zeros(0, int), np.zeros(0, int), np.zeros((0, len(self.measures.names)), np.float32))]
         random = agreement(self.measures, self.random(_RANDOM_PAIRS))
         for rows, keys, found in self.batches(progress, of):
             best = top_per_row(rows, rarity(agreement(self.measures, found), random), count)
-            kept.append((rows[best], keys[best], found[best]))
-        rows, keys, found = (np.concatenate(parts) for parts in zip(*kept, strict=True))
+            rarest.append((rows[best], keys[best], found[best]))
+        rows, keys, found = (np.concatenate(parts) for parts in zip(*rarest, strict=True))
         return rows, keys, found
 
     def random(self, count: int, seed: int = 0) -> Float[np.ndarray, "pairs similarities"]:

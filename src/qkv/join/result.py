@@ -171,11 +171,11 @@ def matched(
     probability = expit(logits)
     if one_to_one:
         needed = np.log(threshold / (1.0 - threshold)) if threshold < 1.0 else np.inf
-        kept = _assign_one_to_one(rows, keys, logits - needed, self_join)
+        selected = _assign_one_to_one(rows, keys, logits - needed, self_join)
     else:
-        kept = (probability if many else weights) >= threshold
-    order = np.lexsort((-weights[kept], rows[kept]))
-    return tuple(x[kept][order] for x in (rows, keys, weights, probability))
+        selected = (probability if many else weights) >= threshold
+    order = np.lexsort((-weights[selected], rows[selected]))
+    return tuple(x[selected][order] for x in (rows, keys, weights, probability))
 
 
 def _merge_directions(

@@ -66,8 +66,8 @@ def allowed_of_record(
         # For weights that the model returned, `causal` only says that later keys have weight 0.
         allowed = np.tri(q, k, record.query_start, dtype=bool) if record.exact else infer_causal([weights])
     if record.key_mask is not None:
-        kept = to_numpy(record.key_mask[element]).astype(bool)[None, :]
-        allowed = np.broadcast_to(kept, weights.shape[1:]) if allowed is None else allowed & kept
+        key_mask = to_numpy(record.key_mask[element]).astype(bool)[None, :]
+        allowed = np.broadcast_to(key_mask, weights.shape[1:]) if allowed is None else allowed & key_mask
     return allowed
 
 

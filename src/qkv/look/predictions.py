@@ -89,13 +89,13 @@ def predict(
         found.append((most, best, own[:, 0], (shares > own).sum(dim=-1) + 1))
     most_probable, numbers, own_shares, ranks = (torch.cat(parts).cpu().numpy() for parts in zip(*found, strict=True))
     names = token_names(tokenizer, numbers.reshape(-1).tolist())
-    wanted = token_names(tokenizer, [max(0, int(target)) for target in targets])
+    target_names = token_names(tokenizer, [max(0, int(target)) for target in targets])
     width = numbers.shape[1]
     return Predictions(
         kind,
         tuple(tuple(names[i * width : (i + 1) * width]) for i in range(len(numbers))),
         most_probable,
-        tuple(None if target < 0 else name for target, name in zip(targets, wanted, strict=True)),
+        tuple(None if target < 0 else name for target, name in zip(targets, target_names, strict=True)),
         np.where(targets < 0, np.nan, own_shares),
         np.where(targets < 0, 0, ranks),
     )

@@ -71,15 +71,15 @@ def quantize(
     array = to_numpy(weights)
     *maps, q, k = array.shape
     panels = array.reshape(-1, q, k)
-    kept = None if allowed is None else np.broadcast_to(allowed, array.shape).reshape(-1, q, k)
+    visible = None if allowed is None else np.broadcast_to(allowed, array.shape).reshape(-1, q, k)
     codes = np.empty((len(panels), q, k), np.uint16)
     given = None if exponents is None else np.broadcast_to(exponents, tuple(maps)).reshape(-1)
     used = np.empty(len(panels), np.int16)
     for i, panel in enumerate(panels):  # one map at a time, because the intermediate arrays are in float64
         used[i] = exponent_of(panel) if given is None else given[i]
         codes[i] = _encode(panel, int(used[i]))
-        if kept is not None:
-            codes[i][~kept[i]] = MASKED
+        if visible is not None:
+            codes[i][~visible[i]] = MASKED
     return codes.reshape(array.shape), used.reshape(maps)
 
 

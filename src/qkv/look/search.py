@@ -40,17 +40,17 @@ def find_phrase(axis: TokenAxis, phrase: str) -> list[tuple[int, int]]:
         >>> find_phrase(TokenAxis.from_words("the cat saw The Cat there".split()), "the cat")
         [(0, 2), (3, 5)]
     """
-    wanted = phrase.casefold().split()
-    if not wanted:
+    phrase_words = phrase.casefold().split()
+    if not phrase_words:
         return []
     ranges = word_ranges(axis)
     words = ["".join(axis.pieces[start:stop]).strip().casefold() for start, stop in ranges]
     found: list[tuple[int, int]] = []
     at = 0
-    while at + len(wanted) <= len(words):
-        if words[at : at + len(wanted)] == wanted:
-            found.append((ranges[at][0], ranges[at + len(wanted) - 1][1]))
-            at += len(wanted)
+    while at + len(phrase_words) <= len(words):
+        if words[at : at + len(phrase_words)] == phrase_words:
+            found.append((ranges[at][0], ranges[at + len(phrase_words) - 1][1]))
+            at += len(phrase_words)
         else:
             at += 1
     text = phrase.strip().casefold()

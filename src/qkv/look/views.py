@@ -301,8 +301,8 @@ class View:
 
     def allowed(self, layer: int, head: int) -> Bool[np.ndarray, "q k"]:
         """Return whether each query of one head may attend to each key, `(q, k)`."""
-        kept: Bool[np.ndarray, "q k"] = self.layers[layer].codes[head] != MASKED
-        return kept
+        allowed: Bool[np.ndarray, "q k"] = self.layers[layer].codes[head] != MASKED
+        return allowed
 
     def map(self, layer: int, head: int) -> bytes:
         """Return the codes of one head as bytes in row-major order, two bytes per weight, the lower byte first."""

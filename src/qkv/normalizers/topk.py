@@ -93,8 +93,8 @@ class TopK(Normalizer):
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
     ) -> Bool[Array, "*batch q k"]:
-        kept = _mask_others(logits, select_top(logits, self.k))
-        return self.normalizer.support(kept, weights)
+        masked = _mask_others(logits, select_top(logits, self.k))
+        return self.normalizer.support(masked, weights)
 
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"] | None:
         """Return a lower bound of the k-th largest logit of each row, from the maxima of groups of keys.
@@ -144,8 +144,8 @@ class TopK(Normalizer):
     def tile_weights(
         self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
     ) -> Float[Array, "*batch q k"]:
-        kept = _mask_others(logits, is_selected(summary[0], logits, tile))
-        return self.normalizer.tile_weights(kept, summary[1:], tile)
+        masked = _mask_others(logits, is_selected(summary[0], logits, tile))
+        return self.normalizer.tile_weights(masked, summary[1:], tile)
 
     def logit_gradient(
         self,
@@ -156,15 +156,15 @@ class TopK(Normalizer):
         summary: Summary,
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
-        kept = is_selected(summary[0], logits, tile)
+        selected = is_selected(summary[0], logits, tile)
         gradient = self.normalizer.logit_gradient(
-            _mask_others(logits, kept), weights, weight_gradient, row_dot, summary[1:], tile
+            _mask_others(logits, selected), weights, weight_gradient, row_dot, summary[1:], tile
         )
-        return where(kept, gradient, 0.0)
+        return where(selected, gradient, 0.0)
 
     def array_gradients(self, summary: Summary, row_dot: Float[Array, "*batch q 1"]) -> tuple[Array | None, ...]:
         return self.normalizer.array_gradients(summary[1:], row_dot)
 
 
-def _mask_others(logits: Float[Array, "*batch q k"], kept: Bool[Array, "*batch q k"]) -> Float[Array, "*batch q k"]:
-    return where(kept, logits, -math.inf)
+def _mask_others(logits: Float[Array, "*batch q k"], selected: Bool[Array, "*batch q k"]) -> Float[Array, "*batch q k"]:
+    return where(selected, logits, -math.inf)

@@ -56,7 +56,7 @@ class CachedPlan:
         prepared: function that runs such a call, or one whose query, key and value it converts from half to single
             precision; None if the kernel offers none.
         parts: score, normalizer and mask of the plan; each that holds arrays must be taken from the call.
-        taken: whether score, normalizer and mask are taken from the call.
+        takes_arrays: whether score, normalizer and mask are taken from the call.
     """
 
     plan: Plan
@@ -64,7 +64,7 @@ class CachedPlan:
     bound: bool
     prepared: PreparedCall | None
     parts: tuple[Score | None, Normalizer | None, Mask | None]
-    taken: tuple[bool, bool, bool]
+    takes_arrays: tuple[bool, bool, bool]
 
     def run(
         self,
@@ -76,10 +76,10 @@ class CachedPlan:
         """Run a call by the prepared function, or return None if there is none or it does not support the data."""
         if self.prepared is None:
             return None
-        parts, taken = self.parts, self.taken
-        score = fields[0] if taken[0] else parts[0]
-        normalizer = fields[1] if taken[1] else parts[1]
-        mask = fields[2] if taken[2] else parts[2]
+        parts, takes_arrays = self.parts, self.takes_arrays
+        score = fields[0] if takes_arrays[0] else parts[0]
+        normalizer = fields[1] if takes_arrays[1] else parts[1]
+        mask = fields[2] if takes_arrays[2] else parts[2]
         assert score is not None
         assert normalizer is not None
         return self.prepared(query, key, value, score, normalizer, mask)
@@ -152,7 +152,7 @@ def call_signature(
     if not isinstance(dropout, (int, float)):
         return None
     numbers: list[int | None] = []
-    held: tuple[Shaped[Array, "*_"], ...] = ()
+    arrays: tuple[Shaped[Array, "*_"], ...] = ()
     for part in (*fields[:4], *readouts) if readouts else fields[:4]:
         if part is None:
             numbers.append(None)
@@ -164,7 +164,7 @@ def call_signature(
             known = _know(part)
         numbers.append(known.number)
         if known.arrays:
-            held += known.arrays
+            arrays += known.arrays
     torch = sys.modules.get("torch")
     gradient, device = False, None
     if torch is not None and isinstance(query, torch.Tensor) and query.is_cuda:
@@ -173,15 +173,15 @@ def call_signature(
         device = jax_gpu_of(query)
     if torch is not None and torch.is_grad_enabled():  # the types of arrays tell tracers of JAX from its arrays
         tensor = torch.Tensor
-        for x in (query, key, value, *held):  # `any` with a generator takes twice as long
+        for x in (query, key, value, *arrays):  # `any` with a generator takes twice as long
             gradient = gradient or (isinstance(x, tensor) and bool(x.requires_grad))
-    if held and not gradient and (torch is None or not isinstance(query, torch.Tensor)):
-        gradient = any(requires_gradient(x) for x in (query, key, value, *held))
+    if arrays and not gradient and (torch is None or not isinstance(query, torch.Tensor)):
+        gradient = any(requires_gradient(x) for x in (query, key, value, *arrays))
     signature = (
         *numbers, type(dropout), dropout, gradient, device, options,
         type(query), type(key), type(value), query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype,
     )  # fmt: skip
-    return signature, bool(held)
+    return signature, bool(arrays)
 
 
 def step_signature(
@@ -246,30 +246,30 @@ def cached_plan(
     narrow = dtype_name(value) in _HALF and problem.library == "torch"
     half = narrow and not plan.kernel.keeps_dtype(problem)
     ready = _is_bound(plan, query, key, value, namespace(value).float32 if half else value.dtype)
-    held = bool(problem.score.arrays()), bool(problem.normalizer.arrays())
+    hold_arrays = bool(problem.score.arrays()), bool(problem.normalizer.arrays())
     parts: tuple[Score | None, Normalizer | None, Mask | None] = problem.score, problem.normalizer, problem.spec.mask
-    taken = _holds_arrays(parts[0]), _holds_arrays(parts[1]), _holds_arrays(parts[2])
+    takes_arrays = _holds_arrays(parts[0]), _holds_arrays(parts[1]), _holds_arrays(parts[2])
     if holds_arrays:
-        parts = tuple(None if held else part for part, held in zip(parts, taken, strict=True))  # type: ignore[assignment]
+        parts = tuple(None if takes else part for part, takes in zip(parts, takes_arrays, strict=True))  # type: ignore[assignment]
         problem = hollow_problem(problem) if ready else problem
         empty = dataclasses.replace(plan.requested, spec=Spec(), readouts=())
-        kept = dataclasses.replace(empty, memory=plan.problem.memory)
-        plan = dataclasses.replace(plan, requested=empty, problem=kept)
+        hollow = dataclasses.replace(empty, memory=plan.problem.memory)
+        plan = dataclasses.replace(plan, requested=empty, problem=hollow)
     if half:
         problem = dataclasses.replace(problem, dtype="float32", rounded_to=problem.dtype)
     prepared = plan.kernel.prepare(problem) if ready else None
     if half and prepared is not None:
-        prepared = _in_single_precision(prepared, value.dtype, held)
-    return CachedPlan(plan, holds_arrays, ready and not narrow, prepared, parts, taken)
+        prepared = _in_single_precision(prepared, value.dtype, hold_arrays)
+    return CachedPlan(plan, holds_arrays, ready and not narrow, prepared, parts, takes_arrays)
 
 
-def _in_single_precision(prepared: PreparedCall, dtype: DType, held: tuple[bool, bool]) -> PreparedCall:
+def _in_single_precision(prepared: PreparedCall, dtype: DType, hold_arrays: tuple[bool, bool]) -> PreparedCall:
     """Return a function that converts all arrays of `dtype` to float32, and the output of `prepared` to `dtype`.
 
     Args:
         prepared: the function for calls in single precision.
         dtype: data type of the calls.
-        held: whether the score and the normalizer hold arrays.
+        hold_arrays: whether the score and the normalizer hold arrays.
     """
 
     def single(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
@@ -280,9 +280,9 @@ def _in_single_precision(prepared: PreparedCall, dtype: DType, held: tuple[bool,
         query: Array, key: Array, value: Array, score: Score, normalizer: Normalizer, mask: Mask | None
     ) -> Result | None:
         sides = cast("tuple[Tensor, Tensor, Tensor]", (query, key, value))
-        if held[0]:
+        if hold_arrays[0]:
             score = score.map_arrays(single)
-        if held[1]:
+        if hold_arrays[1]:
             normalizer = normalizer.map_arrays(single)
         result = prepared(sides[0].float(), sides[1].float(), sides[2].float(), score, normalizer, mask)
         if result is None:
@@ -329,13 +329,13 @@ def _is_bound(
         (spec.normalizer, dtype, given.normalizer),
         (mask, None, given.mask),
     ):
-        held = () if part is None else part.arrays()
-        if part is None or not held:
+        arrays = () if part is None else part.arrays()
+        if part is None or not arrays:
             continue
         if part is not original:  # a rewrite made it of the arrays of another call
             return False
         converted = part.bind(value, axes.batch, target, lengths).arrays()
-        for x, y in zip(held, converted, strict=True):
+        for x, y in zip(arrays, converted, strict=True):
             cast_alone = x.dtype == value.dtype != y.dtype == target and x.shape == y.shape  # by `_in_single_precision`
             if x is not y and not cast_alone:
                 return False

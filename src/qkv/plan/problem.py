@@ -78,8 +78,8 @@ def _trial(score: GeneralScore, axes: Axes, dtype: str) -> int | None:
     import torch
 
     arrays = cast("tuple[Tensor, ...]", score.arrays())
-    taken = [n for shape in (axes.query, axes.key, *(x.shape for x in arrays)) for n in shape]
-    free = [n for n in _LENGTHS if not any(m % n == 0 and m > 0 for m in taken)]
+    lengths = [n for shape in (axes.query, axes.key, *(x.shape for x in arrays)) for n in shape]
+    free = [n for n in _LENGTHS if not any(m % n == 0 and m > 0 for m in lengths)]
     if len(free) < 2:
         return None
     q, k = free[:2]

@@ -117,8 +117,8 @@ def _same_for_all_lengths(fields: SpecFields) -> bool:
     if (mask is not None and not mask.key_only) or (positions is not None and positions.align != "end"):
         return False
     tensor = sys.modules["torch"].Tensor
-    held = [field for part in (*parts, mask) if part is not None for field in part.array_fields()]
-    return all(isinstance(x, tensor) and names is not None and not {"q", "k"} & set(names) for x, names in held)
+    array_fields = [field for part in (*parts, mask) if part is not None for field in part.array_fields()]
+    return all(isinstance(x, tensor) and names is not None and not {"q", "k"} & set(names) for x, names in array_fields)
 
 
 def _with_keys(

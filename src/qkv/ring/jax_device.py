@@ -180,8 +180,8 @@ class DeviceCall:
                         if is_float
                     ]
                     if isinstance(loop.call.normalizer, KnownThreshold):
-                        kept = sum(floating[: 3 + count])
-                        cut = [*cut[:kept], *(jnp.zeros_like(x) for x in loop.call.normalizer.arrays())]
+                        before_normalizer = sum(floating[: 3 + count])
+                        cut = [*cut[:before_normalizer], *(jnp.zeros_like(x) for x in loop.call.normalizer.arrays())]
                     found = loop.tile_tangents(mean, summaries[i], cut)
                     return jnp.zeros_like(mean), found
 

@@ -130,15 +130,15 @@ def _check_lengths(part: Part, q: int, k: int) -> int:
     for array, names in part.array_fields():
         if not names or array.ndim < len(names):
             continue
-        wanted = {"q": q, "k": k} if travels(names) or "k" not in names else {"q": q}
+        local_lengths = {"q": q, "k": k} if travels(names) or "k" not in names else {"q": q}
         for name, length in zip(names, array.shape[array.ndim - len(names) :], strict=True):
-            if length not in (1, wanted.get(name, length)):
+            if length not in (1, local_lengths.get(name, length)):
                 raise ShapeError(
-                    f"axis {name} of the arrays of {type(part).__name__} must have length {wanted[name]}, as this rank "
-                    f"has, got shape {tuple(array.shape)}. Divide the array with qkv.distributed.shard as its queries "
-                    "and keys; an array of pairs is divided along its queries alone."
+                    f"axis {name} of the arrays of {type(part).__name__} must have length {local_lengths[name]}, as "
+                    f"this rank has, got shape {tuple(array.shape)}. Divide the array with qkv.distributed.shard as "
+                    "its queries and keys; an array of pairs is divided along its queries alone."
                 )
-            if name not in wanted and name == "k" and length != 1:
+            if name not in local_lengths and name == "k" and length != 1:
                 totals.add(length)
     if len(totals) > 2:
         raise ShapeError(

@@ -101,10 +101,10 @@ class Features(InnerProductScore):
         if isinstance(self.function, str):
             return _MAPS[self.function](x)
         features = self.function(x, *self.parameters)
-        wanted = (*x.shape[:-1], self.width or x.shape[-1])
-        if tuple(getattr(features, "shape", ())) != wanted:
+        expected_shape = (*x.shape[:-1], self.width or x.shape[-1])
+        if tuple(getattr(features, "shape", ())) != expected_shape:
             raise ShapeError(
-                f"function of Features must return an array of shape {wanted}, got "
+                f"function of Features must return an array of shape {expected_shape}, got "
                 f"{tuple(getattr(features, 'shape', ())) or type(features).__name__}. Pass the number of features as "
                 "width."
             )

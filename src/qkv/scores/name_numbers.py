@@ -90,13 +90,13 @@ def query_values(words: list[str]) -> list[str]:
 
 def _codes(token: str, words: list[str]) -> Iterator[QueryNumber]:
     digits = [is_digits(word) for word in words]
-    kept = [
+    in_code = [
         digits[at] or (len(word) <= _LONGEST_LETTERS and any(digits[max(at - 1, 0) : at + 2]))
         for at, word in enumerate(words)
     ]
     start = 0
     for stop in range(len(words) + 1):
-        if stop < len(words) and kept[stop]:
+        if stop < len(words) and in_code[stop]:
             continue
         if start < stop:
             text = " ".join(words[start:stop])
@@ -132,9 +132,9 @@ def holds_numbers(
             out &= reduce_words(np.maximum, found.astype(np.float64), counts) > 0
         else:
             owner = np.repeat(np.arange(len(counts)), counts)
-            held = np.zeros(len(counts), bool)
-            held[_owners(number.words, words, codes, owner)] = True
-            out &= held
+            has_words = np.zeros(len(counts), bool)
+            has_words[_owners(number.words, words, codes, owner)] = True
+            out &= has_words
     return out
 
 

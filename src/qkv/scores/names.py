@@ -323,8 +323,8 @@ class Names(TextScore):
         for row, text, asked in zip(out, cleaned, query.tolist(), strict=True):
             if text is not None:
                 shares = self._shares_of_all(QueryWords.of(text), words)[:2]
-                held = holds_numbers(query_numbers(asked), words, words.codes, words.counts)
-                row[:] = np.where(held, self.combine(row, *shares, self.begins(text, words.texts)), 0.0)
+                has_numbers = holds_numbers(query_numbers(asked), words, words.codes, words.counts)
+                row[:] = np.where(has_numbers, self.combine(row, *shares, self.begins(text, words.texts)), 0.0)
         none = np.array(None, dtype=object)
         equal = np.equal.outer(query, key) & np.not_equal(query, none)[:, None]
         return np.where(equal, 1.0, out)

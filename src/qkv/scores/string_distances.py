@@ -163,16 +163,16 @@ def _jaro(first: str, second: str) -> float:
     if not first or not second:
         return float(first == second)
     reach = max(max(len(first), len(second)) // 2 - 1, 0)
-    taken, own = [False] * len(second), []
+    matched, own = [False] * len(second), []
     for place, character in enumerate(first):
         for other in range(max(0, place - reach), min(len(second), place + reach + 1)):
-            if second[other] == character and not taken[other]:
-                taken[other] = True
+            if second[other] == character and not matched[other]:
+                matched[other] = True
                 own.append(character)
                 break
     if not own:
         return 0.0
-    theirs = [character for character, is_taken in zip(second, taken, strict=True) if is_taken]
+    theirs = [character for character, is_matched in zip(second, matched, strict=True) if is_matched]
     moved = sum(a != b for a, b in zip(own, theirs, strict=True)) // 2
     count = len(own)
     return (count / len(first) + count / len(second) + (count - moved) / count) / 3

@@ -96,12 +96,12 @@ def choose_components_and_mix(
         return Settings(encoder.n_components, DEFAULT_MIX if mix is None else mix, 0)
     random = np.random.default_rng(0)
     each = len(sample.allowed) // 4
-    wanted = min(_LATENT_QUERIES, _MAX_FITS * each)
+    total = min(_LATENT_QUERIES, _MAX_FITS * each)
     counts = _COMPONENTS if encoder.n_components is None else (encoder.n_components,)
     losses, asked = np.zeros((len(counts), len(mixes))), 0
-    while asked < wanted:
-        report(progress, "choosing components and mix", asked, wanted)
-        trial = _draw(sample, min(each, wanted - asked), splitter, random)
+    while asked < total:
+        report(progress, "choosing components and mix", asked, total)
+        trial = _draw(sample, min(each, total - asked), splitter, random)
         widest = LatentEncoder(max(counts), encoder.weighting, encoder.vocabulary.stem)
         keys, queries = widest.fit_projections(trial.words, trial.query_words)
         words = BM25.fit(trial.words).score(trial.query_words)
@@ -112,7 +112,7 @@ def choose_components_and_mix(
             scores = _unit_rows(queries[:, :count]) @ _unit_rows(keys[:, :count]).T
             losses[row] += _log_ranks(scores, words, trial.rows, mixes)
         asked += len(trial.rows)
-    report(progress, "choosing components and mix", wanted, wanted)
+    report(progress, "choosing components and mix", total, total)
     best = divmod(int(losses.argmin()), len(mixes))
     return Settings(counts[best[0]], mixes[best[1]], asked)
 

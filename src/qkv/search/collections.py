@@ -400,17 +400,17 @@ def judged_collection(
         # Cranfield's judgements number its queries from 1, regardless of their .I lines.
         given = [Document(str(at), query.text, query.title) for at, query in enumerate(given, 1)]
         notes.append("queries are numbered by their order, as in the judgements")
-    kept = [query for query in given if any(grade > 0 for grade in judged.get(query.name, {}).values())]
-    if not kept:
+    judged_queries = [query for query in given if any(grade > 0 for grade in judged.get(query.name, {}).values())]
+    if not judged_queries:
         raise DataError(
             f"queries of {name} must include at least one with a relevant document, got queries "
             f"{_first_names([query.name for query in given])} and judgements for {_first_names(judged)}. Pass queries "
             "and judgements of the same collection."
         )
-    if skipped := len(given) - len(kept):
+    if skipped := len(given) - len(judged_queries):
         notes.append(f"{skipped:,} of {len(given):,} queries are not judged and are skipped")
     names = {document.name for document in documents}
-    grades = {query.name: judged[query.name] for query in kept}
+    grades = {query.name: judged[query.name] for query in judged_queries}
     listed = {name for judgements in grades.values() for name, grade in judgements.items() if grade > 0}
     if not listed & names:
         raise DataError(
@@ -423,7 +423,7 @@ def judged_collection(
         notes.append(f"{missing:,} judged documents are missing from the collection and count as not found")
     if empty := sum(not document.whole.strip() for document in documents):
         notes.append(f"{empty:,} documents have no text")
-    return Collection(name, documents, kept, grades, tuple(notes))
+    return Collection(name, documents, judged_queries, grades, tuple(notes))
 
 
 def _without_zeros(judged: Judgements, queries: set[str], documents: set[str]) -> Judgements:

@@ -185,7 +185,7 @@ def _text_column(table: pa.Table, where: str) -> str:
     texts = [
         field.name for field in table.schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
     ]
-    named = [name for wanted in _TEXT_NAMES for name in texts if name.lower() == wanted]
+    named = [name for preferred in _TEXT_NAMES for name in texts if name.lower() == preferred]
     if named or len(texts) == 1:
         return str((named or texts)[0])
     names = ", ".join(table.column_names[:20])

@@ -299,27 +299,27 @@ class _Routes:
 
     async def ask(self, request: Request) -> Response:
         """Answer queries; see `Question`."""
-        wanted = choose_type(request.headers.get("accept", ""), (_JSON, _ARROW, EXACT))
+        media_type = choose_type(request.headers.get("accept", ""), (_JSON, _ARROW, EXACT))
         answered = await self._answer(request, await self._question(request))
-        write = {_JSON: answer_bytes, EXACT: exact_bytes, _ARROW: arrow_bytes}[wanted]
-        return await self._written(request, answered, lambda: write(answered), wanted)
+        write = {_JSON: answer_bytes, EXACT: exact_bytes, _ARROW: arrow_bytes}[media_type]
+        return await self._written(request, answered, lambda: write(answered), media_type)
 
     async def explain(self, request: Request) -> Response:
         """Answer queries as `ask` does, and return the plan and the notes instead of the answers."""
-        wanted = choose_type(request.headers.get("accept", ""), (_JSON,))
+        media_type = choose_type(request.headers.get("accept", ""), (_JSON,))
         answered = await self._answer(request, await self._question(request))
         answer = answered.answer
         assert answer is not None
         found = {"plan": str(answer.plan), "notes": list(answer.notes), "version": answered.version}
-        return await self._written(request, answered, lambda: _dump(found), wanted)
+        return await self._written(request, answered, lambda: _dump(found), media_type)
 
     async def search(self, request: Request) -> Response:
         """Search passages; see `Search`."""
         if self.served.index is None:
             raise RequestError(404, "no search index is served. Start the server with --index.")
-        wanted = choose_type(request.headers.get("accept", ""), (_JSON,))
+        media_type = choose_type(request.headers.get("accept", ""), (_JSON,))
         answered = await self._answer(request, await self._request(request, read_search, search_options, ("query",)))
-        return await self._written(request, answered, lambda: _dump(hits_object(answered)), wanted)
+        return await self._written(request, answered, lambda: _dump(hits_object(answered)), media_type)
 
     # -- GET --------------------------------------------------------------------------------------------
 

@@ -43,16 +43,16 @@ class EvidenceRows:
     def of(cls, answer: Answer) -> EvidenceRows:
         """Return the rows that the entries of an answer name."""
         named = [entry.rows for entry in answer.entries]
-        wanted = np.unique(np.concatenate([np.zeros(0, np.int64), *named]))
+        distinct = np.unique(np.concatenate([np.zeros(0, np.int64), *named]))
         if isinstance(answer.table, EvidenceRows):
-            return cls(answer.table.take(wanted), wanted, answer.table.num_rows)
+            return cls(answer.table.take(distinct), distinct, answer.table.num_rows)
         if isinstance(answer.table, StoredRows):
-            rows = answer.table.take(wanted, answer.table.column_names)
+            rows = answer.table.take(distinct, answer.table.column_names)
         else:
             import pyarrow as pa
 
-            rows = answer.table.take(pa.array(wanted))
-        return cls(rows, wanted, answer.table.num_rows)
+            rows = answer.table.take(pa.array(distinct))
+        return cls(rows, distinct, answer.table.num_rows)
 
     def slice(self, start: int, length: int = 1) -> pa.Table:
         """Return a pyarrow table of `length` consecutive rows from row `start`."""

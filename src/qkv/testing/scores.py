@@ -169,23 +169,23 @@ class ScoreContract(DifferentiableContract):
                 continue
             tile = Tile.whole(query.shape[-2], key.shape[-2], batch, END)
             left, right = score.project(query, key, tile)
-            wanted = None
+            expected = None
             match score.form:
                 case forms.SquaredDistance(float() as factor):
-                    wanted = -factor * np.square(query[..., :, None, :] - key[..., None, :, :]).sum(axis=-1)
+                    expected = -factor * np.square(query[..., :, None, :] - key[..., None, :, :]).sum(axis=-1)
                 case forms.UnitProduct(temperature):
                     norms = [np.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key)]
                     assert_close(score.lift(query, key, tile)[1] * norms[1], key, 1e-12)
                     if temperature is not None:
-                        wanted = (query / norms[0]) @ _transposed(key / norms[1]) / temperature
+                        expected = (query / norms[0]) @ _transposed(key / norms[1]) / temperature
                 case forms.ScaledProduct() as form:
-                    wanted = form.factor(query.shape[-1]) * query @ _transposed(key)
+                    expected = form.factor(query.shape[-1]) * query @ _transposed(key)
                 case forms.MappedProduct() as form:
                     maps = form.maps()
                     sides = [x if w is None else x @ _transposed(w) for x, w in zip((query, key), maps, strict=True)]
-                    wanted = form.factor * sides[0] @ _transposed(sides[1])
+                    expected = form.factor * sides[0] @ _transposed(sides[1])
                 case forms.Distance(float() as slope):
-                    wanted = -slope * np.linalg.norm(query[..., :, None, :] - key[..., None, :, :], axis=-1)
+                    expected = -slope * np.linalg.norm(query[..., :, None, :] - key[..., None, :, :], axis=-1)
                 case forms.Gated(gates) | forms.GatedSides(gates) if gates is not None:
                     terms = [
                         (x @ w[..., None]) + np.asarray(b)[..., None, None]
@@ -194,12 +194,12 @@ class ScoreContract(DifferentiableContract):
                     first, second = terms[0], _transposed(terms[1])
                     of_pair = isinstance(score.form, forms.Gated)
                     gate = sigmoid(first + second) if of_pair else sigmoid(first) * sigmoid(second)
-                    wanted = gate * (query @ _transposed(key))
+                    expected = gate * (query @ _transposed(key))
                 case forms.Product():
-                    wanted = left @ _transposed(right)
+                    expected = left @ _transposed(right)
                 case forms.Tanh(vector, maps):
                     hidden = np.tanh(left[..., :, None, :] + right[..., None, :, :])
-                    wanted = (hidden @ vector[..., None, :, None])[..., 0]
+                    expected = (hidden @ vector[..., None, :, None])[..., 0]
                     if maps is not None:
                         assert_close(
                             left,
@@ -207,8 +207,8 @@ class ScoreContract(DifferentiableContract):
                             1e-12,
                         )
                         assert_close(right, key @ _transposed(maps[1]), 1e-12)
-            if wanted is not None:
-                assert_close(score(query, key, END), wanted, 1e-12)
+            if expected is not None:
+                assert_close(score(query, key, END), expected, 1e-12)
 
     def test_rounding_errors_are_within_the_bound_of_the_form(self) -> None:
         score = self.make(Draw(1, 4, 6))

@@ -228,8 +228,8 @@ class _Gradient:
     def batched(self, size: int, mapped: tuple[bool, ...], randomness: str) -> tuple[_Gradient, tuple[bool, ...]]:
         """Return the function that maps this one. Arguments whose gradients are returned get the axis, too."""
         count = len(self.needed)
-        wanted = tuple(has or needed for has, needed in zip(mapped[:count], self.needed, strict=True))
-        function, required = self.function.batched(size, wanted, randomness)
+        mapped_or_needed = tuple(has or needed for has, needed in zip(mapped[:count], self.needed, strict=True))
+        function, required = self.function.batched(size, mapped_or_needed, randomness)
         gradient = _Gradient(function, self.needed, self.differentiable)
         return gradient, (*required, *(True for _ in mapped[count:]))
 

@@ -75,8 +75,8 @@ def check_kernels(libraries: Iterable[str], progress: Progress | None = None) ->
     Returns:
         One result for each kernel and library that it supports, in the order of the kernels.
     """
-    wanted = [(kernel, library) for kernel in KERNELS for library in libraries if library in kernel.libraries]
-    return [_check(kernel, library) for kernel, library in track(wanted, "running the kernels", progress)]
+    pairs = [(kernel, library) for kernel in KERNELS for library in libraries if library in kernel.libraries]
+    return [_check(kernel, library) for kernel, library in track(pairs, "running the kernels", progress)]
 
 
 def _check(kernel: Kernel, library: str) -> KernelCheck:
@@ -98,8 +98,8 @@ def _check(kernel: Kernel, library: str) -> KernelCheck:
         return KernelCheck(kernel.name, library, None, None, f"not run: {reason or error}")
     except Exception as error:  # a broken installation fails with any error, which the report states
         return KernelCheck(kernel.name, library, None, None, f"it failed: {type(error).__name__}: {error}", True)
-    wanted = _equation(sides, softmax=not features)
-    difference = float(np.abs(output - wanted).max() / np.abs(wanted).max())
+    expected = _equation(sides, softmax=not features)
+    difference = float(np.abs(output - expected).max() / np.abs(expected).max())
     wrong = not difference < _TOLERANCE
     problem = f"its output differs from the equation by {difference:.1e}" if wrong else ""
     return KernelCheck(kernel.name, library, 1e3 * float(np.median(times[1:])), difference, problem, wrong)
@@ -119,13 +119,13 @@ def _array(side: Num[np.ndarray, "*shape"], library: str, on_gpu: bool) -> Array
 def _quiet() -> Iterator[None]:
     """Discard what is written to stderr: TensorFlow writes lines while it is imported, whatever its settings."""
     sys.stderr.flush()
-    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved, 2)
+        os.close(saved)
         os.close(null)
 
 

@@ -52,7 +52,7 @@ class DeviceProducts:
     def __init__(self, device: str, most_bytes: int | None = None) -> None:
         import torch
 
-        self.device, self._held = torch.device(device), dict[tuple[str, str, int], "Tensor"]()
+        self.device, self._tensors = torch.device(device), dict[tuple[str, str, int], "Tensor"]()
         if most_bytes is None:
             most_bytes = torch.cuda.mem_get_info(self.device)[0] // 2
         self._free = most_bytes
@@ -74,13 +74,13 @@ class DeviceProducts:
         """
         import torch
 
-        if name not in self._held:
+        if name not in self._tensors:
             if matrix.nbytes > self._free or matrix.dtype not in (np.float32, np.float64):
                 return None
             self._free -= matrix.nbytes
-            self._held[name] = torch.tensor(matrix).to(self.device)
+            self._tensors[name] = torch.tensor(matrix).to(self.device)
         left = torch.tensor(query).to(self.device)
-        return np.asarray((left @ self._held[name][rows].mT).cpu().numpy())
+        return np.asarray((left @ self._tensors[name][rows].mT).cpu().numpy())
 
 
 # Largest error of a logit that is computed in float32.

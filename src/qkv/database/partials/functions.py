@@ -165,7 +165,7 @@ def _from_candidates(partial: QueryPartial) -> _Results:
     rows = rows.take(np.lexsort((rows.position, rows.query)))
     value = _empty_column(partial)
     aggregates: list[Aggregate | None] = [None] * count
-    effective, weights, kept = np.full(count, np.nan), [np.zeros(0)], [np.zeros(0, np.int64)]
+    effective, weights, evidence = np.full(count, np.nan), [np.zeros(0)], [np.zeros(0, np.int64)]
     cells = None
     if len(rows.query):
         assert rows.record is not None
@@ -187,8 +187,8 @@ def _from_candidates(partial: QueryPartial) -> _Results:
         order = np.argsort(-each[0], kind="stable")[: partial.subject.top]
         order = order[each[0][order] != 0]
         weights.append(each[0][order])
-        kept.append(own[order])
-    return _Results(aggregates, effective, np.concatenate(weights), rows.take(np.concatenate(kept)), value)
+        evidence.append(own[order])
+    return _Results(aggregates, effective, np.concatenate(weights), rows.take(np.concatenate(evidence)), value)
 
 
 def compute(

@@ -138,14 +138,14 @@ class AnswerColumns:
         import pyarrow as pa
 
         assert self.id is not None
-        wanted, places = np.unique(rows, return_inverse=True)
+        distinct, places = np.unique(rows, return_inverse=True)
         if isinstance(self.table, pa.Table):
-            cells = self.table.select([self.id]).take(pa.array(wanted)).column(0)
+            cells = self.table.select([self.id]).take(pa.array(distinct)).column(0)
         else:
-            cells = self.table.take(wanted, [self.id]).column(0)
+            cells = self.table.take(distinct, [self.id]).column(0)
         cells = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
-        taken = cells.take(pa.array(places))
-        return taken.dictionary_decode() if pa.types.is_dictionary(taken.type) else taken
+        ids = cells.take(pa.array(places))
+        return ids.dictionary_decode() if pa.types.is_dictionary(ids.type) else ids
 
 
 _ROWS = 8192

@@ -163,5 +163,5 @@ def _hold(part: AnyPart | None, kind: type[nnx.Variable[AnyPart]]) -> AnyPart | 
     return kind(part.map_arrays(jnp.asarray))
 
 
-def _part(held: AnyPart | nnx.Variable[AnyPart] | None) -> AnyPart | None:
-    return cast("AnyPart", held.get_value() if isinstance(held, nnx.Variable) else held)
+def _part(part: AnyPart | nnx.Variable[AnyPart] | None) -> AnyPart | None:
+    return cast("AnyPart", part.get_value() if isinstance(part, nnx.Variable) else part)

@@ -110,7 +110,7 @@ class BatchedAttention:
         equal: whether query, key and value have all batch axes of the call.
         bias: 0, or −inf for pairs to which the mask gives no weight, `(*#batch, q, k)`; None: no mask.
         empty: queries whose output is 0, `(*#batch, q, 1)`, because they have no key; None: no query.
-        kept: M, the weights that dropout keeps divided by their probability `(*batch, q, k)`; None: all.
+        dropout_factor: M, the weights that dropout keeps divided by their probability `(*batch, q, k)`; None: all.
         half: dtype of the output, and of the matrix products whose result is rounded to it or is a factor of another
             such product; None: that of the tensors.
         observed: whether weights and logits are returned with the output, for readouts.
@@ -124,7 +124,7 @@ class BatchedAttention:
     equal: bool
     bias: Float[Tensor, "*_ #q #k"] | None = None
     empty: Bool[Tensor, "*_ #q 1"] | None = None
-    kept: Float[Tensor, "*_ q k"] | None = None
+    dropout_factor: Float[Tensor, "*_ q k"] | None = None
     half: torch.dtype | None = None
     observed: bool = False
     merged: bool = False
@@ -173,7 +173,7 @@ class BatchedAttention:
         if self.empty is not None:
             logits = logits.masked_fill(self.empty, 0)
         logits = logits.softmax(-1)  # the logits are released, unless they are kept for their own gradient
-        output = self._rounded_product(logits if self.kept is None else logits * self.kept, value)
+        output = self._rounded_product(logits if self.dropout_factor is None else logits * self.dropout_factor, value)
         if self.empty is not None:
             output = output.masked_fill(self.empty, 0)
         if not has_finite_sum(output.detach()):
@@ -198,8 +198,8 @@ class BatchedAttention:
             empty = self._merge(self.empty)
             logits.masked_fill_(empty, -math.inf)[..., :1].masked_fill_(empty, 0)
         weights = self.rows.weights(logits, owned=not self.observed and logits is not tensors[1])
-        kept = weights if self.kept is None else weights * self._merge(self.kept)
-        output = self._rounded_product(kept, cast("Tensor", tensors[0]))
+        dropped = weights if self.dropout_factor is None else weights * self._merge(self.dropout_factor)
+        output = self._rounded_product(dropped, cast("Tensor", tensors[0]))
         if self.empty is not None:
             output.masked_fill_(self._merge(self.empty), 0)
         # A value that is not finite, a logit of +inf, or a row of which all logits are −inf show in the output.
@@ -246,10 +246,10 @@ class BatchedAttention:
             gradient = self._merge(gradient, True)
         if self.empty is not None:
             gradient = gradient.masked_fill(self._merge(self.empty), 0)
-        kept = None if self.kept is None else self._merge(self.kept)
+        dropout_factor = None if self.dropout_factor is None else self._merge(self.dropout_factor)
         d_value = None
         if needs[0]:
-            given_weights = weights if kept is None else weights * kept
+            given_weights = weights if dropout_factor is None else weights * dropout_factor
             if is_shared(value, given_weights, gradient):
                 half = gradient.dtype if self.half is None else self.half
                 d_value = shared_gradient(given_weights.to(half), gradient.to(half), value)
@@ -258,7 +258,7 @@ class BatchedAttention:
         gradients: Sequence[Tensor | None] = [None] * (count - 1)
         if any(needs[1:]):
             d_weights = self._rounded_product(gradient, value.mT).to(weights.dtype)
-            d_weights = d_weights if kept is None else d_weights.mul_(kept)
+            d_weights = d_weights if dropout_factor is None else d_weights.mul_(dropout_factor)
             of_weights, of_logits = (self._of_readout(x) for x in of_readouts)
             d_weights = _sum_to(d_weights if of_weights is None else d_weights.add_(of_weights), weights)
             d = self.rows.logit_gradient(weights, d_weights)
@@ -289,7 +289,7 @@ class BatchedAttention:
         if self.empty is not None:
             logits = logits.masked_fill(self.empty, 0)
         weights = self.rows.differentiable(logits)
-        output = (weights if self.kept is None else weights * self.kept) @ cast("Tensor", given[0])
+        output = (weights if self.dropout_factor is None else weights * self.dropout_factor) @ cast("Tensor", given[0])
         output = output if self.empty is None else output.masked_fill(self.empty, 0)
         results = [output, weights, logits] if self.observed else [output]
         if self.observed and self.empty is not None:
@@ -616,13 +616,13 @@ def _attention_of(call: TorchCall, observed: bool, with_mask: bool = True) -> Ba
     assert rows is not None  # `BatchedKernel.limits` refuses other normalizers
     pairs = pair_logits_of(call, rows.scale, observed)
     equal = all(x.shape[:-2] == call.batch for x in (call.query, call.key, call.value))
-    kept: Tensor | None = None
+    dropout_factor: Tensor | None = None
     if call.dropout:
         shape = (*call.batch, call.tile.q_total, call.tile.k_total)
         found = call.tile.dropout_mask(call.value.new_empty(()).expand(shape), call.dropout)
-        kept = cast("Tensor", found).to(call.value.dtype).mul_(1 / (1 - dropout_rate(call.dropout)))
+        dropout_factor = cast("Tensor", found).to(call.value.dtype).mul_(1 / (1 - dropout_rate(call.dropout)))
     bias, empty = mask_bias(call) if with_mask else (None, None)
-    return BatchedAttention(pairs, rows, call.batch, equal, bias, empty, kept, half_of(call), observed)
+    return BatchedAttention(pairs, rows, call.batch, equal, bias, empty, dropout_factor, half_of(call), observed)
 
 
 def _forward_arrays(score: Score) -> int:

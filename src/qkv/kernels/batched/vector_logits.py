@@ -66,8 +66,8 @@ class MappedProducts(PairLogits):
         left, right = (x if w is None else next(computed) for x, w in zip(given, maps, strict=True))
         dtype, rounded = d.dtype, given[0].dtype
         left, right = left.to(rounded), right.to(rounded)
-        wanted = needs[0] or needs[2], needs[1] or needs[3]
-        sides = product_gradients(d, left, right, self.factor * self.normalizer_scale, wanted)
+        sides_needed = needs[0] or needs[2], needs[1] or needs[3]
+        sides = product_gradients(d, left, right, self.factor * self.normalizer_scale, sides_needed)
         found: list[Tensor | None] = []
         found_maps: list[Tensor | None] = []
         for n, (x, w, side) in enumerate(zip(given, maps, sides, strict=True)):

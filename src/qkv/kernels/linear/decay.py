@@ -246,8 +246,8 @@ def _backward(
     if torch.is_grad_enabled():  # the gradients will be differentiated themselves
         inputs = tuple(x.view_as(x) for x in (*inputs, saved[0]))  # may be one tensor
         outputs = cast("tuple[Tensor, Tensor]", _blocks(*inputs, size=size))
-        wanted = [x for x, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
-        found = iter(gradients_of(outputs, (d_output, d_state), wanted, create_graph=True))
+        differentiated = [x for x, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
+        found = iter(gradients_of(outputs, (d_output, d_state), differentiated, create_graph=True))
         return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
     totals = [torch.empty_like(x) if needed else None for x, needed in zip(inputs, ctx.needs_input_grad, strict=False)]
     for n in reversed(range(len(saved))):

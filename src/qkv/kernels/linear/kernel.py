@@ -202,16 +202,16 @@ class LinearKernel(Kernel):
                 recurring += keys
             if problem.gradient:
                 states += states / 2 * -(-axes.q // CHUNK) / _chunks_per_block(axes.batch_size)
-        held = lifted + states + max(lifting, recurring, 0.0)
+        resident = lifted + states + max(lifting, recurring, 0.0)
         if not problem.gradient:
-            return held
+            return resident
         dividing = 0.0
         if divides:
             # The sums, the gradients of output and sums, and three arrays of that of the totals, before there are
             # gradients of queries, keys and values.
             results = math.prod(axes.query) + math.prod(axes.key) + math.prod(axes.value)
-            dividing = held + 6.0 * axes.batch_size * axes.q * axes.value_width - results
-        return max(held + max(left, right), dividing)
+            dividing = resident + 6.0 * axes.batch_size * axes.q * axes.value_width - results
+        return max(resident + max(left, right), dividing)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         run = {"torch": _run_torch, "numpy": _run_numpy, "jax": _run_jax}[problem.library]

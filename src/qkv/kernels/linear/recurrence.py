@@ -233,8 +233,8 @@ def _backward(
             state.view_as(state),
         )  # may be one tensor
         outputs = cast("tuple[Tensor, Tensor]", recur(*inputs))
-        wanted = [x for x, needed in zip(inputs, ctx.needs_input_grad, strict=True) if needed]
-        found = iter(gradients_of(outputs, (d_output, d_state), wanted, create_graph=True))
+        differentiated = [x for x, needed in zip(inputs, ctx.needs_input_grad, strict=True) if needed]
+        found = iter(gradients_of(outputs, (d_output, d_state), differentiated, create_graph=True))
         return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
     d_query, d_key, d_value = (x.new_empty(x.shape) for x in inputs[:3])
     allowed = cast("Tensor", not_later(query, CHUNK)).to(query.dtype)

@@ -37,10 +37,10 @@ def pair_arrays(problem: Problem) -> float:
     if problem.library == "numpy":
         return max(7.0 if sorts else 3.25 if problem.normalizer.log_sum_exp else 5.6, forward, 2 * elements)
     if problem.gradient:
-        held = 9.3 if sorts else 7.25 if problem.normalizer.log_sum_exp or problem.normalizer.selects_keys else 3.5
-        return max(held + saved, 3 * elements + 0.5)
-    held = 7.6 if sorts else 4.25 if problem.normalizer.selects_keys else 3.25
-    return max(held, forward, 2 * elements)
+        resident = 9.3 if sorts else 7.25 if problem.normalizer.log_sum_exp or problem.normalizer.selects_keys else 3.5
+        return max(resident + saved, 3 * elements + 0.5)
+    resident = 7.6 if sorts else 4.25 if problem.normalizer.selects_keys else 3.25
+    return max(resident, forward, 2 * elements)
 
 
 def score_arrays(problem: Problem) -> tuple[float, float, int]:

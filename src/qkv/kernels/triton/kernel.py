@@ -67,15 +67,15 @@ def additive_sides(call: TorchCall) -> tuple[tuple[Tensor, ...], Bool[Tensor, "*
     batch, keys = call.tile.batch, split_mask(call.mask, call.tile)[0]
     clean = finite_call(call)
     sides = cast("TorchCall", project_call(clean))
-    odd = sides.query.shape[-1] % 2  # a unit of zeros makes their number even
-    left, right = (batch_elements(torch.nn.functional.pad(x, (0, odd)), batch) for x in (sides.query, sides.key))
+    padding = sides.query.shape[-1] % 2  # a unit of zeros makes their number even
+    left, right = (batch_elements(torch.nn.functional.pad(x, (0, padding)), batch) for x in (sides.query, sides.key))
     vector = cast("Tensor", cast("Tanh", call.score.form).vector)
     temperature = expand_to_pairs(cast("Tensor | float", call.normalizer.temperature))
     if isinstance(temperature, torch.Tensor):
         vector = vector / (temperature[..., 0] if temperature.ndim else temperature)
     else:
         vector = vector / cast("float", temperature)
-    vector = torch.nn.functional.pad(vector, (0, odd))
+    vector = torch.nn.functional.pad(vector, (0, padding))
     vector = vector.expand((*batch, vector.shape[-1])).reshape(-1, vector.shape[-1])
     allowed, *biases = pair_biases(call, keys)
     return (left, right, vector, batch_elements(clean.value, batch), *biases), allowed

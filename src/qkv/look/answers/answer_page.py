@@ -113,12 +113,12 @@ class TablePoints:
         else:
             # The columns are a sample of the rows of a store.
             rows, weights = rows[:_MOST_SLICES], weights[:_MOST_SLICES]
-            taken = [
+            cells = [
                 Column.from_table(self.database.table.slice(int(row), 1), name, True, column)
                 for row in rows
                 for name, column in zip(names, columns, strict=True)
             ]
-            parts = [np.array([each.cells[0] for each in taken[i :: len(names)]]) for i in range(len(names))]
+            parts = [np.array([each.cells[0] for each in cells[i :: len(names)]]) for i in range(len(names))]
         keys = [axis.codes(axis.axis.coordinates(part)) for axis, part in zip(self.axes, parts, strict=False)]
         largest = float(np.abs(weights).max(initial=0.0)) or 1.0
         return {

@@ -177,14 +177,14 @@ def read_conllu(path: str | os.PathLike[str], relations: Iterable[str] | None = 
     Source:
         universaldependencies.org/format.html; questions as in Clark, Khandelwal, Levy and Manning 2019.
     """
-    kept = None if relations is None else set(relations)
-    return [sentence for lines in _paragraphs(path) if (sentence := _tree(lines, kept, Path(path).name))]
+    selected = None if relations is None else set(relations)
+    return [sentence for lines in _paragraphs(path) if (sentence := _tree(lines, selected, Path(path).name))]
 
 
 _PRONOUNS = {"he", "she", "him", "her", "his", "hers", "himself", "herself", "they", "them", "their"}
 
 
-def _tree(lines: list[tuple[int, str]], kept: set[str] | None, name: str) -> AnnotatedSentence | None:
+def _tree(lines: list[tuple[int, str]], selected: set[str] | None, name: str) -> AnnotatedSentence | None:
     words: dict[int, Span] = {}
     heads: list[tuple[int, int, str]] = []
     text = ""
@@ -211,7 +211,7 @@ def _tree(lines: list[tuple[int, str]], kept: set[str] | None, name: str) -> Ann
     questions = tuple(
         Question(relation, words[at], words[head])
         for at, head, relation in heads
-        if (kept is None or relation in kept) and words.get(at) != words.get(head) and head in words
+        if (selected is None or relation in selected) and words.get(at) != words.get(head) and head in words
     )
     return AnnotatedSentence(text.rstrip(), questions) if questions else None
 

@@ -81,8 +81,8 @@ def softplus(x):
 def power(x, y):
     """Return x to the power y; for a negative x only if y is an integer, otherwise NaN."""
     size = tl.exp(y * tl.log(tl.abs(x)))
-    odd = tl.floor(y * 0.5) * 2.0 != y
-    negative = tl.where(tl.floor(y) == y, tl.where(odd, -size, size), float("nan"))
+    is_odd = tl.floor(y * 0.5) * 2.0 != y
+    negative = tl.where(tl.floor(y) == y, tl.where(is_odd, -size, size), float("nan"))
     return tl.where(y == 0.0, 1.0, tl.where(x < 0.0, negative, size))
 
 
