@@ -371,7 +371,7 @@ EMPTY = torch.tensor([[True, False, True, False, True, True, False]] * 2 + [[Fal
 
 
 @pytest.mark.parametrize("batch", [((2, 3),) * 3, ((2, 3), (3,), (2, 1)), ((1, 2), (1, 1), (3, 2))], ids=str)
-@pytest.mark.parametrize("mask", [None, masks.Pairs(EMPTY), masks.Causal("end")], ids=str)
+@pytest.mark.parametrize("mask", [None, masks.AllowedPairs(EMPTY), masks.Causal("end")], ids=str)
 @pytest.mark.parametrize("normalizer", [normalizers.Softmax(0.7), normalizers.TopK(3), normalizers.Entmax15()], ids=str)
 @pytest.mark.parametrize(
     "score", [scores.ScaledDot(), scores.Gaussian(1.3), scores.Softcap(scores.Dot(), 2.0)], ids=str

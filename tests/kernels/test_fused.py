@@ -278,10 +278,10 @@ def test_masks_and_offsets_of_pairs_run_forward_in_the_operator(query: Any, key:
     allowed = torch.rand(*batch, q, k) > 0.4
     some = {
         "none": None,
-        "pairs": masks.Pairs(allowed),
+        "pairs": masks.AllowedPairs(allowed),
         "window": masks.Window(1, 2),
-        "pairs of keys and causal": masks.Causal() & masks.Pairs(allowed[..., :1, :]),
-        "empty rows": masks.Pairs(allowed & (torch.arange(q) != 1)[:, None]),
+        "pairs of keys and causal": masks.Causal() & masks.AllowedPairs(allowed[..., :1, :]),
+        "empty rows": masks.AllowedPairs(allowed & (torch.arange(q) != 1)[:, None]),
     }
     given: list[scores.Score] = [
         scores.ScaledDot(),
