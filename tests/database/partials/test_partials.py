@@ -306,6 +306,15 @@ def test_sums_of_parts_merge_whichever_part_has_the_larger_maximum():
         assert isinstance(from_batch(made[0]).sums, PartialSums)
 
 
+@pytest.mark.parametrize("normalizer", [n for n in NORMALIZERS if not n.sums_to_one], ids=str)
+def test_times_are_averaged_only_by_weights_that_sum_to_one(normalizer):
+    score, table = scores.Custom(lambda q, k: np.exp(-np.square(q - k.T))), make_table(1)
+    with pytest.raises(OptionError, match="weights that sum to 1 for the value day"):
+        compute(0.5, table, "x", "day", score=score, normalizer=normalizer, fragment=0)
+    with pytest.raises(OptionError, match="weights that sum to 1 for the value day"):
+        qkv.Database.open(table, key="x", value="day").ask(0.5, score=score, normalizer=normalizer)
+
+
 @pytest.mark.long
 def test_random_tables_splits_and_orders():
     for seed in range(40):
@@ -316,6 +325,8 @@ def test_random_tables_splits_and_orders():
             options = {"score": score, "normalizer": normalizer, "top": int(draw.integers(1, 20))}
             value = str(draw.choice(["v", "city", "vector", "day"]))
             queries = draw.standard_normal(int(draw.integers(1, 70))).tolist()
+            if value == "day" and not normalizer.sums_to_one:
+                continue  # see test_times_are_averaged_only_by_weights_that_sum_to_one
             whole = finalize(compute(queries, table, "x", value, fragment=0, **options))
             parts = split(table, draw, 30)
             made = [compute(queries, part, "x", value, fragment=n, **options) for n, part in enumerate(parts)]

@@ -36,6 +36,8 @@ from qkv.errors import OptionError
 if TYPE_CHECKING:
     import datetime as dt
 
+    from qkv.normalizers.base import Normalizer
+
 __all__ = [
     "NO_ROW",
     "Aggregate",
@@ -44,6 +46,7 @@ __all__ = [
     "aggregator_for",
     "average_aggregate",
     "first_rows",
+    "check_average",
     "identifier_note",
     "is_vote",
     "label_codes",
@@ -314,6 +317,18 @@ def votes_by_kind(value: Column) -> bool:
 def value_reason(value: Column, largest: float) -> str:
     """Return why a value column, whose largest magnitude is given, is read as identifiers, or "" if it is not."""
     return "" if votes_by_kind(value) else identifier_reason(value, largest, "")
+
+
+def check_average(value: Column, normalizer: Normalizer) -> None:
+    """Raise an `OptionError` if the weights of a normalizer cannot average dates and times, whose origin is arbitrary.
+
+    Σ w t is a time only if Σ w = 1.
+    """
+    if value.kind == "timestamp" and not normalizer.sums_to_one:
+        raise OptionError(
+            f"normalizer must give weights that sum to 1 for the value {value.name}, which holds dates or times, got "
+            f"{normalizer}. Omit normalizer, or choose one such as softmax or mean."
+        )
 
 
 def is_vote(value: Column, reason: str, aggregate: str | None) -> bool:

@@ -18,7 +18,7 @@ from qkv.core.typing import Bool, Int
 from qkv.database.answer import Answer, Call, Entry, RanCalls
 from qkv.database.candidates.recall import CandidatePlan
 from qkv.database.choice_cache import NO_CACHE, ChoiceCache
-from qkv.database.execute.aggregates import identifier_note, is_vote, value_reason
+from qkv.database.execute.aggregates import check_average, identifier_note, is_vote, value_reason
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.calibration import calibrate
 from qkv.database.execute.entries import ambiguous_reason, missing_entry
@@ -214,6 +214,8 @@ class Executor(ABC):
         given = options.normalizer
         normalizer = parse_normalizer(given) if isinstance(given, str) else given
         normalizer = normalizer or comparison.normalizer or NORMALIZERS[comparison.score.default_normalizer]()
+        if not own.votes:
+            check_average(own.value_column, normalizer)
         if options.linear:
             check_line(comparison, normalizer, own.columns[-1])
         entries, plan = own._run_by_group(parsed, comparison, normalizer, options)

@@ -20,7 +20,7 @@ from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.checks import check_integers
 from qkv.core.tile import Tile
 from qkv.core.typing import Float
-from qkv.database.execute.aggregates import Aggregate, aggregator_for
+from qkv.database.execute.aggregates import Aggregate, aggregator_for, check_average
 from qkv.database.execute.block_scan import BlockScan, is_bounded
 from qkv.database.execute.partial_sums import accumulates, tile_weights, value_sums
 from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists, select_rows
@@ -265,6 +265,7 @@ def compute(
     shown = tuple(dict.fromkeys((*keys, value) if columns is None else (*columns, value)))
     require_columns(table, (*keys, value, *shown), "the fragment")
     own = [_column(table, name, fold) for name in (*keys, value)]
+    check_average(own[-1], normalizer)
     parsed = Queries.parse(queries, own[:-1], fold)
     comparison = _comparison(score, own[:-1])
     query = comparison.query_array(parsed.columns)
