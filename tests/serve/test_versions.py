@@ -2,7 +2,7 @@
 
 import pytest
 
-from qkv.database import Database
+from qkv.database import Database, Queryable
 from qkv.serve import ServedStore
 from qkv.serve.questions import Question
 
@@ -25,6 +25,18 @@ def test_answers_are_those_of_the_named_version_before_and_after_an_append(store
     assert (before.headers["qkv-version"], after.headers["qkv-version"]) == ("1", "2")
     assert before.json()["answers"][0]["value"] == 12.0
     assert after.json()["answers"][0]["value"] == pytest.approx((12 + 90 * 100) / 91)
+
+
+@pytest.mark.parametrize("key", ["city", "years", ["years", "city"]])
+def test_the_keys_that_are_asked_before_the_first_question_are_answered(tmp_path, monkeypatch, key):
+    table = {"years": [None, *range(90)], "pay": [0.0] * 91, "city": [None, *(f"town of {n} hills" for n in range(90))]}
+    stored = Database.create(tmp_path / "store", table, key, "pay")
+    asked, ask = [], Queryable.ask
+    monkeypatch.setattr(Queryable, "ask", lambda *given, **options: asked.append(ask(*given, **options)) or asked[-1])
+    with ServedStore(stored, refresh=0):
+        (answer,) = asked
+    assert len(answer.entries) > 1
+    assert all(entry.found for entry in answer.entries)
 
 
 def test_a_version_whose_rows_were_removed_is_replaced_by_the_newest_one(store):

@@ -196,10 +196,10 @@ class Column:
             return int(self.cells.shape[1]) * exact_cells.width_of(self.type.value_type)
         return exact_cells.width_of(self.type)
 
-    def take(self, rows: Int[np.ndarray, " n"]) -> Column:
-        """Return the column of the rows with the given indices."""
+    def take(self, rows: Int[np.ndarray, " n"], with_source: bool = True) -> Column:
+        """Return the column of the rows with the given indices, with or without their Arrow cells."""
         original = None if self.original is None else self.original[rows]
-        source = None if self.source is None else _take(self.source, rows)
+        source = None if self.source is None or not with_source else _take(self.source, rows)
         return replace(self, cells=self.cells[rows], missing=self.missing[rows], original=original, source=source)
 
     def slice(self, rows: slice) -> Column:

@@ -11,6 +11,7 @@ Masks, kernels with memory linear in the lengths, gradients, EXPLAIN and `Databa
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import final
@@ -287,6 +288,10 @@ class Score(Part, ABC):
         batch = broadcast_batch(query=tuple(query.shape[:-core]), key=tuple(key.shape[:-core]))
         self.check_lengths(q, k)
         return self.logits(query, key, Tile.whole(q, k, batch, positions))
+
+    def radius(self, exponent: float) -> float:
+        """Return a distance of query and key beyond which logits are less than −`exponent`; inf if none is known."""
+        return math.inf
 
     def check_kind(self, text_query: bool, text_key: bool) -> None:
         """Raise a `KindError` if only one of query and key is text, or if the score does not accept their kind."""

@@ -78,12 +78,24 @@ class Laplace(DistanceKernel):
         slope = 1 / self.bandwidth if isinstance(self.bandwidth, (int, float)) else None
         return Distance(slope, saved=SavedArrays(logits=1.0))
 
+    def radius(self, exponent: float) -> float:
+        """Return h times `exponent`, the distance at which the logit is −`exponent`."""
+        return self.bandwidth * exponent if isinstance(self.bandwidth, int | float) else math.inf
+
     def log_kernel(self, u: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
         return -u
 
 
+class CompactKernel(DistanceKernel):
+    """Base class of kernels that are 0 beyond the bandwidth."""
+
+    def radius(self, exponent: float) -> float:
+        """Return h, beyond which the logit is −inf."""
+        return self.bandwidth if isinstance(self.bandwidth, int | float) else math.inf
+
+
 @dataclass(frozen=True, eq=False)
-class Boxcar(DistanceKernel):
+class Boxcar(CompactKernel):
     """Boxcar kernel: the logit is 0 if the distance is at most the bandwidth, otherwise −inf.
 
     Args:
@@ -100,7 +112,7 @@ class Boxcar(DistanceKernel):
 
 
 @dataclass(frozen=True, eq=False)
-class Epanechnikov(DistanceKernel):
+class Epanechnikov(CompactKernel):
     """Epanechnikov kernel: with u = distance / bandwidth, the logit is log(1 − u²) if u < 1, otherwise −inf.
 
     The constant factor 3/4 of the kernel is omitted, because it cancels in the weights.
@@ -119,7 +131,7 @@ class Epanechnikov(DistanceKernel):
 
 
 @dataclass(frozen=True, eq=False)
-class Triangular(DistanceKernel):
+class Triangular(CompactKernel):
     """Triangular kernel: with u = distance / bandwidth, the logit is log(1 − u) if u < 1, otherwise −inf.
 
     Args:

@@ -70,6 +70,11 @@ class Gaussian(InnerProductScore):
         """Whether ‖q‖² − 2<q, k> + ‖k‖² is computed, which subclasses may replace."""
         return type(self).lift is Gaussian.lift
 
+    def radius(self, exponent: float) -> float:
+        """Return h √(2 `exponent`), the distance at which the logit is −`exponent`."""
+        known = self.cancels and isinstance(self.bandwidth, int | float)
+        return float(self.bandwidth) * math.sqrt(2 * exponent) if known else math.inf
+
     def validate(self) -> None:
         require_number(
             "Gaussian", "bandwidth", self.bandwidth, lambda h: h >= 1e-150, "a positive number, at least 1e-150"

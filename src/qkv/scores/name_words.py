@@ -27,8 +27,8 @@ _LETTERS = str.maketrans({"ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th"
 _JOINED = re.compile(r"['’‘`´]|\.(?![0-9])|(?<![0-9])\.")
 _SIGNS = re.compile(r"[^\w\n.]+|_")
 # The same for ASCII without digits, of which no dot is a decimal point.
-_ASCII_SIGNS = {
-    code: "" if chr(code) in "'`." else " " for code in range(128) if not chr(code).isalnum() and chr(code) != "\n"
+_ASCII_SIGNS: dict[int, str | None] = {
+    code: None if chr(code) in "'`." else " " for code in range(128) if not chr(code).isalnum() and chr(code) != "\n"
 }
 _NAMES_AT_ONCE = 2**11
 _SPACES = re.compile(r" {2,}")

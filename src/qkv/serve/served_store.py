@@ -286,8 +286,8 @@ class ScanQueue:
                 job.future.set_result(result)
 
 
-_PREPARED = 64
-"""Number of rows whose keys are asked when a version is opened. The key of a row may be missing."""
+_READ, _PREPARED = 64, 4
+"""Number of rows that are read when a version is opened, and of complete keys among them that are asked."""
 Observer = Callable[[int, int], None]
 """Called with the numbers of requests and of queries of each scan."""
 
@@ -502,8 +502,9 @@ def _prepare(database: Queryable) -> None:
     """Answer keys of the table, so that the first question waits neither for rows nor for what is chosen from them."""
     if not len(database):
         return
-    rows = to_records(database.table.slice(0, min(_PREPARED, database.table.num_rows)))
+    rows = to_records(database.table.slice(0, min(_READ, database.table.num_rows)))
     keys = [tuple(row[name] for name in database.key) for row in rows]
+    keys = [key for key in keys if None not in key][:_PREPARED] or keys[:1]
     database.ask(keys if len(database.key) > 1 else [key for (key,) in keys], top=1, on_bad_query="report")
 
 

@@ -15,6 +15,9 @@ Source: Vovk, Gammerman, Shafer (2005), Algorithmic learning in a random world, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from qkv.core.conformal import conformal_quantile
@@ -34,6 +37,7 @@ from qkv.encoders.columns import Column
 from qkv.engine import observe
 from qkv.estimators.regression.local_linear import fit_rows
 from qkv.estimators.regression.local_scale import LocalScale, fit_scale
+from qkv.estimators.regression.neighbor_blocks import split_into_blocks
 from qkv.masks import AllowedPairs
 from qkv.normalizers.base import Normalizer
 from qkv.readouts import Dense
@@ -45,6 +49,7 @@ __all__ = ["calibrate"]
 _MOST_ROWS = 2000
 _MOST_PAIRS = 4 * 10**7
 _WEIGHTS_AT_ONCE = 2 * 2**20
+_NEIGHBORS_AT_ONCE = 64
 _FEWEST_ROWS = 40
 # Squares of deviations below this part of those with one more row are rounding errors of the difference.
 _ROUNDING = 1e-9
@@ -108,9 +113,11 @@ def _residuals(
     size = min(_MOST_ROWS, max(_FEWEST_ROWS, _MOST_PAIRS // count))
     sample = np.random.default_rng(0).permutation(count)[:size]
     step = max(1, _WEIGHTS_AT_ONCE // count)
-    starts = range(0, len(sample), step)
-    parts = [_residuals_of(sample[i : i + step], comparison, normalizer, value, line) for i in starts]
-    return sample, np.concatenate(parts)
+    parts: Sequence[Int[np.ndarray, " q"]] = [sample[i : i + step] for i in range(0, len(sample), step)]
+    if isinstance(comparison, DistanceComparison):
+        parts = split_into_blocks(comparison.key, min(step, _NEIGHBORS_AT_ONCE), sample).rows
+    found = [_residuals_of(part, comparison, normalizer, value, line) for part in parts]
+    return np.concatenate(parts), np.concatenate(found)
 
 
 def _residuals_of(
@@ -120,11 +127,17 @@ def _residuals_of(
     value: Column,
     line: Coordinates | None,
 ) -> Float[np.ndarray, " q"]:
+    query = comparison.key[rows]
+    if isinstance(comparison, DistanceComparison):
+        near = comparison.rows_in_reach(query, normalizer, np.ones(len(value.cells), bool), 2, rows)
+        if near is not None:
+            comparison, value = replace(comparison, key=comparison.key[near]), value.take(near, with_source=False)
+            rows = np.searchsorted(near, rows)
     aggregator = aggregator_for(value)
     allowed: Bool[np.ndarray, "q rows"] = np.ones((len(rows), len(value.cells)), bool)
     allowed[np.arange(len(rows)), rows] = False
     observed = observe(
-        comparison.key[rows],
+        query,
         comparison.key,
         aggregator.matrix(),
         score=comparison.score,
@@ -134,7 +147,7 @@ def _residuals_of(
     )
     weights, cells = np.asarray(observed.readouts[0]), value.cells[rows]
     if line is not None:
-        fits = fit_rows(weights, line.of(comparison.key), line.of(comparison.key[rows]), value.cells)
+        fits = fit_rows(weights, line.of(comparison.key), line.of(query), value.cells)
         return _studentized(cells - fits.value, fits.noise, fits.rows, fits.degrees, cells)
     aggregates = aggregator.aggregate(np.asarray(observed.output), weights)
     mean = np.array([aggregate.center for aggregate in aggregates], np.float64)
@@ -171,7 +184,7 @@ def _studentized(
 
 def _factors(residuals: Float[np.ndarray, " n"], local: LocalScale | None = None) -> Calibration:
     if local is not None:
-        residuals = residuals / local.left_out()
+        residuals = residuals / local.left_out
     # Where neighbors are often equal, many can be infinite; no multiple of a spread of 0 contains such values.
     infinite = np.isinf(residuals)
     if infinite.any() and infinite.mean() > 0.02:

@@ -24,7 +24,14 @@ from qkv.database.execute.uncertainty import Calibration, effective_rows
 from qkv.database.io.cell_notes import cell_note_of, line_note
 from qkv.database.io.sources import require_columns
 from qkv.database.keys.choose import ComparisonChooser
-from qkv.database.keys.comparisons import Comparison, Coordinates, MixedComparison, find_coordinates, from_differences
+from qkv.database.keys.comparisons import (
+    Comparison,
+    Coordinates,
+    DistanceComparison,
+    MixedComparison,
+    find_coordinates,
+    from_differences,
+)
 from qkv.database.keys.identifiers import is_whole_number
 from qkv.database.keys.name_comparison import NameComparison
 from qkv.database.keys.name_index import NameIndex, PresentNames
@@ -52,6 +59,8 @@ _QUERIES_AT_ONCE = 1024
 # Text keys of so many rows are indexed at the first query, and found in groups of queries of this size.
 _INDEXED_ROWS = 1000
 _QUERIES_FOUND_AT_ONCE = 32
+# Of so many rows or more, those in reach of a query are found first.
+_LARGE_TABLE = 50_000
 # Statistics need the weights of all rows: at most this many are held at once, 8 MiB of float64, between checkpoints.
 _MOST_WEIGHTS = 2**20
 
@@ -166,38 +175,58 @@ class InMemoryExecutor(Executor):
     ) -> tuple[list[Entry], Plan]:
         """Answer queries by attention over all selected rows in memory; see `Executor.run`.
 
-        If only the best rows by `Names` take part, they are found by an index, and attention is over these rows.
+        If only the best rows by `Names` take part, they are found by an index, and attention is over these rows. So it
+        is over the rows in reach of a query, outside of which the weights of all rows are lost in rounding.
         """
         calibration = partial(self.calibration, comparison, normalizer, options)
-        indexed = self._is_indexed(normalizer, options) and len(queries)
-        if not (indexed and isinstance(comparison, NameComparison) and isinstance(comparison.score, Names)):
-            own_rows = self.aggregator, self.complete, options, calibration, self.rows_text
-            return attend_to_rows(queries, comparison, normalizer, *own_rows)
+        size = self._queries_found_at_once(comparison, normalizer, options)
+        every = self.aggregator, self.complete, options, calibration, self.rows_text
+        if not (size and len(queries)):
+            return attend_to_rows(queries, comparison, normalizer, *every)
         quiet = replace(options, progress=None)
         entries: list[Entry] = []
         plans = []
-        for start in range(0, len(queries), _QUERIES_FOUND_AT_ONCE):
-            group = queries.slice(start, start + _QUERIES_FOUND_AT_ONCE)
-            rows = self._find(comparison, group, normalizer.top_k or 1)
-            columns = [column.take(rows) for column in self.columns]
-            own, value, every = (
-                comparison.with_rows(columns[:-1]),
-                aggregator_for(columns[-1], self.votes),
-                np.ones(len(rows), bool),
-            )
-            found, plan = attend_to_rows(group, own, normalizer, value, every, quiet, calibration, self.rows_text)
-            entries += [entry.at(rows) for entry in found]
+        for start in range(0, len(queries), size):
+            group = queries.slice(start, start + size)
+            rows = self._find(comparison, group, normalizer, options)
+            found: list[Entry] = []
+            plan = None
+            if rows is not None:
+                # The Arrow cells of numbers are for the text of keys that do not match.
+                columns = [column.take(rows, isinstance(comparison, NameComparison)) for column in self.columns]
+                own, value = comparison.with_rows(columns[:-1]), aggregator_for(columns[-1], self.votes)
+                some = value, np.ones(len(rows), bool), quiet, calibration, self.rows_text
+                found, plan = attend_to_rows(group, own, normalizer, *some)
+                found = [entry.at(rows) for entry in found]
+            if plan is None or not (isinstance(comparison, NameComparison) or all(entry.found for entry in found)):
+                found, plan = attend_to_rows(group, comparison, normalizer, *every[:2], quiet, *every[3:])
+            entries += found
             plans.append(plan)
             report(options.progress, "answering", len(entries), len(queries))
         return entries, plans[0]
 
-    def _is_indexed(self, normalizer: Normalizer, options: AskOptions) -> bool:
-        few = len(self.complete) < self.indexed_rows or not self.complete.any() or options.mask is not None
-        return not few and normalizer.top_k is not None and not normalizer.stochastic
+    def _queries_found_at_once(self, comparison: Comparison, normalizer: Normalizer, options: AskOptions) -> int:
+        """Return the number of queries whose rows are found together; 0 if all rows are compared."""
+        if len(self.complete) < self.indexed_rows or not self.complete.any() or options.mask is not None:
+            return 0
+        if isinstance(comparison, NameComparison):
+            by_index = isinstance(comparison.score, Names) and normalizer.top_k is not None
+            return _QUERIES_FOUND_AT_ONCE * (by_index and not normalizer.stochastic)
+        in_reach = isinstance(comparison, DistanceComparison) and not (options.linear or self.votes)
+        return max(1, _MOST_WEIGHTS // len(self.complete)) if in_reach and len(self.complete) >= _LARGE_TABLE else 0
 
-    def _find(self, comparison: NameComparison, queries: Queries, count: int) -> Int[np.ndarray, " n"]:
-        """Return the rows that are among the `count` best of some query or equal it, in ascending order."""
-        key, score = comparison.columns[0], comparison.score
+    def _find(
+        self, comparison: Comparison, queries: Queries, normalizer: Normalizer, options: AskOptions
+    ) -> Int[np.ndarray, " n"] | None:
+        """Return the rows that take part in the answers to some queries in ascending order; None for all rows.
+
+        By names, these are the rows that are among the best of some query or equal it.
+        """
+        if isinstance(comparison, DistanceComparison):
+            query = comparison.query_array(queries.columns)
+            return comparison.rows_in_reach(query, normalizer, self.complete, options.top)
+        key, score, count = comparison.columns[0], comparison.score, normalizer.top_k or 1
+        assert isinstance(comparison, NameComparison)
         assert isinstance(score, Names)
         if self._present_names is None:
             if key not in self._name_indexes:

@@ -5,6 +5,7 @@ The module `choose` selects the comparison of a database.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple, Protocol, Self
@@ -16,7 +17,7 @@ from qkv.core.typing import Bool, Float, Int, Num, Shaped
 from qkv.encoders import exact_cells
 from qkv.encoders.columns import Column, arc_lengths
 from qkv.errors import QueryError
-from qkv.normalizers import Sum
+from qkv.normalizers import Softmax, Sum
 from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
 from qkv.scores.by_column import ByColumn
@@ -60,6 +61,12 @@ def from_differences(score: Score, normalizer: Normalizer, width: int) -> Score:
 
 
 _NUMERIC = ("number", "timestamp", "boolean")
+# Rows are left out if their logits are below the largest by this and the logarithm of the number of rows: their weights
+# sum to less than 5e-18 of the others. The logit of the nearest row is at least −10.
+_OMITTED, _NEAR = 40.0, 10.0
+# Of fewer rows, finding those in reach takes longer than comparing all.
+_FEWEST_ROWS = 1000
+_ROWS_AT_ONCE = 2**16
 
 
 @dataclass(frozen=True, eq=False)
@@ -387,6 +394,48 @@ class DistanceComparison(Comparison):
         """Return displayed distances, computed from differences, so that equal points have distance 0."""
         squares = np.square(query[:, None, :] - self.key[rows])
         return displayed_distances(self.key_columns, np.sqrt(squares.sum(axis=-1)) * self.unit)
+
+    def rows_in_reach(
+        self,
+        query: Float[np.ndarray, "q width"],
+        normalizer: Normalizer,
+        present: Bool[np.ndarray, " rows"],
+        least: int,
+        left_out: Int[np.ndarray, " q"] | None = None,
+    ) -> Int[np.ndarray, " n"] | None:
+        """Return the present rows near some queries if all others together have less than 1e-17 of the weight of each.
+
+        Args:
+            query: queries near one another.
+            normalizer: the normalizer of the call.
+            present: True for the rows that take part.
+            least: number of rows that the reach of each query has to hold.
+            left_out: the row of each query that does not take part.
+
+        Returns:
+            The rows in ascending order; None if they are more than half of all, a query has no row near it, or the
+            score or the normalizer gives weight to all rows.
+        """
+        scale = normalizer.scale if type(normalizer) is Softmax and normalizer.sums_to_one else None
+        if not scale or len(self.key) < _FEWEST_ROWS:
+            return None
+        near = self.score.radius(_NEAR / scale)
+        reach = self.score.radius((_NEAR + _OMITTED + math.log(len(self.key))) / scale)
+        if not math.isfinite(reach):
+            return None
+        low, high, inside = query.min(axis=0) - reach, query.max(axis=0) + reach, present.copy()
+        for start in range(0, len(inside), _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            for own, first, last in zip(self.key[part].T, low, high, strict=True):
+                inside[part] &= (own >= first) & (own <= last)
+        rows = np.flatnonzero(inside)
+        if 2 * len(rows) > len(inside):
+            return None
+        squares = np.square(query[:, None] - self.key[rows]).sum(axis=-1)
+        if left_out is not None:
+            squares[np.arange(len(query)), np.searchsorted(rows, left_out)] = np.inf
+        found = squares.min(axis=1, initial=np.inf) <= near**2
+        return rows if (found & ((squares <= reach**2).sum(axis=1) >= least)).all() else None
 
     def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
         """Return for each query the reason why its nearest row is too far away to match, or None if it matches."""

@@ -14,6 +14,7 @@ section 5.2 (locally weighted conformal inference).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -54,8 +55,9 @@ class LocalScale:
         """
         return np.asarray(np.exp(self._means(self._exponents(points))))
 
+    @cached_property
     def left_out(self) -> Float[np.ndarray, " rows"]:
-        """Return the scale at each calibration row, from the others."""
+        """The scale at each calibration row, from the others."""
         exponents = self._exponents(self.points)
         np.fill_diagonal(exponents, -np.inf)
         return np.asarray(np.exp(self._means(exponents)))
@@ -99,5 +101,5 @@ def fit_scale(points: Float[np.ndarray, "rows width"], residuals: Float[np.ndarr
     deviation = np.where(varies, deviation, 1.0)
     chosen = leave_one_out((points / deviation)[:, varies], (logs - logs.mean())[:, None])
     scale = LocalScale(points, logs - logs.mean(), np.where(varies, chosen.value * deviation, np.inf))
-    better = np.square(scale.logs * (len(logs) / (len(logs) - 1))) - np.square(scale.logs - np.log(scale.left_out()))
+    better = np.square(scale.logs * (len(logs) / (len(logs) - 1))) - np.square(scale.logs - np.log(scale.left_out))
     return scale if better.mean() > _BETTER * better.std() / np.sqrt(len(better)) else None
