@@ -37,7 +37,7 @@ from qkv.plan.grouped_heads import run_grouped, split_heads
 from qkv.plan.kernel_protocol import Result
 from qkv.plan.precise_call import run_precisely
 from qkv.plan.problem import Problem
-from qkv.plan.step_cache import step_plan
+from qkv.plan.step_cache import step_plan, with_keys, without_position
 from qkv.readouts import Readout
 from qkv.scores import Gaussian, Score
 from qkv.torch_bridge.call import run_transformed
@@ -502,6 +502,8 @@ def _run(
         )
         if transformed is not None:
             return transformed
+    if fields[2] is not None and not (traced or observed or readouts or kernel):
+        key, value, fields = without_position(query, key, value, fields)
     options = kernel, memory, traced, recomputes
     # Plans are not cached under torch.export: a graph is exported only once, and its lengths may be symbolic.
     found = None
@@ -532,6 +534,7 @@ def _run(
                 return result, cached.plan
         if cancels and kernel_checks and (precise := precisely()) is not None:
             return precise
+        cached = with_keys(cached, query, key, value) if cached.longest else cached
         plan = cached.with_parts(Spec(*fields), readouts) if cached.holds_arrays else cached.plan
         if cached.bound and seed is None:
             return plan.kernel.run(bind_unconverted(query, key, value, plan.problem), plan.problem), plan
