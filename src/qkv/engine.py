@@ -9,11 +9,11 @@ prepare   return a function that runs a fixed plan
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Never
 
-from qkv.core.arrays import as_array, library, result_dtype
+from qkv.core.arrays import as_array, library, requires_gradient, result_dtype
 from qkv.core.axes import Axes
 from qkv.core.positions import Positions
 from qkv.core.threefry import Seed
@@ -28,7 +28,7 @@ from qkv.normalizers import Normalizer
 from qkv.plan import Kernel, Plan, Spec, plan_problem
 from qkv.plan.bind import bind_problem, bind_unconverted
 from qkv.plan.budget import budget_bytes, warn_of_slowdown
-from qkv.plan.cache import PLANS, SpecFields, call_signature, store_plan
+from qkv.plan.cache import PLANS, CachedPlan, SpecFields, cached_plan, call_signature, store_plan
 from qkv.plan.checks import as_readouts, check_arrays, check_problem, read_problem
 from qkv.plan.cost import memory_text
 from qkv.plan.devices import device_named, device_of
@@ -37,7 +37,7 @@ from qkv.plan.grouped_heads import run_grouped, split_heads
 from qkv.plan.kernel_protocol import Result
 from qkv.plan.precise_call import run_precisely
 from qkv.plan.problem import Problem
-from qkv.plan.step_cache import step_plan
+from qkv.plan.step_cache import step_plan, with_keys, without_position
 from qkv.readouts import Readout
 from qkv.scores import Gaussian, Score
 from qkv.torch_bridge.call import run_transformed
@@ -428,6 +428,7 @@ class Prepared:
     """
 
     plan: Plan
+    _cached: dict[Any, CachedPlan] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(self, query: ArrayLike, key: ArrayLike, value: ArrayLike, *, seed: Seed | None = None) -> Observation:
         """Run the plan and return the output and the readouts.
@@ -443,7 +444,7 @@ class Prepared:
             KindError: the library of the arrays differs from that of the plan.
         """
         query, key, value = (as_array(x) for x in (query, key, value))
-        if tracing_mode(query, key, value) == "compile":
+        if (traced := tracing_mode(query, key, value)) == "compile":
             break_graph()
             return run_uncompiled(self, query, key, value, seed=seed)
         plan, axes = self.plan, self.plan.requested.axes
@@ -458,17 +459,38 @@ class Prepared:
                 f"query, key and value must be {plan.requested.library} arrays, as planned, got {given} arrays. "
                 "Prepare another plan, or call qkv.attend."
             )
-        if plan.problem.score.cancels:  # the data decides how it is computed
-            spec, run = plan.requested.spec, partial(_run, observed=True)
-            fields = spec.score, spec.normalizer, spec.mask, spec.positions, spec.dropout
-            options = seed, plan.kernel, plan.requested.memory
-            precise = run_precisely(run, query, key, value, fields, plan.requested.readouts, options, "")
-            if precise is not None and precise[1] is not None:
-                return Observation(
-                    precise[0].output, precise[0].readouts, precise[1].with_guards_taken(precise[0].guards)
-                )
-        result = plan.kernel.run(bind_problem(query, key, value, plan.problem, seed, plan.kernel), plan.problem)
+        spec, result = plan.requested.spec, None
+        fields = spec.score, spec.normalizer, spec.mask, spec.positions, spec.dropout
+        precisely = partial(
+            run_precisely, partial(_run, observed=True), query, key, value, fields, plan.requested.readouts,
+            (seed, plan.kernel, plan.requested.memory), "",
+        )  # fmt: skip
+        cancels = plan.problem.score.cancels  # the data decides how it is computed
+        kernel_checks = cancels and type(spec.score) is Gaussian and plan.kernel.checks_distances
+        cached = None if traced or seed is not None else self._plan_for(query, key, value)
+        precise = precisely() if cancels and not kernel_checks else None
+        if precise is None and cached is not None:
+            result = cached.run(query, key, value, fields)
+        if result is None and kernel_checks:
+            precise = precisely()
+        if precise is not None and precise[1] is not None:
+            result, plan = precise[0], precise[1]
+        if result is None:
+            bound = cached is not None and cached.bound
+            bind = bind_unconverted if bound else partial(bind_problem, seed=seed, kernel=plan.kernel)
+            result = plan.kernel.run(bind(query, key, value, plan.problem), plan.problem)
         return Observation(result.output, result.readouts, plan.with_guards_taken(result.guards))
+
+    def _plan_for(
+        self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], value: Num[Array, "*#batch k value_width"]
+    ) -> CachedPlan | None:
+        """Return the plan with the function of its kernel, or None for a gradient that was not planned."""
+        if not self.plan.problem.gradient and any(requires_gradient(x) for x in (query, key, value)):
+            return None
+        kind = query.dtype, key.dtype, value.dtype
+        if kind not in self._cached:
+            self._cached[kind] = cached_plan(self.plan, False, query, key, value)
+        return self._cached[kind]
 
 
 def _run(
@@ -502,6 +524,8 @@ def _run(
         )
         if transformed is not None:
             return transformed
+    if fields[2] is not None and not (traced or observed or readouts or kernel):
+        key, value, fields = without_position(query, key, value, fields)
     options = kernel, memory, traced, recomputes
     # Plans are not cached under torch.export: a graph is exported only once, and its lengths may be symbolic.
     found = None
@@ -532,6 +556,7 @@ def _run(
                 return result, cached.plan
         if cancels and kernel_checks and (precise := precisely()) is not None:
             return precise
+        cached = with_keys(cached, query, key, value) if cached.longest else cached
         plan = cached.with_parts(Spec(*fields), readouts) if cached.holds_arrays else cached.plan
         if cached.bound and seed is None:
             return plan.kernel.run(bind_unconverted(query, key, value, plan.problem), plan.problem), plan

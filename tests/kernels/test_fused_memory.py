@@ -114,4 +114,4 @@ def test_measure_detects_the_quadratic_backend() -> None:
 )
 def test_calls_without_a_linear_form_are_refused(sentence: str, options: dict[str, Any]) -> None:
     with pytest.raises(RefusedError, match=sentence):
-        qkv.explain((64, 4), (64, 4), (64, 4), library="torch", kernel="fused", **options)
+        qkv.explain((64, 4), (64, 4), (64, 4), library="torch", kernel="fused", gradient=True, **options)

@@ -50,7 +50,7 @@ REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
     (
         "fused",
         r"Biased\(Dot\(\), bias=float64\[4, 6\]\) is not an inner product",
-        {"score": scores.Biased(scores.Dot(), np.ones((4, 6))), "library": "torch"},
+        {"score": scores.Biased(scores.Dot(), np.ones((4, 6))), "library": "torch", "gradient": True},
     ),
     (
         "fused",
@@ -88,7 +88,7 @@ REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
     (
         "fused",
         r"the mask Window\(1, after=1\) would need an array of 4 × 6",
-        {"mask": masks.Window(1, 1), "positions": END, "library": "torch"},
+        {"mask": masks.Window(1, 1), "positions": END, "library": "torch", "gradient": True},
     ),
     (
         "tiled",

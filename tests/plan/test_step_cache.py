@@ -150,3 +150,54 @@ def test_a_step_that_needs_more_than_the_budget_at_a_larger_length_runs_within_i
         query, key = torch.randn(1, 8), torch.randn(k, 8)
         found = qkv.attend(query, key, key, memory=int(needed * 1.1), kernel="dense")
         torch.testing.assert_close(found, torch.as_tensor(qkv.attend(query.numpy(), key.numpy(), key.numpy())))
+
+
+def _positioned(t: int, k: int) -> dict[str, dict[str, Any]]:
+    """Return options of a query at position `t`, which all exclude the keys after it among `k` keys."""
+    return {
+        "causal, integer": {"mask": masks.Causal(), "positions": qkv.Positions(query_start=t)},
+        "causal, tensor": {"mask": masks.Causal(), "positions": qkv.Positions(query_start=torch.tensor(t))},
+        "causal, per batch": {
+            "mask": masks.Causal(), "positions": qkv.Positions(query_start=torch.full((1, HEADS), t)),
+        },
+        "length": {"mask": masks.Lengths(t + 1)},
+        "lengths": {"mask": masks.Lengths(torch.tensor([[t + 1] * HEADS]))},
+        "pairs": {"mask": masks.AllowedPairs((torch.arange(k) <= t)[None])},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _positioned(0, 1))
+@pytest.mark.parametrize("score", [None, scores.Gaussian(1.0), scores.Laplace(1.0), scores.ALiBi(scores.Dot(), 0.1)])
+def test_steps_at_any_position_of_a_static_buffer_equal_the_dense_reference(
+    name: str, score: scores.Score | None
+) -> None:
+    generator, k = torch.Generator().manual_seed(0), 40
+    sides = [torch.randn(1, HEADS, n, 4, generator=generator, dtype=torch.float64) for n in (1, k, k)]
+    for t in (-2, -1, *range(0, k + 3, 2)):
+        options = {"positions": qkv.Positions(query_start=t)} | _positioned(t, k)[name] | {"score": score}
+        broken = [x.clone() for x in sides]
+        if 0 <= t < k - 1:
+            broken[1][..., t + 1 :, :], broken[2][..., t + 1 :, :] = torch.nan, torch.inf
+        for given_ in (sides, broken):
+            found = [qkv.attend(*given_, **options, kernel=kernel) for kernel in (None, "dense")]
+            torch.testing.assert_close(*found)
+        broken[1][..., 0, :] = torch.nan
+        found = [qkv.attend(*broken, **options, kernel=kernel, seed=1) for kernel in (None, "dense")]
+        torch.testing.assert_close(*found, equal_nan=True)
+        leaves = [x.clone().requires_grad_() for x in sides]
+        outputs = [qkv.attend(*leaves, **options, kernel=kernel).square().sum() for kernel in (None, "dense")]
+        allowed = {"allow_unused": True, "materialize_grads": True}
+        gradients = [torch.autograd.grad(x, leaves, **allowed) for x in outputs]
+        for one, other in zip(*gradients, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", ["causal, integer", "length"])
+def test_steps_of_a_static_buffer_are_planned_once_for_a_quarter_more_keys(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides, planned, plan = [torch.randn(1, HEADS, n, 4) for n in (1, 600, 600)], [], engine.plan_call
+    monkeypatch.setattr(engine, "plan_call", lambda *args, **more: planned.append(0) or plan(*args, **more))
+    for t in range(512, 560):
+        qkv.attend(*sides, **_positioned(t, 600)[name])
+    assert len(planned) <= 2

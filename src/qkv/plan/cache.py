@@ -57,6 +57,7 @@ class CachedPlan:
             precision; None if the kernel offers none.
         parts: score, normalizer and mask of the plan; each that holds arrays must be taken from the call.
         takes_arrays: whether score, normalizer and mask are taken from the call.
+        longest: whether the plan is that of a call with at least as many keys, which `prepared` also runs.
     """
 
     plan: Plan
@@ -65,6 +66,7 @@ class CachedPlan:
     prepared: PreparedCall | None
     parts: tuple[Score | None, Normalizer | None, Mask | None]
     takes_arrays: tuple[bool, bool, bool]
+    longest: bool = False
 
     def run(
         self,

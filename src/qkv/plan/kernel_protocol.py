@@ -53,6 +53,8 @@ class Kernel(ABC):
         saves_statistics: whether backward in the operator of `torch.compile` does not run the forward pass again.
         checks_distances: whether the function of `prepare` returns None for a `Gaussian` whose products lose digits.
         runs_on_gpu: whether the kernel runs on GPUs.
+        prepares_all_lengths: whether the function of `prepare` runs calls of any number of keys, if neither score nor
+            mask depends on positions.
     """
 
     name: ClassVar[str]
@@ -63,6 +65,7 @@ class Kernel(ABC):
     saves_statistics: ClassVar[bool] = False
     checks_distances: ClassVar[bool] = False
     runs_on_gpu: ClassVar[bool] = False
+    prepares_all_lengths: ClassVar[bool] = False
 
     def refuse(self, problem: Problem) -> str | None:
         """Return the reason why this kernel cannot run a problem, or None if it can."""

@@ -2,7 +2,8 @@
 
 A plan is made for the largest of a range of numbers of keys, at most a quarter more than the smallest, and is valid for
 all of them: what a kernel supports and the memory that it needs do not get worse with fewer keys. Parts that hold an
-array per key have no such plan.
+array per key have no such plan. The position of a single query under a causal mask is replaced by the number of keys
+that it attends to (`without_position`).
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import cast
 
+from qkv.core.arrays import is_tensor
 from qkv.core.axes import Axes
 from qkv.core.typing import Array, Num, Shaped, Tensor
 from qkv.errors import RefusedError
+from qkv.masks import Causal, Lengths
 from qkv.plan.cache import CachedPlan, SpecFields, cached_plan, hollow_problem, step_signature
 from qkv.plan.plan import Plan
 from qkv.plan.problem import Problem
 
-__all__ = ["STEPS", "step_plan"]
+__all__ = ["STEPS", "step_plan", "with_keys", "without_position"]
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,79 @@ def step_plan(
             made = plan(*sides)
         except RefusedError:  # fewer keys may fit the memory budget
             return None
-        found = STEPS[step] = _Step(cached_plan(made, holds_arrays, *sides), hollow_problem(made.problem))
-    return _with_keys(found, query, key, value)
+        found = STEPS[step] = _Step(
+            replace(cached_plan(made, holds_arrays, *sides), longest=True), hollow_problem(made.problem)
+        )
+    cached, normalizer = found.cached, found.problem.normalizer
+    if normalizer.simplify(k) is not normalizer:  # it has a simpler form for so few keys
+        return None
+    spec = found.problem.spec
+    if spec.mask is None and not spec.positional and cached.plan.kernel.prepares_all_lengths:
+        return cached
+    exact = with_keys(cached, query, key, value)
+    axes = exact.plan.requested.axes
+    prepared = exact.plan.kernel.prepare(replace(found.problem, axes=axes)) if cached.bound else None
+    return replace(exact, prepared=prepared)
+
+
+def with_keys(
+    cached: CachedPlan,
+    query: Shaped[Array, "*_"],
+    key: Shaped[Array, "*_"],
+    value: Num[Array, "*#batch k value_width"],
+) -> CachedPlan:
+    """Return the plan of a call with more keys for the number of keys of this call, with the same prepared function."""
+    axes, plan = Axes.of(query.shape, key.shape, value.shape), cached.plan
+    plan = replace(plan, requested=replace(plan.requested, axes=axes), problem=replace(plan.problem, axes=axes))
+    return replace(cached, plan=plan, longest=False)
+
+
+def without_position(
+    query: Shaped[Array, "*_"],
+    key: Shaped[Array, "*_"],
+    value: Num[Array, "*#batch k value_width"],
+    fields: SpecFields,
+) -> tuple[Array, Array, SpecFields]:
+    """Return key, value and fields of an equal call of one query whose plan does not depend on its position.
+
+    Keys that a causal mask or a length excludes are left out if their number is an integer; otherwise the mask becomes
+    one of lengths. Other calls are returned unchanged.
+
+    Args:
+        fields: score, normalizer, mask, positions and dropout.
+    """
+    score, normalizer, mask, positions, dropout = fields
+    unchanged = key, value, fields
+    if type(mask) not in (Causal, Lengths) or dropout or not all(map(is_tensor, (query, key, value))):
+        return unchanged
+    if min(query.ndim, key.ndim, value.ndim) < 2 or query.shape[-2] != 1 or not cast("Tensor", key).is_cpu:
+        return unchanged
+    k = key.shape[-2]
+    if not isinstance(k, int) or value.shape[-2] != k:
+        return unchanged
+    if score is not None and (score.positional or score.arrays()):
+        return unchanged
+    if normalizer is not None and (normalizer.stochastic or normalizer.arrays()):
+        return unchanged
+    if isinstance(mask, Lengths):
+        count = mask.lengths
+    else:
+        assert isinstance(mask, Causal)
+        align = mask.align or (None if positions is None else positions.align)
+        start = None if positions is None or mask.align else positions.query_start
+        if align == "end":
+            count = k
+        elif start is None:
+            return unchanged
+        elif isinstance(start, int):
+            count = start + 1
+        else:
+            return key, value, (score, normalizer, Lengths(start + 1), None, dropout)
+    if not isinstance(count, int) or count < 1:
+        return unchanged
+    if count < k:
+        key, value = key[..., :count, :], value[..., :count, :]
+    return key, value, (score, normalizer, None, None, dropout)
 
 
 def _repeat_row(x: Num[Array, "*batch k width"], rows: int) -> Num[Array, "*batch rows width"]:
@@ -119,20 +193,3 @@ def _same_for_all_lengths(fields: SpecFields) -> bool:
     tensor = sys.modules["torch"].Tensor
     array_fields = [field for part in (*parts, mask) if part is not None for field in part.array_fields()]
     return all(isinstance(x, tensor) and names is not None and not {"q", "k"} & set(names) for x, names in array_fields)
-
-
-def _with_keys(
-    step: _Step,
-    query: Shaped[Array, "*_"],
-    key: Shaped[Array, "*_"],
-    value: Num[Array, "*#batch k value_width"],
-) -> CachedPlan | None:
-    """Return a plan for another number of keys, or None if its normalizer has a simpler form for so few keys."""
-    axes = Axes.of(query.shape, key.shape, value.shape)
-    normalizer, cached = step.problem.normalizer, step.cached
-    if normalizer.simplify(axes.k) is not normalizer:
-        return None
-    plan = cached.plan
-    plan = replace(plan, requested=replace(plan.requested, axes=axes), problem=replace(plan.problem, axes=axes))
-    prepared = plan.kernel.prepare(replace(step.problem, axes=axes)) if cached.bound else None
-    return replace(cached, plan=plan, prepared=prepared)

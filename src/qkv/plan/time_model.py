@@ -69,7 +69,8 @@ formulas of the kernels chose a kernel that took more than 1.15 times as long as
 the coefficients for 3 of 53 (AMD EPYC, CPU time).
 """
 _MIN_QUERIES = 16
-"""Smallest number of queries of longer calls with softmax. For fewer, the time is that of reading the keys."""
+"""Smallest number of queries of longer calls, and of inner products forward, with softmax. For fewer, the time is that
+of reading the keys."""
 FEW_KEYS = 64
 """Largest number of keys for which the batched kernel computes sparse weights by sorting."""
 _DEFAULT = Path(__file__).with_name("measured_times.json")
@@ -130,6 +131,8 @@ def table_key(kernel: str, problem: Problem) -> str | None:
     if kind is None or normalizer is None or problem.library != "torch" or problem.device.is_gpu:
         return None
     if problem.readouts or problem.traced:
+        return None
+    if q < _MIN_QUERIES and normalizer == "softmax" and kind.endswith("product") and not problem.gradient:
         return None
     if kernel == "fused" and kind == "biased product":  # the operator adds the bias
         kind = "product"

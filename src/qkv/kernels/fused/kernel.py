@@ -51,6 +51,7 @@ class FusedKernel(Kernel):
     )
     traceable: ClassVar[bool] = True
     saves_statistics: ClassVar[bool] = True
+    prepares_all_lengths: ClassVar[bool] = True
     runs_on_gpu: ClassVar[bool] = True
 
     def limits(self, problem: Problem) -> Iterator[str]:

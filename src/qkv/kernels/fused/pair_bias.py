@@ -6,9 +6,9 @@ The operator has no gradient of this array, so that only forward passes use it.
 from __future__ import annotations
 
 import math
-from functools import lru_cache, reduce
+from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from qkv.core.arrays import is_array
 from qkv.core.parts import expand_to_pairs
@@ -21,9 +21,6 @@ from qkv.plan.problem import Problem
 from qkv.scores import Score
 from qkv.scores.forms import Offset, ScaledProduct
 from qkv.scores.wrapper import PointwiseScore
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["inner_score", "needs_bias", "operator_bias", "split_for_operator", "takes_bias"]
 
@@ -73,7 +70,6 @@ def operator_bias(
     """
     import torch
 
-    zero, excluded = _constants(value.dtype, value.device)
     offsets: list[Tensor] = []
     while isinstance(score.form, Offset) and score.form.lift is None:
         assert isinstance(score, PointwiseScore)
@@ -88,12 +84,4 @@ def operator_bias(
     if mask is None:
         return bias
     allowed = layout.pair_array(cast("Tensor", mask.allowed(tile, value)), tile.k_total)
-    return torch.where(allowed, zero if bias is None else bias, excluded)
-
-
-@lru_cache(maxsize=16)
-def _constants(dtype: torch.dtype, device: torch.device) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Return 0 and −inf."""
-    import torch
-
-    return torch.zeros((), dtype=dtype, device=device), torch.full((), -math.inf, dtype=dtype, device=device)
+    return torch.where(allowed, value.new_zeros(()) if bias is None else bias, -math.inf)

@@ -36,17 +36,17 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
     Supported are scaled dot products of queries, keys and values of the same width, without a mask or with a causal
     mask, or forward with any mask and offsets, and all scores that are lifted.
     """
-    if problem.device.is_gpu:
+    if problem.device.is_gpu or problem.traced:
         return None
     axes, score, tile = problem.axes, inner_score(problem.score), problem.tile
     form = score.form
-    if not (problem.traced or isinstance(form, ScaledProduct)):
+    if not isinstance(form, ScaledProduct):
         return _prepare_lifted(problem)
     keys, offset = split_for_operator(problem.spec.mask, problem.score, tile)
     has_bias = keys is not None or score is not problem.score
     equal = axes.query_width == axes.key_width == axes.value_width
     temperature = problem.normalizer.temperature
-    if problem.traced or offset or score.arrays() or not equal:
+    if offset or score.arrays() or not equal:
         return None
     layout = layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2])
     if layout is None or not isinstance(temperature, (int, float)) or (found := operators("cpu")) is None:
