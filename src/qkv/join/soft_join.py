@@ -174,7 +174,7 @@ class SoftJoin:
             OptionError: `count` is less than 1, or the join was not fitted with tables alone or with `labels`.
         """
         if count < 1:
-            raise OptionError(f"count must be at least 1, got {count}.")
+            raise OptionError(f"count must be at least 1, got {count}. Pass, for example, 10.")
         learner = self._active_learner()
         pairs = learner.informative(count, set(skip))
         return [Match(row, key, *learner.scores(row, key)) for row, key in pairs]

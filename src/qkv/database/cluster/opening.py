@@ -195,7 +195,7 @@ class _Actor:
         return None, self.worker.run(message)
 
     def merge(self, here: Sequence[bytes], *there: bytes) -> tuple[None, bytes]:
-        """Return the merge of replies, of which Ray has fetched those that were references."""
+        """Return replies merged into one; Ray has fetched those that were references."""
         return None, pickle.dumps(merge_replies([*here, *there]))
 
 
@@ -248,7 +248,7 @@ class ProcessWorker:
             raise WorkerDiedError from None
 
     def merge(self, results: Sequence[object]) -> bytes:
-        """Return the merge of replies; see `Worker.merge`."""
+        """Return replies merged into one; see `Worker.merge`."""
         return self.call(pickle.dumps(results))
 
     def fetch(self, result: object) -> bytes:

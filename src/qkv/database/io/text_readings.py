@@ -244,7 +244,7 @@ class BooleanCells(TextReading):
 def number_reading(
     relation: duckdb.DuckDBPyRelation, name: str, decimal: str, entirely: bool = False, mixed: bool = False
 ) -> TextReading | None:
-    """Return how a column of numbers is read; None if some cells are none, or if numbers would merge its cells.
+    """Return how a column of numbers is read; None if it has other cells, or equal numbers in different cells.
 
     Args:
         relation: all rows of the file.

@@ -141,7 +141,7 @@ class PairGates(PairLogits):
         return (left + right.mT).sigmoid() * (query @ key.mT)
 
     def _terms(self, tensors: Tensors) -> tuple[Float[Tensor, "*batch q 1"], Float[Tensor, "*batch k 1"]]:
-        """Return l and r."""
+        """Return the terms of the queries and of the keys in the gate, l and r."""
         query, key, weight, key_weight, *biases = cast("list[Tensor]", tensors)
         remaining, terms = iter(biases), []
         for x, w, number in zip((query, key), (weight, key_weight), self.numbers, strict=True):

@@ -312,7 +312,10 @@ class TracedScoreKernel(ProgramKernel):
         closed = [x.constant for x in trace.recording.constants if x.constant is not None]
         if torch.is_grad_enabled() and any(x.requires_grad for x in closed):
             refuse_closure_gradients(call)
-            raise GradientError(f"score {call.score} must not close over a tensor that requires a gradient.")
+            raise GradientError(
+                f"score {call.score} must not close over a tensor that requires a gradient. Pass the "
+                "tensor as a parameter of Custom, or make it a field of your score class."
+            )
         return traced_attention(call, trace, Launch(offset, self._blocks(problem), precision)), ()
 
     def _trace(self, problem: Problem) -> ScoreTrace:
