@@ -39,7 +39,7 @@ def _cases() -> dict[str, tuple[Step, Step]]:
 
     causal = masks.Causal()
     return {
-        "pairs": (step(mask=lambda t: masks.Pairs((index < t)[None])), masked),
+        "pairs": (step(mask=lambda t: masks.AllowedPairs((index < t)[None])), masked),
         "lengths": (step(mask=lambda t: masks.Lengths(torch.tensor([[t]]))), masked),
         "one length": (step(mask=masks.Lengths), masked),
         "causal, position in a tensor": (

@@ -28,8 +28,8 @@ def _cases(shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, tuple[dict[s
     bias, per_head = torch.randn(n, n, dtype=dtype), torch.randn(1, heads, n, n, dtype=dtype).expand(batch, -1, -1, -1)
     return {
         "no mask": ({}, None),
-        "pairs": ({"mask": masks.Pairs(pairs)}, pairs),
-        "pairs per batch element": ({"mask": masks.Pairs(own)}, own),
+        "pairs": ({"mask": masks.AllowedPairs(pairs)}, pairs),
+        "pairs per batch element": ({"mask": masks.AllowedPairs(own)}, own),
         "bias": ({"score": scores.Biased(scores.ScaledDot(), bias)}, bias),
         "bias per head": ({"score": scores.Biased(scores.ScaledDot(), per_head)}, per_head),
     }
