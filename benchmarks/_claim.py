@@ -30,6 +30,7 @@ CLAIMS = (
     "explain",
     "planner",
     "start_up",
+    "first_answer",
     "model",
     "decode",
     "linear_attention",
