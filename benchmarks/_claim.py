@@ -32,6 +32,7 @@ CLAIMS = (
     "explain",
     "planner",
     "start_up",
+    "first_answer",
     "model",
     "decode",
     "decode_plain",

@@ -96,7 +96,9 @@ def _hash_cells(column: Column, rows: Int[np.ndarray, " n"]) -> Shaped[np.ndarra
     """Return a hash of the cell of each of `rows`, equal for equal cells of any table."""
     cells: Shaped[np.ndarray, "n ..."] = column.cells[rows]
     if column.kind in ("text", "category"):
-        return np.array([zlib.crc32(text.encode("utf-8", "surrogatepass")) for text in cells.tolist()], np.uint64)
+        texts = cells.tolist()
+        codes = {text: zlib.crc32(text.encode("utf-8", "surrogatepass")) for text in set(texts)}
+        return np.fromiter(map(codes.__getitem__, texts), np.uint64, len(texts))
     if column.kind == "timestamp":
         return np.asarray((cells.astype(np.int64) + column.origin).view(np.uint64))
     bits = np.ascontiguousarray(cells + 0.0, np.float64).view(np.uint64)  # −0 becomes 0
