@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from qkv.core.arrays import cast, requires_gradient
@@ -123,7 +123,10 @@ class RowBlocksKernel(Kernel):
         with torch.autocast(tensors.value.device.type, enabled=False):
             refuse_closure_gradients(tensors)
             search = self._search(problem) if self._searchable(tensors, problem) else None
-            if search is not None and (call.mask is None or call.finite_sides):
+            if search is not None and search.selects and call.mask is None and not problem.gradient:
+                # Without a mask, a logit shows every query or key that is not finite.
+                tensors = replace(tensors, finite=(True, call.finite_value))
+            if search is not None and (tensors.mask is None or tensors.finite_sides):
                 # Otherwise a masked NaN or infinity would reach the output through the projections.
                 tensors = typing.cast("TorchCall", project_call(tensors))
             blocks = RowBlocks(tensors, problem.readouts, self._rows(problem), search=search)
