@@ -28,6 +28,7 @@ CLAIMS = (
     "pooled_map",
     "kernel_regression",
     "retrieval",
+    "nearest",
     "linear_memory",
     "explain",
     "planner",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import _calls
+from benchmarks._calls import WrongError, apart
 from benchmarks._claim import AtLeast, Claim, Row, Setting
 from benchmarks._race import cpu_seconds, race
 
@@ -91,9 +92,10 @@ def rows(setting: Setting) -> Iterator[Row]:
 
 
 def _times(call: Any, able: list[str], setting: Setting) -> dict[str, float]:
-    first = {}
+    first, output = {}, call.run()[0]
     for kernel in able:
-        call.run(kernel)
+        if not apart(call.run(kernel)[0], output) <= 1e-3:
+            raise WrongError(f"{kernel} gives another output of {call.name} than the chosen kernel")
         began = cpu_seconds()
         call.run(kernel)
         first[kernel] = cpu_seconds() - began

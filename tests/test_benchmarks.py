@@ -7,13 +7,14 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
-from benchmarks import page, scale_simulation
+from benchmarks import nearest, page, scale_simulation
 from benchmarks._calls import CALLS, WrongError, make
 from benchmarks._claim import CLAIMS, AtLeast, AtMost, Claim, MissingError, Row, Setting, load
 from benchmarks._memory import peak
@@ -183,3 +184,23 @@ def test_two_checkouts_are_timed_on_the_same_calls() -> None:
         "2k, forward + backward",
     ]
     assert lines[-1].startswith("  2 calls, median ")
+
+
+def test_nearest_rows_are_timed_only_if_both_sides_name_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*arguments: Any) -> Any:
+        logits, keys = loop(*arguments)
+        return logits, keys.roll(1, dims=-1)
+
+    loop = nearest.loop
+    monkeypatch.setattr(nearest, "KEYS", 2_000)
+    monkeypatch.setattr(nearest, "loop", wrong)
+    with pytest.raises(WrongError, match="rows"):
+        next(nearest.rows(Setting(quick=True)))
+
+
+@pytest.mark.parametrize("name", sorted({*CLAIMS} - {"start_up"}))  # it times commands that print nothing
+def test_a_claim_that_times_several_sides_compares_what_they_return(name: str) -> None:
+    nodes = list(ast.walk(ast.parse((FOLDER / f"{name}.py").read_text())))
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    called = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    assert "race" not in used or "WrongError" in used or {"check", "check_against"} & called

@@ -88,7 +88,7 @@ def test_the_examples_of_docstrings_run_in_pyodide_where_integers_have_32_bits(t
     # A message of another reader of JSON, a dtype that is printed, and a store, of which two versions are opened.
     expected = {
         "core.untrusted_json.parse_json",
-        "database.execute.top_rows.TopRows",
+        "core.ordering.RunningTopK",
         "database.storage.stored.StoredDatabase",
     }
     assert set(failed) <= {f"qkv.{name}" for name in expected}

@@ -18,6 +18,7 @@ from qkv import masks, normalizers, readouts, scores
 from qkv.core import partial as partial_results
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.guard import apply_weights
+from qkv.core.ordering import RunningTopK
 from qkv.core.partial import (
     ExponentialSums,
     PartialResult,
@@ -368,13 +369,10 @@ def test_largest_keys_of_tiles_are_those_of_the_shared_definition(loop, offset):
             merged = part if merged is None else readout.merge(tuple(merged), tuple(part), tile)
         found = np.asarray(merged[1])
     else:
-        pytest.importorskip("pyarrow")
-        from qkv.database.execute.top_rows import TopRows
-
-        top = TopRows(Q, size)
+        top = RunningTopK((Q,), size)
         for start in tiles:
             top.update(masked[:, start : start + 7], start)
-        found = top.row
+        found = top.index
     np.testing.assert_array_equal(found, wanted)
 
 

@@ -1,44 +1,12 @@
 """Top-k of a row: exactly k keys, ties to the first, for any ranks."""
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import qkv
 from qkv import normalizers, scores
 from qkv.core.equation import attend_dense
 
 torch = pytest.importorskip("torch")
-
-from qkv.kernels.row_blocks.candidates import select_top_k  # noqa: E402
-from tests.effort import cases  # noqa: E402
-
-GROUPS = 16
-RANKS = st.sampled_from([-np.inf, -3.5, -1.0, -1e-40, -0.0, 0.0, 1e-40, 0.5, 0.5000001, 2.0, 3e38])
-
-
-@settings(max_examples=cases(60), deadline=None)
-@given(st.lists(st.lists(RANKS, min_size=32, max_size=32), min_size=1, max_size=4), st.integers(1, 20))
-def test_top_k_equals_the_first_entries_of_a_stable_sort(rows, count):
-    ranks = torch.tensor(rows)
-    largest = ranks.view(len(ranks), -1, GROUPS).amax(dim=1)
-    floor = torch.full((len(ranks), 1), torch.finfo(torch.float32).min)
-    keys, found = select_top_k(ranks, largest, floor, count, max_candidates=64)
-    for row in range(len(ranks)):
-        there = int((ranks[row] > -np.inf).sum())
-        wanted = np.argsort(-ranks[row].numpy(), kind="stable")[: min(count, there)]
-        real = found[row] > -np.inf
-        assert sorted(keys[row, real].tolist()) == sorted(wanted.tolist())
-        assert (found[row, real] == ranks[row, keys[row, real].long()]).all()
-        assert (keys[row, ~real] == 0).all()
-
-
-def test_too_many_keys_that_reach_the_bound_give_none():
-    ranks = torch.zeros(2, 64)
-    largest, floor = ranks.view(2, -1, GROUPS).amax(dim=1), torch.zeros(2, 1)
-    assert select_top_k(ranks, largest, floor, 4, max_candidates=32) is None
-    assert select_top_k(ranks, largest, floor, 4, max_candidates=64) is not None
 
 
 @pytest.mark.parametrize("normalizer", [normalizers.TopK(7), normalizers.Hard(), normalizers.Sample(0.7)])

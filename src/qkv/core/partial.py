@@ -23,7 +23,7 @@ The following loops are specialized, because they work in place or omit steps th
     readouts/base.py                      log-sum-exps alone
     readouts/top_weights.py               weights and indices alone, later tiles lose ties
     database/execute/partial_sums.py      NumPy: adds tiles in place, with sums for the entropy and squares of weights
-    database/execute/top_rows.py          NumPy: adds tiles in place, later rows lose ties
+    core/ordering.py                      NumPy: k largest of each row alone, in place, later keys lose ties
 
 `cache/` keeps whole rows of logits and needs no partial results.
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from qkv.core.arrays import namespace, zeros
 from qkv.core.parts import Part
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, Float, Num
+from qkv.core.typing import Array, Bool, Float, Int, Num
 from qkv.normalizers.base import Normalizer
 
 __all__ = [
@@ -100,6 +100,7 @@ class Readout(Part, ABC):
         pooling: "mean" or "max" if the result is the weights pooled to `size` cells per side, which kernels
             compute in the forward pass; otherwise None.
         is_log_sum_exp: whether the result is the log-sum-exp of each query, which kernels compute anyway.
+        largest: number of largest weights of each query from which `of_candidates` computes the result; otherwise None.
         head_indices: indices of the heads, along the last batch axis, that the readout uses; None: all heads.
         requires: attribute of the normalizer that must be set; None: the readout is defined for every normalizer.
         reduce_op, initial: how results of tiles are combined over the keys, see `Reduction`.
@@ -108,6 +109,7 @@ class Readout(Part, ABC):
     accepts_tiles: bool = True
     pooling: Literal["mean", "max"] | None = None
     is_log_sum_exp: bool = False
+    largest: int | None = None
     head_indices: tuple[int, ...] | None = None
     requires: Literal["sums_to_one", "distribution", "log_sum_exp"] | None = None
     reduce_op: ReduceOp = "set"
@@ -154,6 +156,18 @@ class Readout(Part, ABC):
             normalizer: the normalizer that computed the weights.
             tile: the tile.
         """
+
+    def of_candidates(self, weights: Float[Array, "*batch q n"], keys: Int[Array, "*batch q n"]) -> Result:
+        """Compute the quantity from the weights of some keys of each query, of which no other key has a larger weight.
+
+        Args:
+            weights: weights of at least `largest` keys, and 0 for missing keys.
+            keys: indices of the keys.
+
+        Raises:
+            TypeError: the class sets `largest` and does not define `of_candidates`.
+        """
+        raise TypeError(f"{type(self).__name__} must define of_candidates, because it sets largest.")
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """Return a `Reduction` for each array that `read` returns, by default for one array `(*batch, q)`."""

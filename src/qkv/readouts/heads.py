@@ -16,7 +16,7 @@ from qkv.readouts.base import Readout, Result, flatten, unflatten
 __all__ = ["Heads"]
 
 
-@delegates("readout", "accepts_tiles", "pooling", "is_log_sum_exp")
+@delegates("readout", "accepts_tiles", "pooling", "is_log_sum_exp", "largest")
 @delegates("readout", "refuse", "element_count", "reductions", "merge", "finalize")
 @dataclass(frozen=True, eq=False)
 class Heads(Readout):

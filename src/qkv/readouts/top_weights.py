@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,6 +54,11 @@ class TopWeights(Readout):
     def validate(self) -> None:
         require_positive_integer("TopWeights", "k", self.k)
 
+    @property
+    def largest(self) -> int:  # type: ignore[override]
+        """The number `k` of largest weights."""
+        return self.k
+
     def element_count(self, q: int, k: int) -> int:
         """Return three times the number of returned weights, because an index takes twice the memory of a weight."""
         return 3 * q * self.k
@@ -64,10 +70,24 @@ class TopWeights(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Top:
+        return self._select(weights, lambda order: order + tile.cols[0])
+
+    def of_candidates(self, weights: Float[Array, "*batch q n"], keys: Int[Array, "*batch q n"]) -> Top:
+        xp = namespace(weights)
+        by_key = xp.argsort(keys, axis=-1)  # ties go to the lowest index
+        weights, keys = (xp.take_along_axis(x, by_key, axis=-1) for x in (weights, keys))
+        return self._select(weights, lambda order: xp.take_along_axis(keys, order, axis=-1))
+
+    def _select(
+        self,
+        weights: Float[Array, "*batch q n"],
+        keys_at: Callable[[Int[Array, "*batch q top"]], Int[Array, "*batch q top"]],
+    ) -> Top:
+        """Return the k largest weights and their keys, of which `keys_at` returns those at some places."""
         xp = namespace(weights)
         order = finite_top_k_indices(_rank(weights), self.k)
         top = xp.take_along_axis(weights, order, axis=-1)
-        keys = where(top == 0, -1, order + tile.cols[0])
+        keys = where(top == 0, -1, keys_at(order))
         missing = self.k - order.shape[-1]
         if missing > 0:
             shape = (*order.shape[:-1], missing)

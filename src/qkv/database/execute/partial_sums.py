@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import numpy as np
 
+from qkv.core.ordering import RunningTopK
 from qkv.core.partial import ExponentialSums, WeightedSums, merge_means, rescale, rescale_factor
 from qkv.core.tile import Tile
 from qkv.core.typing import Bool, Float, Int, Num
@@ -34,7 +35,6 @@ from qkv.database.execute.aggregates import (
     vote_aggregate,
     votes_by_kind,
 )
-from qkv.database.execute.top_rows import TopRows
 from qkv.encoders import arrow_columns
 from qkv.encoders.columns import Column
 from qkv.normalizers.base import Normalizer, Summary
@@ -376,7 +376,7 @@ class Accumulator:
         self.normalizer = normalizer
         maximum = np.full(queries, -np.inf if normalizer.log_sum_exp else 0.0)
         self.sums = PartialSums(maximum, np.zeros(queries), np.zeros(queries), np.zeros(queries), values)
-        self.top_rows = TopRows(queries, evidence)
+        self.top_rows = RunningTopK((queries,), evidence)
 
     def accumulate(self, logits: Float[np.ndarray, "q rows"], first: int, values: Num[np.ndarray, "rows ..."]) -> None:
         """Add the weights and the weighted values of the rows of a tile to the sums.

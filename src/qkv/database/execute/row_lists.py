@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.ordering import RunningTopK
 from qkv.core.typing import Bool, Float, Int
-from qkv.database.execute.top_rows import TopRows
 from qkv.normalizers.base import Normalizer
 from qkv.normalizers.linear import LinearNormalizer
 
@@ -45,10 +45,10 @@ class RowLists:
     record: pa.StructArray | None = None
 
     @classmethod
-    def of_top_rows(cls, top: TopRows) -> RowLists:
+    def of_top_rows(cls, top: RunningTopK) -> RowLists:
         """Return lists of the rows of highest rank; the rank is that of each row in place of the logit."""
-        query, place = np.nonzero(top.row >= 0)
-        return cls(query, top.row[query, place], top.rank[query, place])
+        query, place = np.nonzero(top.index >= 0)
+        return cls(query, top.index[query, place], top.rank[query, place])
 
     def take(self, places: Int[np.ndarray, " m"]) -> RowLists:
         """Return the rows at the given places of the arrays."""

@@ -100,10 +100,12 @@ class Logits(ABC, Generic[_Rows]):
     Attributes:
         description: the computation in a few words, for the printed plan.
         arrays_per_query: number of arrays of the length of a tile that are allocated per query.
+        summed: whether the logits of each query will be summed and must be contiguous, as NumPy then sums pairwise.
     """
 
     description: str
     arrays_per_query: int = 2
+    summed: bool = False
 
     @abstractmethod
     def load(self, tile: RowTile) -> _Rows | None:
@@ -238,7 +240,7 @@ class VectorLogits(Logits[_VectorRows]):
             lifted, _, scale = score.scaled_lift(query, query[:1], tile)
             query = np.asarray(lifted) * scale
         self.query = np.ascontiguousarray(query, dtype)
-        self._workspace, self._out = np.empty(0, dtype), np.empty((1, 0), dtype)
+        self._workspace, self._out = np.empty(0, dtype), np.empty(0, dtype)
 
     def load(self, tile: RowTile) -> _VectorRows | None:
         """Return the vectors of a tile, or None if it is not supported, because of nulls or norms that overflow."""
@@ -262,15 +264,19 @@ class VectorLogits(Logits[_VectorRows]):
         if logits is not None:
             if check is not None:
                 check.advance(_address(matrix, len(matrix)))
-        elif len(self.query) == 1:
-            if self._out.shape[1] < len(matrix):
-                self._out = np.empty((1, len(matrix)), self.dtype)
-            logits = self._out[:, : len(matrix)]
-            self._multiply(matrix, check, logits[0])
         else:
-            if check is not None:
-                check.advance(_address(matrix, len(matrix)))
-            logits = np.matmul(self.query, matrix.T)
+            pairs = len(self.query) * len(matrix)
+            if len(self._out) < pairs:
+                self._out = np.empty(pairs, self.dtype)
+            logits = self._out[:pairs].reshape(len(self.query), -1)
+            if len(self.query) == 1:
+                self._multiply(matrix, check, logits[0])
+            else:
+                if check is not None:
+                    check.advance(_address(matrix, len(matrix)))
+                if not self.summed:  # BLAS multiplies a few queries with many rows faster if the rows are on the left
+                    logits = self._out[:pairs].reshape(-1, len(self.query)).T
+                np.matmul(self.query, matrix.T, out=logits)
         if norms is None:
             return logits
         norms = norms[start:stop]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from qkv.core.checksums import digest
+from qkv.core.ordering import RunningTopK
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Num, Shaped
 from qkv.database.answer import Entry
@@ -35,7 +36,7 @@ from qkv.database.execute.row_reader import RowTile, StoredRows, read_note, save
 from qkv.database.execute.scan import CellLogits, VectorLogits, VectorNorms
 from qkv.database.execute.statistics import TableStatistics, load_statistics, restricted_statistics
 from qkv.database.execute.stream_plan import StreamedPlan
-from qkv.database.execute.top_rows import TopRows, largest_weights
+from qkv.database.execute.top_rows import largest_weights, rows_of_any_query
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.comparisons import Comparison, MixedComparison, find_coordinates
 from qkv.database.keys.queries import Queries
@@ -135,7 +136,7 @@ class StreamedCall:
             values = LineSums.of_queries(self.comparison, self.line, self.columns[0], query)
         scan = self._scan(query)
         accumulator = scan.sums(self._tiles(scan, progress), self.normalizer, values, evidence)
-        return accumulator.sums, accumulator.top_rows.union()
+        return accumulator.sums, rows_of_any_query(accumulator.top_rows)
 
     def candidates(self, query: Shaped[np.ndarray, "q ..."], progress: Progress | None) -> Int[np.ndarray, " rows"]:
         """Return the indices of the rows that can have non-zero weight for some query."""
@@ -150,7 +151,7 @@ class StreamedCall:
         progress: Progress | None,
     ) -> Int[np.ndarray, " rows"]:
         """Return the indices of the rows with the largest effective weights, which are known after the first pass."""
-        top_rows = TopRows(len(query), self.top + SPARE_ROWS)
+        top_rows = RunningTopK((len(query),), self.top + SPARE_ROWS)
 
         def consume(logits: Float[np.ndarray, "q n"], first: int, values: Float[np.ndarray, "n width"]) -> None:
             size = np.abs(effective_evidence(line.fits, weigh(logits=logits), values[:, :-1], line.at))
@@ -158,7 +159,7 @@ class StreamedCall:
 
         scan = self._scan(query)
         scan.run(self._tiles(scan, progress), consume, line)
-        return top_rows.union()
+        return rows_of_any_query(top_rows)
 
     def plan(self, queries: int) -> StreamedPlan:
         """Return the `StreamedPlan` for a number of queries."""

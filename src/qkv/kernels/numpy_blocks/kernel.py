@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -17,19 +17,24 @@ import numpy as np
 from qkv.core.arrays import cast, ignore_numpy_warnings, namespace
 from qkv.core.batch import BatchIndex, batch_indices
 from qkv.core.equation import BoundCall
-from qkv.core.partial import ExponentialSums
+from qkv.core.ordering import RunningTopK
+from qkv.core.partial import ExponentialSums, TopKeys
 from qkv.core.progress import checkpoint
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, DType, Float, Shaped
 from qkv.kernels.numpy_blocks.logits import BlockLogits, Exponential, ProjectedQueries, block_logits
 from qkv.kernels.runtime.tile_loop import Limits, attend_rows, ranges, restrict_mask, row_logits, weigh_rows
-from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
+from qkv.kernels.runtime.tile_readouts import SPARE_KEYS, ReadoutAccumulator, include_largest
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, partial_elements, row_block_size, size_text, tile_shape
 from qkv.masks.base import Mask
+from qkv.normalizers.base import Normalizer
+from qkv.normalizers.selection import weigh_top_keys
 from qkv.plan.cost import tile_sides
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work
+from qkv.readouts import Readout
+from qkv.readouts.base import Result as ReadoutResult
 from qkv.scores.forms import Product
 
 __all__ = ["ExponentialAccumulator", "NumpyBlocksKernel"]
@@ -40,8 +45,8 @@ _MAX_KEYS = 2**16
 
 
 @dataclass(frozen=True)
-class SoftmaxTileSizes:
-    """Sizes of the tiles in which the NumPy kernel computes a softmax.
+class OnePassTileSizes:
+    """Sizes of the tiles of a call that is computed in one pass over the keys.
 
     Attributes:
         rows: number of queries in a tile.
@@ -70,9 +75,13 @@ class SoftmaxTileSizes:
         return groups * -(-self.group // self.rows) * -(-axes.k // self.cols)
 
 
-def softmax_tile_sizes(problem: Problem, budget: int) -> SoftmaxTileSizes:
-    """Return tile sizes with at most `budget` elements in each array, within the memory limit of the call."""
+def one_pass_tile_sizes(problem: Problem, budget: int) -> OnePassTileSizes:
+    """Return tile sizes with at most `budget` elements in each array, within the memory limit of the call.
+
+    Tiles from which keys are only selected are larger, since merging costs more than cache misses.
+    """
     axes, item = problem.axes, problem.itemsize
+    budget *= _TILE_FACTOR if _selects(problem.normalizer) else 1
     elements = problem.elements_per_logit
     element_size = max(1, axes.q * axes.k * elements)
     batch = max(1, min(axes.batch_size, budget // element_size))
@@ -87,7 +96,7 @@ def softmax_tile_sizes(problem: Problem, budget: int) -> SoftmaxTileSizes:
     max_queries = max(1, problem.memory // 4 // (batch * _bytes_per_query(problem)))
     rows = max(1, min(rows, max_queries))
     group = max(rows, min(axes.q, max_queries // rows * rows))
-    return SoftmaxTileSizes(rows, cols, group, batch)
+    return OnePassTileSizes(rows, cols, group, batch)
 
 
 def _elements_per_pair(problem: Problem) -> int:
@@ -103,9 +112,10 @@ def _elements_per_key(problem: Problem) -> int:
 
 
 def _bytes_per_query(problem: Problem) -> int:
-    """Return the number of bytes of the projection of a query and of its sums in float64."""
+    """Return the number of bytes of the projection of a query and of its sums in float64 or its selected keys."""
     axes = problem.axes
-    return (axes.query_width + 3) * problem.itemsize + (axes.value_width + 3) * 8
+    selected = partial_elements(problem) * problem.itemsize if _selects(problem.normalizer) else 0
+    return (axes.query_width + 3) * problem.itemsize + (axes.value_width + 3) * 8 + selected
 
 
 _WriteLogits = Callable[[Float[np.ndarray, "*batch q 1"] | None], Float[np.ndarray, "*batch q k"]]
@@ -226,15 +236,20 @@ class ExponentialAccumulator:
         return True
 
 
-def attend_softmax(call: BoundCall, sizes: SoftmaxTileSizes) -> Float[np.ndarray, "*batch q value_width"]:
-    """Return the output of a call with softmax and without dropout."""
+def attend_in_one_pass(call: BoundCall, sizes: OnePassTileSizes, readouts: Sequence[Readout]) -> Result:
+    """Return the result of a call that is computed from sums of exponentials, or from the keys of largest logits."""
     tile = call.tile
     output = np.empty((*tile.batch, tile.q_total, call.value.shape[-1]), dtype=call.out_dtype)
+    accumulators = [ReadoutAccumulator(readout, tile) for readout in readouts]
     for index in batch_indices(tile.batch, sizes.batch):
         part = _unchecked(call, index) if index else call
         for group in ranges(tile.q_total, sizes.group):
-            _attend_group(part, group, sizes, output[index])
-    return output
+            for block in _attend_group(part, group, sizes, max((each.largest or 0 for each in readouts), default=0)):
+                for rows, rows_output, read in _results(part, block, sizes, readouts):
+                    output[index][..., slice(*rows), :] = cast(rows_output, call.out_dtype)
+                    for accumulator, result in zip(accumulators, read, strict=True):
+                        accumulator.add_result(result, rows, index)
+    return Result(output, tuple(accumulator.result() for accumulator in accumulators))
 
 
 def _unchecked(call: BoundCall, index: BatchIndex) -> BoundCall:
@@ -249,26 +264,63 @@ def _unchecked(call: BoundCall, index: BatchIndex) -> BoundCall:
 
 @dataclass
 class _Block:
-    """Block of queries with their projections and their accumulated sums of exponentials.
+    """Block of queries with what is accumulated over the keys.
 
-    The projections are None if the call has no keys.
+    Attributes:
+        rows: range of the queries.
+        queries: their projections; None if the call has no keys.
+        sums: sums of exponentials; None if the weights of the selected keys are all weights.
+        selected: the keys of the largest logits, which are multiplied by `sums.exp.factor`; None if none are needed.
     """
 
     rows: Limits
     queries: ProjectedQueries | None
-    sums: ExponentialAccumulator
+    sums: ExponentialAccumulator | None
+    selected: RunningTopK | None
+
+    def update(
+        self,
+        write_logits: _WriteLogits,
+        value: Float[np.ndarray, "*#batch k value_width"],
+        ones: Float[np.ndarray, "ones 1"],
+        first: int,
+    ) -> None:
+        """Add a tile of keys, of which `first` is the index of the first; see `ExponentialAccumulator.update`."""
+        selected = self.selected
+        if selected is None:
+            assert self.sums is not None
+            self.sums.update(write_logits, value, ones)
+            return
+        logits = write_logits(None)
+        selected.update(logits, first)
+        if self.sums is None:
+            return
+        unread = iter([logits])
+
+        def shifted(shift: Float[np.ndarray, "*batch q 1"] | None) -> Float[np.ndarray, "*batch q k"]:
+            # Without the shift in the product, equal logits of several tiles stay equal, so that ties go to the first.
+            e = next(unread, None)
+            e = write_logits(None) if e is None else e
+            return e if shift is None else np.subtract(e, shift, out=e)
+
+        self.sums.update(shifted, value, ones)
 
 
-def _attend_group(
-    call: BoundCall, group: Limits, sizes: SoftmaxTileSizes, output: Float[np.ndarray, "*batch q value_width"]
-) -> None:
-    """Compute the output of a range of queries and write it to `output`."""
-    logits = block_logits(call)
+def _attend_group(call: BoundCall, group: Limits, sizes: OnePassTileSizes, largest: int) -> list[_Block]:
+    """Return the blocks of a range of queries after a pass over the keys, for readouts of the `largest` weights."""
+    normalizer = call.normalizer
+    selects = _selects(normalizer)
+    count = normalizer.top_k if selects and normalizer.top_k else largest + SPARE_KEYS if largest else 0
+    logits = block_logits(call, prepared=not selects)
     blocks = []
     for start, stop in ranges(group[1] - group[0], sizes.rows):
         rows = (group[0] + start, group[0] + stop)
-        sums = ExponentialAccumulator(call.batch, rows[1] - rows[0], call.value.shape[-1], logits.dtype, logits.exp)
-        blocks.append(_Block(rows, logits.project_queries(rows) if call.tile.k_total else None, sums))
+        sums = selected = None
+        if not selects:
+            sums = ExponentialAccumulator(call.batch, rows[1] - rows[0], call.value.shape[-1], logits.dtype, logits.exp)
+        if count:
+            selected = RunningTopK((*call.batch, rows[1] - rows[0]), min(count, call.tile.k_total), logits.dtype)
+        blocks.append(_Block(rows, logits.project_queries(rows) if call.tile.k_total else None, sums, selected))
     buffer = np.empty(math.prod(call.batch) * sizes.rows * sizes.cols, dtype=logits.dtype)
     ones = np.ones((sizes.cols, 1), dtype=logits.dtype)
     for cols in ranges(call.tile.k_total, sizes.cols):
@@ -276,7 +328,8 @@ def _attend_group(
         keys: np.ndarray | None = None
         value: np.ndarray | None = None
         for block in blocks:
-            if block.queries is None or block.sums.non_finite or block.rows[0] == block.rows[1]:
+            non_finite = block.sums is not None and block.sums.non_finite
+            if block.queries is None or non_finite or block.rows[0] == block.rows[1]:
                 continue
             tile = call.tile.restrict(block.rows, cols)
             coverage, mask = restrict_mask(call.mask, tile)
@@ -284,10 +337,11 @@ def _attend_group(
                 continue
             if keys is None or value is None:  # project these keys for the first block that may attend to them
                 keys, value = logits.project_keys(cols, sizes.rows), np.asarray(call.values(cols))
-            # Do not assign the function to a variable, which would keep these keys alive while the next are projected.
-            block.sums.update(partial(_write_logits, logits, block.queries, keys, mask, tile, buffer), value, ones)
-    for block in blocks:
-        output[..., slice(*block.rows), :] = _finalize(call, block, sizes)
+            # Delete the function, which would keep these keys alive while the next are projected.
+            write = partial(_write_logits, logits, block.queries, keys, mask, tile, buffer)
+            block.update(write, value, ones, cols[0])
+            del write
+    return blocks
 
 
 def _write_logits(
@@ -308,13 +362,60 @@ def _write_logits(
     return e
 
 
-def _finalize(call: BoundCall, block: _Block, sizes: SoftmaxTileSizes) -> Float[np.ndarray, "*batch q value_width"]:
-    sums = block.sums.result()
+def _results(
+    call: BoundCall, block: _Block, sizes: OnePassTileSizes, readouts: Sequence[Readout]
+) -> Iterator[tuple[Limits, Float[Array, "*batch q value_width"], tuple[ReadoutResult, ...]]]:
+    """Yield ranges of queries of a block with their output and their readouts."""
+    found = _finalize_selected(call, block) if block.sums is None else _finalize_sums(call, block, sizes, readouts)
+    if found is not None:
+        output, weights = found
+        read: tuple[ReadoutResult, ...] = ()
+        if weights is not None and block.selected is not None:
+            read = tuple(readout.of_candidates(weights, block.selected.index) for readout in readouts)
+        yield block.rows, output, read
+        return
+    # An input is not finite, or weights are equal where logits differ: from all logits, of a few queries at a time.
+    call, step = call.with_all_cast(), max(1, sizes.rows * sizes.cols // max(1, call.tile.k_total))
+    for start, stop in ranges(block.rows[1] - block.rows[0], step):
+        rows = (block.rows[0] + start, block.rows[0] + stop)
+        few, read = weigh_rows(call, rows, row_logits(call, rows, sizes.cols), tuple(readouts))
+        assert few is not None
+        yield rows, few, read
+
+
+def _finalize_sums(
+    call: BoundCall, block: _Block, sizes: OnePassTileSizes, readouts: Sequence[Readout]
+) -> tuple[Array, Array | None] | None:
+    """Return the output of a block and the weights of its selected keys, or None if these do not suffice."""
+    assert block.sums is not None
+    sums, selected, normalizer = block.sums.result(), block.selected, call.normalizer
+    tile = call.tile.restrict(block.rows, (0, 0))
     if sums is None:
-        output = attend_rows(call, block.rows, sizes.cols)[0]
-    else:
-        output, _ = call.normalizer.finalize(sums, call.tile.restrict(block.rows, (0, 0)), 0.0)
-    return np.asarray(cast(output, call.out_dtype))
+        return None if readouts else (attend_rows(call, block.rows, sizes.cols)[0], None)
+    output, summary = normalizer.finalize(sums, tile, 0.0)
+    if selected is None:
+        return output, None
+    weights = normalizer.tile_weights(selected.rank / selected.rank.dtype.type(block.sums.exp.factor), summary, tile)
+    largest = max(readout.largest or 0 for readout in readouts)
+    count = selected.rank.shape[-1]
+    enough = count == call.tile.k_total or include_largest(np.asarray(weights), selected.rank, largest)
+    return (output, weights) if enough else None
+
+
+def _finalize_selected(call: BoundCall, block: _Block) -> tuple[Array, Array | None] | None:
+    """Return the output of a block of which only the selected keys have weight, and these weights."""
+    selected = block.selected
+    assert selected is not None
+    logits, index = selected.rank, selected.index
+    if (logits == np.inf).any():
+        return None
+    tile = call.tile.restrict(block.rows, (0, call.tile.k_total))
+    normalizer = call.normalizer.simplify(logits.shape[-1])
+    weights = normalizer.candidate_weights(logits, logits, tile)
+    values = np.broadcast_to(np.asarray(call.value), (*call.batch, *call.value.shape[-2:]))[..., None, :, :]
+    of_keys = np.take_along_axis(values, np.maximum(index, 0)[..., None], axis=-2)
+    top = TopKeys(logits, index, logits, cast(of_keys, call.dtype), logits.shape[-1])
+    return weigh_top_keys(weights, top, tile, call.dropout, normalizer.support(logits, weights)), weights
 
 
 _TILE_FACTOR = 4
@@ -327,7 +428,8 @@ _ROW_BLOCK_ARRAYS = 5
 class NumpyBlocksKernel(Kernel):
     """Kernel that computes attention in tiles or row blocks of NumPy arrays, without gradients.
 
-    Softmax and other online normalizers run in tiles. Other normalizers, and calls with readouts, run in row blocks.
+    Softmax, normalizers that select keys and readouts of the largest weights read the keys once. Other online
+    normalizers run in tiles, other normalizers and calls with other readouts in row blocks.
 
     Args:
         budget: largest number of elements in any array of a tile. The default is 1 MiB in float32, which stays in a
@@ -342,8 +444,8 @@ class NumpyBlocksKernel(Kernel):
     row_block_budget: int = ROW_BLOCK_BUDGET
 
     def describe(self, problem: Problem) -> str:
-        if _uses_softmax(problem):
-            tiles = softmax_tile_sizes(problem, self.budget)
+        if _in_one_pass(problem):
+            tiles = one_pass_tile_sizes(problem, self.budget)
             return f"tiles of {size_text(tiles.rows, tiles.cols)}, one pass over the keys"
         rows, cols = self._shape(problem)
         if _needs_rows(problem):
@@ -353,8 +455,8 @@ class NumpyBlocksKernel(Kernel):
     def scratch(self, problem: Problem) -> float:
         """Return the bytes of one tile or row block at the peak, and of the results of readouts."""
         axes = problem.axes
-        if _uses_softmax(problem):
-            return softmax_tile_sizes(problem, self.budget).scratch(problem)
+        if _in_one_pass(problem):
+            return one_pass_tile_sizes(problem, self.budget).scratch(problem)
         rows, cols = self._shape(problem)
         elements = problem.elements_per_logit
         peak = axes.batch_size * rows * cols * problem.itemsize * max(_ROW_BLOCK_ARRAYS + 1, 2 * elements + 2)
@@ -370,17 +472,17 @@ class NumpyBlocksKernel(Kernel):
     def work(self, problem: Problem) -> dict[str, float]:
         """Return the amounts of work, from which the time is estimated; masked pairs are computed too."""
         axes = problem.axes
-        if _uses_softmax(problem):
-            return amounts_of_work(problem, axes.pairs, softmax_tile_sizes(problem, self.budget).tiles(problem), 0)
+        if _in_one_pass(problem):
+            return amounts_of_work(problem, axes.pairs, one_pass_tile_sizes(problem, self.budget).tiles(problem), 0)
         rows, cols = self._shape(problem)
         tiles = -(-axes.q // rows) * -(-axes.k // cols)
         block = axes.batch_size * rows * axes.k if _needs_rows(problem) else 0
         return amounts_of_work(problem, axes.pairs, tiles, block)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        if _uses_softmax(problem):
+        if _in_one_pass(problem):
             with ignore_numpy_warnings():
-                return Result(attend_softmax(call, softmax_tile_sizes(problem, self.budget)))
+                return attend_in_one_pass(call, one_pass_tile_sizes(problem, self.budget), problem.readouts)
         call = call.with_all_cast()
         block_rows, cols = self._shape(problem)
         outputs, accumulators = [], [ReadoutAccumulator(readout, call.tile) for readout in problem.readouts]
@@ -414,9 +516,19 @@ def _joined_bytes(problem: Problem) -> int:
     return math.prod(problem.axes.output) * problem.itemsize
 
 
-def _uses_softmax(problem: Problem) -> bool:
-    """Return whether a call can be computed from sums of exponentials alone, by `attend_softmax`."""
-    return problem.normalizer.log_sum_exp and not (_needs_rows(problem) or problem.spec.dropout)
+def _in_one_pass(problem: Problem) -> bool:
+    """Return whether a call is computed by `attend_in_one_pass`."""
+    normalizer = problem.normalizer
+    if any(not readout.largest or readout.head_indices is not None for readout in problem.readouts):
+        return False
+    if problem.axes.k == 0 and (problem.readouts or _selects(normalizer)):
+        return False
+    return _selects(normalizer) or (normalizer.log_sum_exp and normalizer.online and not problem.spec.dropout)
+
+
+def _selects(normalizer: Normalizer) -> bool:
+    """Return whether only the keys of the largest logits have weight."""
+    return normalizer.top_k is not None and not normalizer.stochastic
 
 
 def _needs_rows(problem: Problem) -> bool:

@@ -160,9 +160,9 @@ class BlockLogits(ABC):
 class _InnerProductBlocks(BlockLogits):
     """Logits of tiles for scores that are an inner product of lifted vectors plus a term of the query."""
 
-    def __init__(self, call: BoundCall) -> None:
+    def __init__(self, call: BoundCall, exponential: bool) -> None:
         super().__init__(call)
-        self.exp = faster_exponential(str(self.dtype))
+        self.exp = faster_exponential(str(self.dtype)) if exponential else NATURAL
         self._buffer = np.empty(0, dtype=self.dtype)
         self._has_term = False
 
@@ -227,6 +227,10 @@ class _InnerProductBlocks(BlockLogits):
 class _ProjectedLogits(BlockLogits):
     """Logits of tiles for any score and any normalizer, from projected queries and keys."""
 
+    def __init__(self, call: BoundCall, prepares: bool) -> None:
+        super().__init__(call)
+        self._prepares = prepares
+
     def project_queries(self, rows: Limits) -> ProjectedQueries:
         score, query, key, tile = self._parts(rows, (0, 1))
         return ProjectedQueries(np.asarray(score.project(query, key, tile)[0]))
@@ -246,16 +250,20 @@ class _ProjectedLogits(BlockLogits):
     ) -> None:
         score = self.call.score.slice(slice(*rows), slice(*cols))
         logits = cast(score.projected_logits(queries.vectors, keys, self.tile.restrict(rows, cols)), self.dtype)
-        logits = self.call.normalizer.prepare(logits)
+        if self._prepares:
+            logits = self.call.normalizer.prepare(logits)
         np.subtract(np.asarray(logits), 0 if shift is None else shift, out=out)
 
 
-def block_logits(call: BoundCall) -> BlockLogits:
-    """Return the fastest implementation of the logits of a call that supports its score and normalizer."""
+def block_logits(call: BoundCall, prepared: bool = True) -> BlockLogits:
+    """Return the fastest implementation of the logits of a call that supports its score and normalizer.
+
+    If `prepared` is False, logits are those of the score, without `Normalizer.prepare` and a factor.
+    """
     one = np.ones((*(1 for _ in call.batch), 1, 1), dtype=call.dtype)
-    prepares = call.normalizer.prepare(one) is not one
+    prepares = prepared and call.normalizer.prepare(one) is not one
     inner_product = isinstance(call.score.form, Product) and not prepares
-    return _InnerProductBlocks(call) if inner_product else _ProjectedLogits(call)
+    return _InnerProductBlocks(call, prepared) if inner_product else _ProjectedLogits(call, prepares)
 
 
 def _reference_point(call: BoundCall) -> Centre:

@@ -25,12 +25,14 @@ from qkv.kernels.row_blocks.candidates import (
     backward_candidates,
     consecutive,
     find_candidates,
+    select_candidates,
 )
 from qkv.kernels.row_blocks.rows import RowLogits, padded_row_logits, row_logits_buffer, visible_range
 from qkv.kernels.runtime.differentiable_rows import DifferentiableRows
 from qkv.kernels.runtime.gradients import accumulate, block_tensors, call_tensors, leaves_of
 from qkv.kernels.runtime.thresholds import write_sparse_weights
-from qkv.kernels.runtime.tile_loop import Limits, ranges
+from qkv.kernels.runtime.tile_loop import Limits, ranges, row_logits, weigh_rows
+from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
 from qkv.readouts import Reduction
 from qkv.readouts.base import Result, unflatten
 
@@ -58,15 +60,17 @@ class CandidateSearch:
 
     Attributes:
         rows: number of queries per block.
-        tile_keys: number of keys per tile of logits, for scores that are not inner products.
+        tile_keys: number of keys per tile of logits, for scores that are not inner products or if `selects` is True.
         max_candidates: largest number of candidates per query. A block with more attends to all keys.
         recomputed_rows: number of queries per block in backward, for blocks that attended to all keys.
+        selects: whether the candidates are the keys of the largest logits, which are selected tile by tile.
     """
 
     rows: int
     tile_keys: int
     max_candidates: int
     recomputed_rows: int
+    selects: bool
 
 
 @dataclass
@@ -77,11 +81,13 @@ class _Saved:
         results: the output and the arrays of the readouts, as a flat list.
         sources: for each result that is a maximum, the number of the block that each element came from; else None.
         candidates: candidates of each block, or None for a block that attended to all keys.
+        read: accumulators of the readouts of a search.
     """
 
     results: list[Num[Tensor, "*_"]] = dataclasses.field(default_factory=list)
     sources: list[Int[Tensor, "*_"] | None] = dataclasses.field(default_factory=list)
     candidates: list[Candidates | None] = dataclasses.field(default_factory=list)
+    read: list[ReadoutAccumulator] = dataclasses.field(default_factory=list)
 
     def add(
         self, block: int, found: Sequence[Num[Tensor, "*_"]], reductions: Sequence[Reduction], index: BatchIndex
@@ -117,7 +123,7 @@ class RowBlocks(DifferentiableRows):
 
     Attributes:
         search: options of the search for candidates; None if every block attends to all keys. A search requires finite
-            values and no readouts.
+            values. It computes readouts only without gradients, of the `largest` weights of the keys it selects.
     """
 
     search: CandidateSearch | None = None
@@ -126,8 +132,11 @@ class RowBlocks(DifferentiableRows):
         """Return the output, or None if `with_output` is False, and the results of the readouts."""
         tensors = call_tensors(self.call)
         trained = any(requires_gradient(x) for x in tensors)
-        queue = list(autograd_function(_attend, _backward)(self, *tensors)) if trained else self.forward().results
+        saved = None if trained else self.forward()
+        queue = list(autograd_function(_attend, _backward)(self, *tensors)) if saved is None else saved.results
         output = queue.pop(0) if self.with_output else None
+        if saved is not None and saved.read:
+            return output, tuple(accumulator.result() for accumulator in saved.read)
         results = []
         for readout, result_type in zip(self.readouts, self.result_types, strict=True):
             arrays = tuple(queue.pop(0) for _ in readout.reductions(self.call.tile))
@@ -142,14 +151,20 @@ class RowBlocks(DifferentiableRows):
             call = self.call
             saved.results = [call.value.new_zeros((*call.batch, call.tile.q_total, call.value.shape[-1]))]
             saved.sources = [None]
-            buffer = row_logits_buffer(call, self.search.rows)
+            saved.read = [ReadoutAccumulator(readout, call.tile) for readout in self.readouts]
+            buffer = None if self.search.selects else row_logits_buffer(call, self.search.rows)
         for index, call in self._elements():
+
+            def read(rows: Limits, keys: Tensor, weights: Tensor, index: BatchIndex = index) -> None:
+                for accumulator in saved.read:
+                    accumulator.add_candidates(weights, keys, rows, index)
+
             found = ((rows, self._attend(call, index, rows, saved, buffer)) for rows in self._blocks())
             for blocks in consecutive(found, lambda candidates: len(candidates.index), _FORWARD_QUERIES):
                 if blocks[0][1] is None:
                     saved.candidates.append(None)
                 else:
-                    saved.candidates += attend_candidates(call, blocks, take_batch(saved.results[0], index, 2))
+                    saved.candidates += attend_candidates(call, blocks, take_batch(saved.results[0], index, 2), read)
         return saved
 
     def backward(
@@ -201,13 +216,18 @@ class RowBlocks(DifferentiableRows):
         self, call: TorchCall, index: BatchIndex, rows: Limits, saved: _Saved, buffer: Float[Tensor, " size"] | None
     ) -> Candidates | None:
         """Return the candidates of a row block, or None after merging its results over all keys into `saved`."""
-        if self.search is None or buffer is None:
+        if self.search is None:
             cols = (0, call.tile.k_total)
             found = self.weigh(call, rows, cols, block_tensors(call, rows, cols))
         else:
             cols = visible_range(call, rows)
-            if cols[0] == cols[1]:
+            if cols[0] == cols[1] and not self.readouts:
                 return None
+            if buffer is None:
+                candidates = select_candidates(call, rows, cols, self.search.tile_keys)
+                if candidates is None:
+                    self._attend_all_keys(call, index, rows, saved)
+                return candidates
             block = padded_row_logits(call, rows, cols, buffer, self.search.tile_keys)
             candidates = find_candidates(block, call.normalizer, self.search.max_candidates)
             if candidates is not None:
@@ -215,6 +235,16 @@ class RowBlocks(DifferentiableRows):
             found = [_attend_all(call, rows, block)]
         saved.add(rows[0] // self.rows, found, self.reductions(rows), index)
         return None
+
+    def _attend_all_keys(self, call: TorchCall, index: BatchIndex, rows: Limits, saved: _Saved) -> None:
+        """Compute the results of a row block from all logits, of a few queries at a time, and write them to `saved`."""
+        assert self.search is not None
+        for start, stop in ranges(rows[1] - rows[0], self.search.recomputed_rows):
+            few = (rows[0] + start, rows[0] + stop)
+            output, read = weigh_rows(call, few, row_logits(call, few, self.search.tile_keys), self.readouts)
+            take_range(take_batch(saved.results[0], index, 2), few).copy_(cast("Tensor", output))
+            for accumulator, result in zip(saved.read, read, strict=True):
+                accumulator.add_result(result, few, index)
 
     def _backward_block(
         self,

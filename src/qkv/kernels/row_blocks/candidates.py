@@ -1,9 +1,9 @@
 """Attention over the candidates of each query, that is, the few keys that can have non-zero weight.
 
-The normalizer computes a `threshold_bound` from the largest rank of each group of keys, and only groups that reach this
-bound are searched key by key. For a normalizer that gives weight to few keys, this takes one reduction over each row,
-without sorting. The output is a weighted sum over the values of the candidates, and the backward pass uses only their
-keys and values:
+The keys of the k largest logits of a row are selected tile by tile. Other normalizers compute a `threshold_bound` from
+the largest rank of each group of keys, and only groups that reach this bound are searched key by key. For a normalizer
+that gives weight to few keys, this takes one reduction over each row, without sorting. The output is a weighted sum
+over the values of the candidates, and the backward pass uses only their keys and values:
 
     dL/dw_ij = do_i · v_j        dL/dv_j += Σ_i w_ij do_i        dL/dl from the normalizer, on the candidates
     dL/dq_i += Σ_j dl_ij k_j     dL/dk_j += Σ_i dl_ij q_i        for an inner product; other scores by autograd
@@ -19,96 +19,29 @@ from typing import cast
 import numpy as np
 
 from qkv.core.equation import TorchCall, apply_dropout, take_range
+from qkv.core.ordering import RunningTopK
 from qkv.core.typing import Float, Int, Num, Tensor
-from qkv.kernels.row_blocks.rows import RowLogits, visible_range
+from qkv.kernels.row_blocks.rows import RowLogits, logit_tiles, visible_range
 from qkv.kernels.runtime.gradients import accumulate, block_tensors, leaves_of, traced_logits
 from qkv.kernels.runtime.tile_loop import Limits, ranges, row_weights
 from qkv.normalizers import Normalizer
 from qkv.scores.forms import Product
 
-__all__ = ["attend_candidates", "backward_candidates", "Candidates", "consecutive", "find_candidates", "select_top_k"]
-
-
-_LOW = 0xFFFFFFFF
-
-
-def can_pack(ranks: Float[Tensor, "rows width"]) -> bool:
-    """Return whether ranks can be packed with their keys into 64-bit integers: float32 tensors on a CPU."""
-    return ranks.device.type == "cpu" and str(ranks.dtype) == "torch.float32"
-
-
-def select_top_k(
-    ranks: Float[Tensor, "rows width"],
-    group_max: Float[Tensor, "rows groups"],
-    bound: Float[Tensor, "rows 1"],
-    count: int,
-    max_candidates: int,
-) -> tuple[Int[Tensor, "rows selected"], Float[Tensor, "rows selected"]] | None:
-    """Return the keys and ranks of the top k of each row, in any order, or None if too many reach the bound.
-
-    Args:
-        ranks: values to compare. Key j belongs to group j modulo `groups`.
-        group_max: largest rank of each group.
-        bound: lower bound that at least `count` ranks of each row, or all finite ranks, reach.
-        count: number k of keys to select.
-        max_candidates: largest number of ranks per row that may reach the bound.
-
-    Returns:
-        Keys and ranks, where rows with fewer than k keys are padded with key 0 and rank −inf. None if more than
-        `max_candidates` ranks of a row reach the bound.
-    """
-    import torch
-
-    numbers, maxima, bounds = (np.asarray(x.detach()) for x in (ranks, group_max, bound))
-    rows, width = numbers.shape
-    reached = np.flatnonzero(maxima >= bounds)
-    if len(reached) > rows * max_candidates:
-        return None
-    row, group = np.divmod(reached, maxima.shape[1])
-    positions = (row * width + group)[:, None] + np.arange(0, width, maxima.shape[1])
-    members = numbers.reshape(-1).take(positions)
-    hits = np.flatnonzero(members >= bounds[:, 0].take(row)[:, None])
-    if len(hits) > rows * max_candidates:
-        return None
-    row = row.take(hits // positions.shape[1])
-    packed = _pack(members.reshape(-1).take(hits), positions.reshape(-1).take(hits) - row * width)
-    lengths = np.bincount(row, minlength=rows)
-    longest = int(lengths.max(initial=1))
-    if longest > max_candidates:
-        return None
-    # Each query has one row, in which the ranks that reach the bound come first.
-    starts = np.cumsum(lengths) - lengths
-    table = np.full((rows, longest), _pack(np.full(1, -np.inf, numbers.dtype), np.zeros(1, np.int64))[0])
-    table.reshape(-1)[np.arange(len(row)) + (row * longest - starts.take(row))] = packed
-    if longest > count:
-        table.partition(longest - count, axis=-1)
-        table = table[:, longest - count :]
-    keys = _LOW - (table & _LOW)
-    return torch.from_numpy(keys.astype(np.int32)), torch.from_numpy(_unpack_ranks(table))
-
-
-def _pack(ranks: Float[np.ndarray, " n"], keys: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """Return integers that sort like the ranks. Of equal ranks, the first key has the largest integer.
-
-    −0 equals 0.
-    """
-    bits = (ranks + np.float32(0)).view(np.int32)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    packed: np.ndarray = (ordered.astype(np.int64) << 32) | (_LOW - keys)
-    return packed
-
-
-def _unpack_ranks(packed: Int[np.ndarray, "rows selected"]) -> Float[np.ndarray, "rows selected"]:
-    ordered = (packed >> 32).astype(np.int32)
-    ranks: np.ndarray = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(np.float32)
-    return ranks
+__all__ = [
+    "attend_candidates",
+    "backward_candidates",
+    "Candidates",
+    "consecutive",
+    "find_candidates",
+    "select_candidates",
+]
 
 
 @dataclass(frozen=True)
 class Candidates:
     """Keys of each query of a row block that can have non-zero weight.
 
-    They are in key order if ties depend on the order.
+    They are in key order if ties depend on the order, and in descending order of logits if they are the top k.
 
     Attributes:
         index: indices of the keys in the call, int32, padded with 0 in rows with fewer candidates.
@@ -157,6 +90,28 @@ def consecutive(
 # -- Search ------------------------------------------------------------------------------------------------
 
 
+def select_candidates(call: TorchCall, rows: Limits, cols: Limits, tile_keys: int) -> Candidates | None:
+    """Return the keys of the `top_k` largest logits of a row block, or None if a logit is NaN or +inf.
+
+    Args:
+        call: call restricted to one batch element.
+        rows: range of the queries.
+        cols: range of the keys.
+        tile_keys: number of keys per tile of logits.
+    """
+    import torch
+
+    assert call.normalizer.top_k is not None
+    dtype = np.asarray(call.value[:0].detach()).dtype
+    selected = RunningTopK((rows[1] - rows[0],), min(call.normalizer.top_k, call.tile.k_total), dtype)
+    for first, logits in logit_tiles(call, rows, cols, tile_keys):
+        selected.update(np.asarray(logits.detach()), first)
+    if bool((selected.rank == np.inf).any()):
+        return None
+    logits = torch.from_numpy(selected.rank)
+    return Candidates(torch.from_numpy(np.maximum(selected.index, 0).astype(np.int32)), logits, logits)
+
+
 def find_candidates(block: RowLogits, normalizer: Normalizer, max_candidates: int) -> Candidates | None:
     """Return the keys whose rank reaches the normalizer's `threshold_bound`, or None if all keys must be used.
 
@@ -173,9 +128,6 @@ def find_candidates(block: RowLogits, normalizer: Normalizer, max_candidates: in
     if bound is None:
         return None
     bound = cast("Tensor", bound).clamp(min=torch.finfo(bound.dtype).min)  # so that no rank of −inf reaches the bound
-    if normalizer.top_k is not None and can_pack(ranks):
-        selected = select_top_k(ranks, group_max, bound, normalizer.top_k, max_candidates)
-        return None if selected is None else _with_logits(block, *selected)
     position = _positions_above(ranks, group_max, bound, max_candidates)
     if position is None:
         return None
@@ -230,20 +182,14 @@ def _table(block: RowLogits, position: Int[Tensor, " n"], max_candidates: int) -
     return Candidates(index.view(count, longest), logits, logits if block.ranks is block.padded else table(block.ranks))
 
 
-def _with_logits(
-    block: RowLogits, keys: Int[Tensor, "rows candidates"], ranks: Float[Tensor, "rows candidates"]
-) -> Candidates:
-    if block.ranks is block.padded:
-        return Candidates(keys + block.cols[0], ranks, ranks)
-    logits = block.padded.gather(1, keys.long()).where(ranks > -math.inf, -math.inf)
-    return Candidates(keys + block.cols[0], logits, ranks)
-
-
 # -- Forward and backward ----------------------------------------------------------------------------------
 
 
 def attend_candidates(
-    call: TorchCall, blocks: Sequence[_CandidateBlock], output: Float[Tensor, "q value_width"]
+    call: TorchCall,
+    blocks: Sequence[_CandidateBlock],
+    output: Float[Tensor, "q value_width"],
+    read: Callable[[Limits, Int[Tensor, "rows candidates"], Float[Tensor, "rows candidates"]], None],
 ) -> list[Candidates | None]:
     """Write the output of consecutive row blocks and return the candidates that the backward pass needs.
 
@@ -251,12 +197,14 @@ def attend_candidates(
         call: call restricted to one batch element.
         blocks: range and candidates of each row block.
         output: output of all queries, in which the rows of these blocks are overwritten.
+        read: function that is called with the range of queries, the keys of their candidates and the weights of these.
     """
     import torch
 
     rows, candidates = _concat(blocks)
     weights = _candidate_weights(call, candidates, rows)
     tile = call.tile.restrict(rows, (0, call.tile.k_total))
+    read(rows, candidates.index, weights)
     dropped = apply_dropout(weights, tile, call.dropout, keys=candidates.index)
     take_range(output, rows).copy_(_gather_sum(candidates.index, call.value, dropped))
     if call.normalizer.differentiable:
@@ -338,15 +286,17 @@ def _backward_score(
     for rows, _ in blocks:
         visible = visible_range(call, rows)
         part = slice(rows[0] - first, rows[1] - first)
-        dense = logit_gradient.new_zeros((rows[1] - rows[0], call.tile.k_total))
-        dense.scatter_add_(1, index[part].long(), logit_gradient[part])
         for start, stop in ranges(visible[1] - visible[0], tile_keys):
             cols = (visible[0] + start, visible[0] + stop)
+            own = index[part].long() - cols[0]
+            inside = (own >= 0) & (own < cols[1] - cols[0])
+            dense = logit_gradient.new_zeros((rows[1] - rows[0], cols[1] - cols[0]))
+            dense.scatter_add_(1, own.where(inside, 0), logit_gradient[part].where(inside, 0.0))
             leaves = leaves_of(block_tensors(call, rows, cols))
             with torch.enable_grad():
                 logits, _ = traced_logits(call, rows, cols, leaves)
             if logits is not None:
-                accumulate([logits], [dense[:, slice(*cols)]], leaves, block_tensors(sums, rows, cols))
+                accumulate([logits], [dense], leaves, block_tensors(sums, rows, cols))
 
 
 def _candidate_weights(call: TorchCall, candidates: Candidates, rows: Limits) -> Float[Tensor, "rows candidates"]:

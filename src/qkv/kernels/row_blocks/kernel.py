@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from qkv.core.arrays import cast
+from qkv.core.arrays import cast, requires_gradient
 from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.memory_model import lifted_elements, pair_arrays, score_arrays
@@ -53,10 +53,15 @@ class RowBlocksKernel(Kernel):
     max_candidates: int = 128
 
     def describe(self, problem: Problem) -> str:
+        if self._selects(problem):
+            rows = self._search_rows(problem)
+            return f"tiles of {size_text(rows, self._selection_keys(problem, rows))}; the largest logits are selected"
         return f"row blocks of {size_text(self._rows(problem), problem.axes.k)}"
 
     def scratch(self, problem: Problem) -> float:
         """Return the bytes of one row block at the peak, and with a gradient of what is saved for backward."""
+        if self._selects(problem):
+            return self._selection_scratch(problem)
         if not problem.readouts and problem.normalizer.has_threshold_bound:
             return self._search_scratch(problem)
         axes, rows = problem.axes, self._rows(problem)
@@ -85,12 +90,28 @@ class RowBlocksKernel(Kernel):
             numbers += int(tile * (score_arrays(problem)[0] + 2)) + _CANDIDATE_ELEMENTS
         return numbers * problem.itemsize + problem.cast_bytes
 
+    def _selection_scratch(self, problem: Problem) -> float:
+        """Return the bytes of a call that selects the keys of the largest logits."""
+        axes, features, rows = problem.axes, problem.elements_per_logit, self._search_rows(problem)
+        pairs = rows * self._selection_keys(problem, rows)
+        numbers = int(pairs * (1.25 if features == 1 else 1 + 2 * features)) + _CANDIDATE_ELEMENTS
+        if not isinstance(problem.score.form, Product):
+            numbers += int(pairs * (score_arrays(problem)[0] + 2))
+        numbers += 2 * sum(lifted_elements(problem, scales_query=False))
+        if problem.gradient:
+            numbers += 3 * (math.prod(axes.query) + math.prod(axes.key) + math.prod(axes.value))
+            numbers += axes.batch_size * axes.q * self._top_k(problem) * 3
+        return numbers * problem.itemsize + problem.cast_bytes
+
     def work(self, problem: Problem) -> dict[str, float]:
         """Return the amounts of work, from which the time is estimated; masked pairs are computed too."""
         rows, axes = self._rows(problem), problem.axes
         block = axes.batch_size * rows * axes.k
         tiles = -(-axes.q // rows)
-        return amounts_of_work(problem, axes.pairs, tiles, block, problem.elements_per_logit)
+        work = amounts_of_work(problem, axes.pairs, tiles, block, problem.elements_per_logit)
+        if self._selects(problem):
+            work |= {"searched": work["pairs"], "searched_elements": work["elements"]}
+        return work
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         import torch
@@ -102,7 +123,10 @@ class RowBlocksKernel(Kernel):
         with torch.autocast(tensors.value.device.type, enabled=False):
             refuse_closure_gradients(tensors)
             search = self._search(problem) if self._searchable(tensors, problem) else None
-            if search is not None and (call.mask is None or call.finite_sides):
+            if search is not None and search.selects and call.mask is None and not problem.gradient:
+                # Without a mask, a logit shows every query or key that is not finite.
+                tensors = replace(tensors, finite=(True, call.finite_value))
+            if search is not None and (tensors.mask is None or tensors.finite_sides):
                 # Otherwise a masked NaN or infinity would reach the output through the projections.
                 tensors = typing.cast("TorchCall", project_call(tensors))
             blocks = RowBlocks(tensors, problem.readouts, self._rows(problem), search=search)
@@ -111,22 +135,48 @@ class RowBlocksKernel(Kernel):
             return Result(cast(output, call.out_dtype), readouts)
 
     def _searchable(self, call: BoundCall, problem: Problem) -> bool:
-        non_empty = problem.axes.pairs > 0 and call.value.shape[-1] > 0
-        return non_empty and not problem.readouts and call.finite_value and problem.normalizer.has_threshold_bound
+        from qkv.kernels.runtime.gradients import call_tensors
+
+        if problem.axes.pairs == 0 or call.value.shape[-1] == 0 or not call.finite_value:
+            return False
+        if not problem.readouts:
+            return problem.normalizer.has_threshold_bound
+        trained = any(requires_gradient(x) for x in call_tensors(typing.cast("TorchCall", call)))
+        return self._selects(problem) and not trained
 
     def _search(self, problem: Problem) -> CandidateSearch:
         from qkv.kernels.row_blocks.autograd import CandidateSearch
 
-        axes, rows = problem.axes, self._search_rows(problem)
+        axes, rows, selects = problem.axes, self._search_rows(problem), self._selects(problem)
         tile_keys = max(1, self.budget // 8 // (rows * problem.elements_per_logit))
+        if selects:
+            tile_keys = self._selection_keys(problem, rows)
         recomputed = min(self.budget, problem.memory // 2 // problem.itemsize) // (axes.k * row_block_arrays(problem))
-        return CandidateSearch(rows, min(tile_keys, axes.k), self.max_candidates, max(1, min(rows, recomputed)))
+        tile_keys, recomputed = min(tile_keys, axes.k), max(1, min(rows, recomputed))
+        return CandidateSearch(rows, tile_keys, self.max_candidates, recomputed, selects)
+
+    def _selects(self, problem: Problem) -> bool:
+        """Return whether candidates are the keys of the largest logits, selected tile by tile, by NumPy."""
+        normalizer = problem.normalizer
+        few = 0 < self._top_k(problem) <= self.max_candidates and not normalizer.stochastic
+        readable = not problem.gradient and all(readout.largest for readout in problem.readouts)
+        return few and (readable or not problem.readouts) and not problem.device.is_gpu
+
+    def _top_k(self, problem: Problem) -> int:
+        return problem.normalizer.top_k or 0
+
+    def _selection_keys(self, problem: Problem, rows: int) -> int:
+        """Return the number of keys in a tile from which keys are selected, of up to 8 MB of logits."""
+        pairs = min(self.budget // 4, problem.memory // 4 // problem.itemsize) // problem.elements_per_logit
+        return max(1, min(problem.axes.k, pairs // rows))
 
     def _search_rows(self, problem: Problem) -> int:
         """Return the number of queries per row block if candidates are searched, at most 512.
 
         A block has up to 8 MB of logits, and at least 32 queries if they fit.
         """
+        if self._selects(problem):
+            return max(1, min(problem.axes.q, 512))
         logits, k = self.budget // 4, max(1, problem.axes.k)
         rows = max(logits // k, min(32, 2 * logits // k))
         allowed = problem.memory // 2 // (problem.itemsize * k * 4)

@@ -18,7 +18,7 @@ from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.tile_loop import Limits, ranges, restrict_mask
 from qkv.scores.forms import Product
 
-__all__ = ["RowLogits", "padded_row_logits", "row_logits_buffer", "visible_range"]
+__all__ = ["RowLogits", "logit_tiles", "padded_row_logits", "row_logits_buffer", "visible_range"]
 
 _GROUP_SIZE = 8
 """Number of keys in a group."""
@@ -103,6 +103,37 @@ def padded_row_logits(
     # Groups are interleaved, so that one vectorized maximum over the middle axis reduces all groups.
     group_max = ranks.view(count, _GROUP_SIZE, width // _GROUP_SIZE).amax(dim=1)
     return RowLogits(padded, ranks, group_max, cols)
+
+
+def logit_tiles(
+    call: TorchCall, rows: Limits, cols: Limits, tile_keys: int
+) -> Iterator[tuple[int, Float[Tensor, "rows keys"]]]:
+    """Yield the first key and the logits of each tile of a row block that is not fully masked.
+
+    The arguments are those of `padded_row_logits`. The next tile may overwrite the logits.
+    """
+    import torch
+
+    count, product = rows[1] - rows[0], call.projected and isinstance(call.score.form, Product)
+    query = take_range(call.query, rows)
+    if product and count == 1:  # MKL takes twice as long for one vector as for two (AMD EPYC)
+        query = query.repeat(2, 1)
+    buffer = call.value.new_empty(len(query) * tile_keys if product else 0)
+    for tile_cols in _chunks(cols, tile_keys):
+        if product:
+            if call.mask is not None and call.mask.coverage(call.tile.restrict(rows, tile_cols)) == "none":
+                continue
+            # BLAS multiplies a few queries with many keys faster if the keys are on the left.
+            by_key = buffer[: (tile_cols[1] - tile_cols[0]) * len(query)].view(-1, len(query))
+            torch.mm(take_range(call.key, tile_cols), query.T, out=by_key)
+            logits = by_key[:, :count].T
+            _apply_mask(call, logits, rows, tile_cols)
+        else:
+            found = call.logits(rows, tile_cols)
+            if found is None:
+                continue
+            logits = found
+        yield tile_cols[0], logits
 
 
 def _chunks(cols: Limits, step: int) -> Iterator[Limits]:

@@ -21,21 +21,46 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from qkv.core.arrays import zeros
 from qkv.core.batch import BatchIndex
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float
+from qkv.core.typing import Array, Float, Int
 from qkv.normalizers.base import Normalizer
 from qkv.readouts import Readout
 from qkv.readouts.base import Result, flatten, unflatten
 
 __all__ = [
+    "SPARE_KEYS",
     "ReadoutAccumulator",
+    "include_largest",
     "readable_by_tile",
     "readable_in_forward",
     "result_batch",
     "selected_heads",
 ]
+
+
+SPARE_KEYS = 8
+"""Number of keys that are collected beyond those of a readout, as weights may be equal where logits differ."""
+
+
+def include_largest(
+    weights: Float[np.ndarray, "*batch q n"], logits: Float[np.ndarray, "*batch q n"], count: int
+) -> bool:
+    """Return whether the `count` largest weights of each query are among those of the keys of largest logits.
+
+    Any other key has at most the last of these logits, and its weight may be that of the last key. False for NaN.
+
+    Args:
+        weights: weights of the keys, in descending order of their logits.
+        logits: their logits, −inf for missing keys.
+        count: number of weights, less than n.
+    """
+    least = weights[..., count - 1]
+    tied = logits[..., count - 1] == logits[..., -1]  # ties of logits went to the lowest index
+    return bool(((least > weights[..., -1]) | (least == 0) | (tied & (least == least))).all())
 
 
 def readable_by_tile(readouts: Sequence[Readout], normalizer: Normalizer) -> bool:
@@ -132,6 +157,22 @@ class ReadoutAccumulator:
             arrays = self.readout.merge(targets, arrays, tile)
         for target, x in zip(targets, arrays, strict=True):
             target[...] = x
+
+    def add_result(self, result: Result, rows: tuple[int, int], index: BatchIndex) -> None:
+        """Add a readout that was computed for all keys of a range of queries of the batch elements at `index`."""
+        here = self.tile.restrict(rows, (0, self.tile.k_total))
+        for target, _ in selected_heads(self.readout, self.tile.batch, index):
+            self.add(result, here, target)
+
+    def add_candidates(
+        self,
+        weights: Float[Array, "q n"],
+        keys: Int[Array, "q n"],
+        rows: tuple[int, int],
+        index: BatchIndex,
+    ) -> None:
+        """Add a readout that is computed from the weights of some keys; see `Readout.of_candidates`."""
+        self.add_result(self.readout.per_head.of_candidates(weights, keys), rows, index)
 
     def skip(self, tile: Tile, index: BatchIndex = ()) -> None:
         """Merge a fully masked tile into the result, without computing its logits.

@@ -12,13 +12,14 @@ Dao et al. (2022), FlashAttention, https://arxiv.org/abs/2205.14135.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 from typing import cast as cast_type
 
 from qkv.core.arrays import cast, requires_gradient
 from qkv.core.equation import TorchCall
+from qkv.core.typing import Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.memory_model import backward_copies, lifted_elements, near_pairs
 from qkv.kernels.runtime.tile_readouts import readable_in_forward
@@ -113,7 +114,9 @@ class TiledKernel(Kernel):
 
     def work(self, problem: Problem) -> dict[str, float]:
         axes, sizes = problem.axes, tile_sizes(problem, self.budget)
-        pairs = visible_pairs(problem, sizes.rows) * (2 if problem.readouts else 1)
+        in_forward = readable_in_forward(problem.readouts, problem.normalizer) and not problem.gradient
+        one_pass = not problem.readouts or (in_forward and all(readout.largest for readout in problem.readouts))
+        pairs = visible_pairs(problem, sizes.rows) * (1 if one_pass else 2)
         tiles = -(-axes.batch_size // sizes.batch) * -(-axes.q // sizes.rows) * -(-axes.k // sizes.cols)
         return amounts_of_work(problem, pairs, tiles * pairs / max(1, axes.pairs), array_elements=0)
 
@@ -124,7 +127,7 @@ class TiledKernel(Kernel):
         from qkv.kernels.runtime.gradients import call_tensors
         from qkv.kernels.runtime.isolated_autograd import project_call
         from qkv.kernels.runtime.saved_statistics import SAVED
-        from qkv.kernels.tiled.autograd import tiled_attention
+        from qkv.kernels.tiled.autograd import forward, tiled_attention
         from qkv.kernels.tiled.softmax import supports_softmax
         from qkv.kernels.tiled.unchecked_forward import supports_unchecked, unchecked_forward
 
@@ -135,9 +138,9 @@ class TiledKernel(Kernel):
             # Tiles of logits, which are overwritten in place, have all batch axes.
             call = cast_type("TorchCall", call.with_axes_of_values())
             if SAVED.get() is None and supports_unchecked(call, problem):
-                output = unchecked_forward(call, tile_sizes(problem, self.budget), notes)
-                if output is not None:
-                    return Result(cast(output, call.out_dtype), (), tuple(notes))
+                result = _collect(call, problem, tile_sizes(problem, self.budget), unchecked_forward)
+                if result is not None:
+                    return result
             # NaN and infinity must not reach other rows through a mean or a product with masked elements.
             if call.finite_sides:
                 call = cast_type("TorchCall", project_call(call))
@@ -145,7 +148,7 @@ class TiledKernel(Kernel):
             sizes = tile_sizes(problem, self.budget, nonfinite)
             in_forward = readable_in_forward(problem.readouts, call.normalizer)
             if problem.readouts and in_forward and not (nonfinite or problem.gradient):
-                return _collect(call, problem, sizes)
+                return cast_type("Result", _collect(call, problem, sizes, lambda *arguments: forward(*arguments)[0]))
             output = tiled_attention()(call, sizes, self._row_block(problem), notes, *call_tensors(call))
             readouts: tuple[Any, ...] = ()
             if problem.readouts:
@@ -160,17 +163,22 @@ def _hidden_units(problem: Problem) -> int:
     return problem.elements_per_logit if isinstance(problem.score.form, Tanh) else 0
 
 
-def _collect(call: TorchCall, problem: Problem, sizes: TileSizes) -> Result:
-    """Compute the output and all readouts of a call in the same forward pass."""
-    from qkv.kernels.tiled.autograd import forward
+def _collect(
+    call: TorchCall, problem: Problem, sizes: TileSizes, forward: Callable[..., Tensor | None]
+) -> Result | None:
+    """Compute the output and all readouts of a call in the same forward pass, or return None if `forward` does."""
     from qkv.kernels.tiled.readouts import ReadoutCollector, align_to_cells
 
     notes: list[str] = []
-    collector = ReadoutCollector(problem.readouts, call.tile, like=call.value)
-    maps = [readout for readout in problem.readouts if readout.pooling]
-    sizes = replace(sizes, cols=align_to_cells(sizes.cols, call.tile.k_total, maps), batch=1)
-    output = forward(call, sizes, notes, collector)[0]
-    return Result(cast(output, call.out_dtype), collector.results(), tuple(notes))
+    collector = None
+    if problem.readouts:
+        collector = ReadoutCollector(problem.readouts, call.tile, like=call.value)
+        maps = [readout for readout in problem.readouts if readout.pooling]
+        sizes = replace(sizes, cols=align_to_cells(sizes.cols, call.tile.k_total, maps), batch=1)
+    output = forward(call, sizes, notes, collector)
+    if output is None:
+        return None
+    return Result(cast(output, call.out_dtype), () if collector is None else collector.results(), tuple(notes))
 
 
 def _table_widths(problem: Problem, sizes: TileSizes) -> int:

@@ -1,7 +1,8 @@
 """Collection of the readouts of a call during the forward pass over its tiles, in PyTorch, without gradients.
 
-The log-sum-exp of each query is a result of the pass that computes the output, and pooled maps are accumulated in it.
-Other readouts need a second pass over the tiles of a row block, immediately after its output is computed
+The log-sum-exp of each query is a result of the pass that computes the output. Pooled maps are accumulated in it, and
+the keys of the largest logits are collected, whose weights are known at its end: weights increase with logits. Other
+readouts need a second pass over the tiles of a row block, immediately after its output is computed
 (`kernels/runtime/tile_readouts.py`).
 
 For a pooled map each tile of exponentials e = exp(l − m), where m is the running maximum of each row, is summed cell by
@@ -31,11 +32,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
+
 from qkv.core.batch import BatchIndex
+from qkv.core.ordering import RunningTopK
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.tile_loop import Limits
-from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator, result_batch, selected_heads
+from qkv.kernels.runtime.tile_readouts import (
+    SPARE_KEYS,
+    ReadoutAccumulator,
+    include_largest,
+    result_batch,
+    selected_heads,
+)
 from qkv.readouts import PooledMap, Readout
 from qkv.readouts.cells import cell_edges, cell_range, pool_cells
 
@@ -203,17 +213,28 @@ class ReadoutCollector:
 
     Attributes:
         accumulators: accumulators of the readouts that need a second pass over the tiles.
+        selections: accumulators of the readouts that are computed from the keys of the largest logits.
+        largest: number of these keys, 0 if there is no such readout.
     """
 
     def __init__(self, readouts: Sequence[Readout], tile: Tile, like: Float[Tensor, "*_"]) -> None:
         self._tile = tile
-        self._results = [(readout, _allocate(readout, tile, like)) for readout in readouts]
-        self.accumulators = [ReadoutAccumulator(readout, tile) for readout, whole in self._results if whole is None]
+        self._results: list[tuple[Readout, Tensor | ReadoutAccumulator]] = []
+        self.accumulators: list[ReadoutAccumulator] = []
+        self.selections: list[ReadoutAccumulator] = []
+        for readout in readouts:
+            result: Tensor | ReadoutAccumulator | None = _allocate(readout, tile, like)
+            if result is None:
+                result = ReadoutAccumulator(readout, tile)
+                on_cpu = like.device.type == "cpu"  # NumPy selects the keys
+                (self.selections if readout.largest and on_cpu else self.accumulators).append(result)
+            self._results.append((readout, result))
+        self.largest = max((each.readout.largest or 0 for each in self.selections), default=0)
 
     @property
     def in_parallel(self) -> bool:
         """Whether batch elements may be computed in parallel."""
-        return not self.accumulators
+        return not (self.accumulators or self.selections)
 
     def element_maps(self, index: BatchIndex) -> list[ElementMap]:
         """Return the accumulators of the pooled maps for the batch element at `index`.
@@ -222,7 +243,7 @@ class ReadoutCollector:
         """
         maps = []
         for readout, whole in self._results:
-            if readout.pooling and whole is not None:
+            if readout.pooling and not isinstance(whole, ReadoutAccumulator):
                 targets = [whole[at] for at, _ in selected_heads(readout, self._tile.batch, index)]
                 if targets:
                     maps.append(ElementMap(readout.pooling == "mean", targets, self._tile))
@@ -239,15 +260,41 @@ class ReadoutCollector:
             log_total: function that computes the log-sum-exp of each query.
         """
         for readout, whole in self._results:
-            if readout.is_log_sum_exp and whole is not None:
+            if readout.is_log_sum_exp and not isinstance(whole, ReadoutAccumulator):
                 for at, _ in selected_heads(readout, self._tile.batch, index):
                     whole[(*at, slice(*rows))] = log_total()[..., 0]
 
+    def start_selection(self, rows: Limits, like: Float[Tensor, "*_"]) -> RunningTopK | None:
+        """Return an object that selects the keys of the largest logits of a range of queries, if a readout needs it."""
+        if not self.largest:
+            return None
+        return RunningTopK((rows[1] - rows[0],), self.largest + SPARE_KEYS, np.asarray(like.detach()).dtype)
+
+    def select(self, index: BatchIndex, rows: Limits, selected: RunningTopK, weights: Float[Tensor, "q keys"]) -> bool:
+        """Store the readouts of a range of queries that are computed from the keys of the largest logits.
+
+        Args:
+            index: index of the batch element.
+            rows: range of the queries.
+            selected: the keys and their logits.
+            weights: their weights.
+
+        Returns:
+            Whether these keys have the largest weights; otherwise nothing is stored.
+        """
+        import torch
+
+        if not include_largest(weights.numpy(), selected.rank, self.largest):
+            return False
+        keys = torch.from_numpy(selected.index)
+        for accumulator in self.selections:
+            accumulator.add_candidates(weights, keys, rows, index)
+        return True
+
     def results(self) -> tuple[object, ...]:
         """Return the results of the readouts, in the order of the readouts."""
-        accumulators = iter(self.accumulators)
         return tuple(
-            next(accumulators).result() if whole is None else readout.finalize(whole, self._tile)
+            whole.result() if isinstance(whole, ReadoutAccumulator) else readout.finalize(whole, self._tile)
             for readout, whole in self._results
         )
 

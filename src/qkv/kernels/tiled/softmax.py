@@ -23,6 +23,7 @@ import numpy as np
 from qkv.core.arrays import is_array
 from qkv.core.batch import BatchIndex
 from qkv.core.equation import TorchCall
+from qkv.core.ordering import RunningTopK
 from qkv.core.partial import ExponentialSums
 from qkv.core.random import dropout_rate
 from qkv.core.tile import Tile
@@ -176,6 +177,7 @@ class SoftmaxTiles:
         normalizer = self.call.normalizer
         assert normalizer.scale is not None
         self._maps = [] if self.collector is None else self.collector.element_maps(self.index)
+        self._selected: RunningTopK | None = None
         self._ops = faster_ops(self.call.value)
         self.bounded = normalizer.shift_invariant and self.bound <= _BOUND
         # `exp` takes a hundred times as long where its result is nearly 0, and without a bound some results are; `exp2`
@@ -202,8 +204,13 @@ class SoftmaxTiles:
             pooled.finalize(shift, total, torch.exp2 if self._base2 else torch.exp)
         if self.collector is not None:
             self.collector.add_log_totals(self.index, rows, lambda: self._log_total(shift, total))
-            if self.collector.accumulators:
-                self._read(self.collector.accumulators, rows, shift, total, workspace)
+            accumulators = self.collector.accumulators
+            if self._selected is not None:
+                weights = self._weights(torch.from_numpy(self._selected.rank) - shift, total)
+                if not self.collector.select(self.index, rows, self._selected, weights):
+                    accumulators = accumulators + self.collector.selections
+            if accumulators:
+                self._read(accumulators, rows, shift, total, workspace)
         return output, shift, total
 
     def partial(self, rows: Limits, workspace: Workspace) -> ExponentialSums:
@@ -232,19 +239,25 @@ class SoftmaxTiles:
         shift: Tensor | None = None
         for pooled in self._maps:
             pooled.start(rows)
+        selected = self._selected = None if self.collector is None else self.collector.start_selection(rows, value)
         for cols, excluded in self._tiles(rows, workspace):
-            known = None if self.bounded or running else shift
+            # Equal logits of several tiles must stay equal, so that ties go to the first.
+            known = None if self.bounded or running or selected is not None else shift
             logits = self._logits.logits(rows, cols, workspace, known)
+            if excluded is not None and not self.bounded:
+                logits.masked_fill_(excluded, -math.inf)
+            if selected is not None:
+                ranks = logits.masked_fill(excluded, -math.inf) if excluded is not None and self.bounded else logits
+                selected.update(ranks.numpy(), cols[0])
             if not self.bounded:
-                if excluded is not None:
-                    logits.masked_fill_(excluded, -math.inf)
-                if known is None:
+                if running or shift is None:
                     highest = torch.maximum(maximum, logits.amax(dim=-1, keepdim=True))
                     shift = highest.masked_fill(highest == -math.inf, 0.0)
                     rescale = self._exp_(maximum.sub_(shift))
                     total.mul_(rescale)
                     weighted.mul_(rescale)
                     maximum = highest if running else shift
+                if known is None:
                     logits.sub_(shift)
             exponentials = self._exp_(logits)
             if self.bounded and excluded is not None:
@@ -275,6 +288,12 @@ class SoftmaxTiles:
             return x.exp2_()
         return x.exp_() if self.bounded else x.mul_(_LOG2_E).exp2_()
 
+    def _weights(
+        self, x: Float[Tensor, "*batch q n"], total: Float[Tensor, "*batch q 1"]
+    ) -> Float[Tensor, "*batch q n"]:
+        """Replace logits minus the shift of each row by weights, in place."""
+        return self._exp_(x).mul_(total.masked_fill(total == 0, 1.0).reciprocal_())
+
     def _log_total(
         self, shift: Float[Tensor, "*batch q 1"], total: Float[Tensor, "*batch q 1"]
     ) -> Float[Tensor, "*batch q 1"]:
@@ -293,7 +312,6 @@ class SoftmaxTiles:
         import torch
 
         call, tile = self.call, self.call.tile
-        inverse = total.masked_fill(total == 0, 1.0).reciprocal_()
         for cols in ranges(tile.k_total, self.cols):
             here = tile.restrict(rows, cols)
             coverage = "all" if call.mask is None else call.mask.coverage(here)
@@ -304,7 +322,7 @@ class SoftmaxTiles:
             logits = self._logits.logits(rows, cols, workspace)
             weights = workspace.take("weights", tuple(logits.shape), logits)
             torch.sub(logits, shift, out=weights)
-            self._exp_(weights).mul_(inverse)
+            self._weights(weights, total)
             if self._logits.factor != 1:
                 logits.mul_(1 / self._logits.factor)
             if call.mask is not None and coverage != "all":

@@ -13,10 +13,10 @@ from qkv.core.arrays import requires_gradient
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.gradients import call_tensors
-from qkv.kernels.runtime.tile_sizes import (
-    TileSizes,
-)
+from qkv.kernels.runtime.tile_readouts import readable_in_forward
+from qkv.kernels.runtime.tile_sizes import TileSizes
 from qkv.kernels.tiled.autograd import forward
+from qkv.kernels.tiled.readouts import ReadoutCollector
 from qkv.plan.problem import Problem
 from qkv.scores.forms import Product
 
@@ -33,27 +33,29 @@ def supports_unchecked(call: TorchCall, problem: Problem) -> bool:
         and normalizer.shift_invariant
         and call.mask is None
         and isinstance(call.score.form, Product)
-        and not (problem.gradient or problem.readouts or problem.traced)
+        and not (problem.gradient or problem.traced)
+        and readable_in_forward(problem.readouts, normalizer)
         and 0 not in (problem.axes.pairs, *call.value.shape)
         and not any(requires_gradient(x) for x in call_tensors(call))
     )
 
 
 def unchecked_forward(
-    call: TorchCall, sizes: TileSizes, notes: list[str]
+    call: TorchCall, sizes: TileSizes, notes: list[str], collector: ReadoutCollector | None
 ) -> Float[Tensor, "*batch q value_width"] | None:
     """Return the output of a call, or None if its sums do not prove that all inputs are finite.
 
     Args:
         call: a call for which `supports_unchecked` is true.
         notes: list to which notes about guards are appended if an output is returned.
+        collector: collector of readouts, which are valid if an output is returned; None without readouts.
     """
     import torch
 
     assumed = replace(call, finite=(True, True))
     assumed = assumed.with_projections(*assumed.score.project(assumed.query, assumed.key, assumed.tile))
     new_notes: list[str] = []
-    output, _, total = forward(assumed, sizes, new_notes)
+    output, _, total = forward(assumed, sizes, new_notes, collector)
     low, high = torch.aminmax(total)
     # A sum needs no array of booleans. If it overflows, the caller checks the data instead.
     if not (float(low) > 0 and float(high) < torch.inf and torch.isfinite(output.sum())):
