@@ -97,6 +97,7 @@ def asked(qkv, path, key, value, queries, *options):
 NAMES = [f"{first} {last}" for first in ("Ann", "Jon", "Maria", "Oskar") for last in ("Lindgren", "Okafor", "Tanaka")]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("options", [[], ["--score", "levenshtein", "--threshold", "0"]], ids=["names", "levenshtein"])
 @pytest.mark.parametrize("value", ["pay", "town"])
 def test_answers_of_texts_follow_from_what_is_printed(qkv, tmp_path, options, value):
