@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import tests.shapes
-from tests.effort import LONG
+from tests.effort import LONG, take_turns, thin
 
 CHECKS_SHAPES = LONG or os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
 FIRST = {"core", "scores", "normalizers", "masks", "readouts", "kernels", "nn"}
@@ -68,8 +68,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduler(config, log) if config.getoption("dist") == "worksteal" else None
 
 
+@pytest.hookimpl(tryfirst=True)  # before those that are marked are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the test of the checks, and the tests of `FIRST`."""
+    """Leave out cases in short runs, and start with the test of the checks, and the tests of `FIRST`."""
+    thin(items)
+    if os.environ.get("TRITON_INTERPRET") != "0":  # on a GPU, each precision has programs of its own
+        take_turns(items)
     items.sort(key=lambda item: (item.path.name != "test_shapes.py", FIRST.isdisjoint(item.path.parts)))
 
 

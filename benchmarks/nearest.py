@@ -42,7 +42,7 @@ def rows(setting: Setting) -> Iterator[Row]:
         for queries in QUERIES:
             query = draw.standard_normal((queries, WIDTH)).astype(np.float32)
             many = "64 queries" if queries > 1 else "one query"
-            chosen = masks.Keys(values[:, 0] > 0)
+            chosen = masks.AllowedKeys(values[:, 0] > 0)
             for library in ("torch", "NumPy"):
                 arrays = [torch.from_numpy(x) if library == "torch" else x for x in (query, keys, values)]
                 yield from _in_memory(f"{many}, {library}", arrays, None, setting)

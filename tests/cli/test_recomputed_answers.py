@@ -97,6 +97,7 @@ def asked(qkv, path, key, value, queries, *options):
 NAMES = [f"{first} {last}" for first in ("Ann", "Jon", "Maria", "Oskar") for last in ("Lindgren", "Okafor", "Tanaka")]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     "options", [[], ["--score", "levenshtein", "--min-similarity", "0"]], ids=["names", "levenshtein"]
 )

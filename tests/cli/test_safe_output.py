@@ -37,6 +37,7 @@ def _table(tmp_path):
     return str(path)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("color", [False, True])
 @pytest.mark.parametrize("query", ["Jon", "Ann", HOSTILE.replace("\x00", "")])
 def test_an_answer_prints_no_character_that_acts_on_the_terminal(qkv, table, monkeypatch, query, color):

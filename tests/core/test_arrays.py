@@ -71,6 +71,7 @@ def test_elements_have_their_size_in_bytes(name, size):
     assert itemsize(name) == size
 
 
+@pytest.mark.thinned
 @EACH
 @pytest.mark.parametrize("batches", [((), ()), ((2,), ()), ((), (2,)), ((2, 1), (1, 3)), ((2, 3), (2, 3))])
 def test_gather_looks_up_rows_with_either_side_broadcast(setting, batches):

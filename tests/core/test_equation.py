@@ -140,6 +140,7 @@ def test_a_logit_as_low_as_the_lowest_number_is_an_ordinary_number():
     assert seen.output.tolist() == [[2.0]]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(("q", "k"), [(0, 3), (3, 0), (1, 1), (0, 0)])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_lengths_of_zero_and_one_work(q, k, library):

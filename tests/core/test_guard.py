@@ -18,6 +18,7 @@ QUERY, KEY, VALUE = RNG.normal(size=(4, 3)), RNG.normal(size=(6, 3)), RNG.normal
 ADDITIVE = Additive(RNG.normal(size=(5, 3)), RNG.normal(size=(5, 3)), None, RNG.normal(size=5))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("library", "poison"),
     [(name, x) for name in LIBRARIES for x in (np.nan, np.inf, -np.inf) if name != "jax" or np.isnan(x)],

@@ -109,6 +109,7 @@ def test_tree_of_many_weighted_sums_is_their_sum():
     assert (merged.total.item(), merged.weighted.item()) == (11, 55)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
 @pytest.mark.parametrize("masses", [(1.0, 3.0), (0.0, 2.0), (2.0, 0.0), (0.0, 0.0), (-1.0, 2.0), (1.0, 1e30)])
 def test_means_and_squared_deviations_merge_to_those_of_all_rows(masses, library):
@@ -197,6 +198,7 @@ LOOPS = {
 }
 
 
+@pytest.mark.thinned
 @OFFSETS
 @SPREADS
 @pytest.mark.parametrize("infinite", [False, True], ids=["finite", "infinite value"])
@@ -262,6 +264,7 @@ def test_numpy_accumulator_has_the_sums_of_the_shared_definition(base, spread, o
         np.testing.assert_allclose(found.total * factor, wanted.total, rtol=1e-9)
 
 
+@pytest.mark.thinned
 @OFFSETS
 @SPREADS
 @pytest.mark.parametrize("library", ["numpy", "torch", "jax"])

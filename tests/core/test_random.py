@@ -67,6 +67,7 @@ def test_the_plain_generator_of_the_suites_gives_the_published_vectors(rounds):
     assert [reference_threefry(key, counter, rounds) for key, counter, _ in vectors] == [v[2] for v in vectors]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("seed", [0, 7, 2**32 + 5, 2**63 + 11, -1])
 def test_every_library_draws_what_plain_integers_draw(library, seed):
@@ -136,6 +137,7 @@ def test_a_tile_draws_what_the_whole_draws_there(rows):
     assert (piece == of_all[:, slice(*rows), 4:9]).all()
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("cols", [(4, 9), (3, 8), (0, 1)])
 @pytest.mark.parametrize("rows", [(0, 2), (3, 7), (5, 6)])
 @pytest.mark.parametrize("library", LIBRARIES)

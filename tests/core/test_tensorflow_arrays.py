@@ -25,6 +25,7 @@ def _xp(tf):
     return namespace(tf.constant(X))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("left", "right"),
     [

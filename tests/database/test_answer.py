@@ -249,6 +249,7 @@ def test_a_spread_of_moments_is_shown_in_days_or_less():
 NAMES = ["anna", "Anna ", "anne", "ann", "hanna", "anna b", "bob", "Bobby", "ÅSA", "åsa"]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("score", [None, "jaro-winkler", "levenshtein"])
 def test_a_text_that_equals_a_key_is_answered_from_its_own_rows(seed, score, tmp_path):

@@ -38,6 +38,7 @@ def random_cells(draw, kind):
     return pairs
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("kind", ["whole", "number", "date", "clock"])
 @pytest.mark.parametrize("seed", seeds(6, 1))
 @pytest.mark.parametrize("ending", [".csv", ".jsonl"])
@@ -212,6 +213,7 @@ def test_large_whole_numbers_beside_a_bad_cell_stay_exact(tmp_path):
     assert [database.ask(str(cell)).value for cell in cells[:3]] == [0, 1, 2]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("cells", "query"),
     [

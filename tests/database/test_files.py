@@ -158,6 +158,7 @@ def test_a_truncated_zstd_file_is_refused(tmp_path):
             read(source)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("encoding", [None, "utf-8", "latin-1"])
 @pytest.mark.parametrize("kind", ["csv", "json"])
 def test_damaged_gzip_files_are_refused_or_read_as_before(tmp_path, kind, encoding):

@@ -160,7 +160,7 @@ def compare_leave_one_out(groups: np.ndarray, x: np.ndarray, y: np.ndarray) -> f
 
 
 @pytest.mark.skipif("QKV_DATA" not in os.environ, reason="QKV_DATA does not name the folder of public data")
-@pytest.mark.parametrize("name", sample(PUBLIC, 3))
+@pytest.mark.parametrize("name", sample(PUBLIC, 9))
 def test_leave_one_out_on_public_panels_is_at_most_that_of_splitting(name):
     assert compare_leave_one_out(*public_panel(name)) <= 1 + 1e-6
 

@@ -10,7 +10,7 @@ from qkv import scores
 from qkv.database import Database
 from qkv.errors import OptionError
 from qkv.estimators.regression.local_linear import COLLINEAR, ONE_KEY, ONE_SIDE, WEAK, compare_fits
-from tests.effort import seeds
+from tests.effort import LONG, seeds
 
 
 def least_squares(weights, offsets, values):
@@ -95,7 +95,7 @@ def test_a_wide_boxcar_finds_every_query_within_the_keys(tmp_path):
 def test_there_is_no_bias_at_the_edges():
     draw = np.random.default_rng(1)
     bias = {"mean": [], "local-linear": []}
-    for _ in range(40):
+    for _ in range(40 if LONG else 20):
         x = draw.random(300)
         database = Database.open({"x": x, "v": 10 * x + draw.normal(size=300)}, "x", "v")
         for aggregate, errors in bias.items():
@@ -257,7 +257,7 @@ def functions(draw, x):
 @pytest.mark.parametrize("grouped", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_line_that_is_said_to_be_better_predicts_new_rows_of_random_functions_better(grouped, tmp_path):
     said = 0
-    for seed in range(8):
+    for seed in range(8 if LONG else 5):
         draw = np.random.default_rng(seed)
         x, shop = draw.random(700), np.array(["a", "b", "c"])[draw.integers(0, 3 if grouped else 1, 700)]
         number = np.searchsorted(["a", "b", "c"], shop)

@@ -57,6 +57,7 @@ def _databases(folder: str, table: dict[str, list], key: str) -> list:
     ]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("kind", ["names", "two texts", "identifiers", "numbers of orders"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_key_that_is_meant_does_not_depend_on_which_values_are_missing(tmp_path, kind, seed):

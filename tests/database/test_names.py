@@ -157,6 +157,7 @@ def test_the_index_finds_the_rows_with_the_largest_similarities(names, query, co
         np.testing.assert_array_equal(rows, expected)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("where", [None, "row % 3 = 1"])
 @pytest.mark.parametrize("normalizer", [None, "hard", "topk:3"])
 def test_an_indexed_table_answers_as_without_index(monkeypatch, where, normalizer):

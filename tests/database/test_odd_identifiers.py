@@ -48,6 +48,7 @@ def as_parquet(cells, folder):
     return folder / "t.parquet"
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("source", [as_frame, as_csv, as_json, as_parquet])
 @pytest.mark.parametrize("odd", [(), (12.5,), (12.5, -0.25)])
 def test_floats_named_like_identifiers_are_compared_by_equality(source, odd, tmp_path):

@@ -164,6 +164,7 @@ QUERIES = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("key", QUERIES)
 @pytest.mark.parametrize("value", ["value", "city", "vector"])
 def test_blocks_answer_as_the_same_rows_in_memory(folder, key, value):

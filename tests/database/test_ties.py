@@ -7,6 +7,7 @@ from qkv import Database, normalizers, scores
 from tests.effort import cases
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("normalizer", [normalizers.TopK(3), normalizers.Hard(), normalizers.Softmax()])
 @pytest.mark.parametrize("columns", [1, 2])
 def test_a_query_halfway_between_keys_is_answered_alone_as_among_others(columns, normalizer):

@@ -54,6 +54,7 @@ def engine_loss(metric, parameters, values, sample_weight, dropout_mask):
     return (losses if weight is None else losses * weight[..., 0]).mean()
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("kind", "trend", "classes"), METRICS)

@@ -82,6 +82,7 @@ def test_fitting_in_two_threads_gives_the_same_predictions():
     np.testing.assert_allclose(*scores, rtol=1e-6)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("metric", ["none", "network"])
 @pytest.mark.parametrize("kind", [AttentionRegressor, AttentionClassifier])
 def test_a_copy_through_pickle_joblib_and_skops_predicts_the_same(kind, metric, tmp_path):

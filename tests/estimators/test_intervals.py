@@ -105,6 +105,7 @@ def test_the_scale_of_errors_is_its_equation():
     np.testing.assert_allclose(scale.at(queries, distance), wanted.mean(dim=0).exp(), rtol=1e-9)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("rows", [1, 2, 3, 9, 17, 40])
 @pytest.mark.parametrize("effort", ["quick", "standard"])
 def test_tables_of_few_rows_have_intervals_if_a_row_is_predicted_from_others(rows, effort):

@@ -74,6 +74,7 @@ def test_the_graph_keeps_no_logits_that_the_function_of_the_user_does_not_keep()
     del outputs
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("q", [3, 40])
 @pytest.mark.parametrize("keys", [1, 4, 12, 20])
 @pytest.mark.parametrize("normalizer", [normalizers.Softmax(), normalizers.TopK(3), normalizers.Sparsemax()], ids=str)

@@ -82,6 +82,7 @@ def test_bytes_in_another_order_are_the_same_numbers(kernel: str | NumpyBlocksKe
     assert np.allclose(qkv.attend(query, key, value, mask=lengths, kernel=kernel), wanted, atol=1e-6)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("library", ["numpy", "torch", "jax", pytest.param("tensorflow", marks=pytest.mark.long)])
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_chosen_kernel_returns_zeros_if_there_are_no_keys(normalizer: str, library: str) -> None:
@@ -113,6 +114,7 @@ def test_cache_without_keys_gives_zeros(normalizer: str) -> None:
 NORMALIZERS_OF_TILES = [normalizers.Mean(), normalizers.Hard(), normalizers.TopK(3), normalizers.Sigmoid()]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("kernel", ["tiled", "row_blocks"])
 @pytest.mark.parametrize("far", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("mask", [None, masks.Causal()], ids=str)
@@ -151,6 +153,7 @@ RUN = [("row_blocks", normalizers.Entmax15())]
 RUN += [(kernel, n) for kernel in ("tiled", "row_blocks") for n in (normalizers.Softmax(), normalizers.Sigmoid())]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(("kernel", "normalizer"), RUN, ids=str)
 @pytest.mark.parametrize("score", ["bilinear", "gated", "additive", "softcap"])
 def test_backward_pass_ignores_autocast(score: str, normalizer: normalizers.Normalizer, kernel: str) -> None:

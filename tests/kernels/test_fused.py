@@ -104,6 +104,7 @@ def test_causal_and_a_mask_of_keys_together_are_right(batch: tuple[int, ...]) ->
     assert_same(both(query, key, value, mask=masks.Lengths(5) & (masks.Causal() & masks.AllowedKeys(keep))))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("side", ["query", "key", "value"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -45,6 +45,7 @@ def answers(attend, arrays, **parts):
     return [output.detach(), *gradients]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", RANGES)
 @pytest.mark.parametrize("scale", [1.0, 30.0], ids=["bounded", "unbounded"])

@@ -108,6 +108,7 @@ def test_a_planned_call_is_lowered_to_cudnn(gradient: bool) -> None:
     assert "__cudnn$fmhaSoftmax" in text
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 @pytest.mark.parametrize("gradient", [False, True])
 def test_the_loops_are_lowered(platform: str, gradient: bool) -> None:

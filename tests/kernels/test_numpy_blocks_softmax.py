@@ -71,6 +71,7 @@ def test_finiteness_of_data_is_not_checked_beforehand(monkeypatch: pytest.Monkey
     np.testing.assert_allclose(got, exact(*call, score=scores.Gaussian(), mask=mask), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("score", [scores.ScaledDot(), scores.Gaussian(4.0)], ids=str)
 def test_memory_mapped_keys_are_never_copied_whole(tmp_path: Path, dtype: str, score: Any) -> None:

@@ -126,7 +126,7 @@ def test_backward_does_not_compute_forward_again(
 
 @pytest.mark.parametrize(
     ("mask", "value_width"),
-    sample(itertools.product([None, masks.Causal(), masks.AllowedKeys(torch.arange(9) < 7)], [3, 4, 6]), 4),
+    sample(itertools.product([None, masks.Causal(), masks.AllowedKeys(torch.arange(9) < 7)], [3, 4, 6]), 5),
 )
 def test_fused_backward_continues_from_the_saved_numbers(mask: masks.Mask | None, value_width: int) -> None:
     inputs = [torch.randn(shape, requires_grad=True) for shape in ((2, 4, 9, 4), (2, 1, 9, 4), (2, 1, 9, value_width))]
@@ -149,7 +149,7 @@ def test_half_precision_and_nonfinite_inputs_give_the_same_as_without_the_compil
     def call(*tensors: Tensor) -> Tensor:
         return qkv.attend(*tensors, mask=mask)
 
-    for inputs in ([query, key, value], low):
+    for inputs in ([query, key, value], low)[not LONG :]:
         factor = torch.randn(2, 20, 4).to(inputs[0].dtype)
         pairs = zip(run(compiled(call), inputs, factor), run(call, inputs, factor), strict=True)
         for got, wanted in pairs:
@@ -190,13 +190,6 @@ def test_a_module_splits_and_merges_heads_without_copies(kernel: str) -> None:
     tensors = [x.transpose(1, 2)] * 3
     given = operator_arguments(*tensors, (None, None, None, None, 0.0), None, _attend_in_operator, kernel, "512 MiB")
     torch.library.opcheck(torch.ops.qkv.attend.default, ([y.detach().clone() for y in tensors], *given[1:]))
-
-
-def test_the_graph_does_not_break() -> None:
-    import torch._dynamo
-
-    found = torch._dynamo.explain(CALLS["additive"])(*sides(), *parameters())
-    assert (found.graph_break_count, found.graph_count) == (0, 1)
 
 
 def test_a_second_call_and_other_lengths_are_not_compiled_again() -> None:

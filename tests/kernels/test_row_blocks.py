@@ -23,6 +23,7 @@ class TestStrip(KernelContract):
     kernel = RowBlocksKernel(budget=3000)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("most", [512, 0])
 @pytest.mark.parametrize("mask", [None, masks.Causal("end")], ids=str)
 @pytest.mark.parametrize("normalizer", NORMALIZERS, ids=str)

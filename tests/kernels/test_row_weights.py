@@ -78,6 +78,7 @@ def test_normalizers_with_arrays_and_random_normalizers_have_no_row_weights():
         assert row_weights(normalizer, 5) is None
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("normalizer", NORMALIZERS, ids=str)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("side", range(3))

@@ -42,6 +42,7 @@ def _errors(
     return [errors(kernel) for kernel in kernels]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("mask", [None, masks.Causal("end")], ids=str)
 def test_gradients_of_saturated_rows_that_must_be_zero_are_zero(mask: masks.Mask | None, seed: int) -> None:

@@ -11,6 +11,7 @@ from qkv.kernels.runtime.thresholds import sparse_weights  # noqa: E402 (needs t
 EACH = pytest.mark.parametrize("normalizer", [Sparsemax(), Entmax15(), Entmax(1.2), Entmax(1.8)], ids=str)
 
 
+@pytest.mark.thinned
 @EACH
 @pytest.mark.parametrize("spread", [0.0, 0.001, 0.1, 1.0, 100.0])
 def test_long_rows_have_the_weights_of_the_definition(normalizer, spread):

@@ -78,6 +78,7 @@ def same(found: Any, other: Any) -> None:
 BOTH = [PooledMap(size, how) for size in (1, 4, 5, 16, 100) for how in ("mean", "max")]  # type: ignore[arg-type]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("tile", [(8, 8), (7, 5), (3, 64), (64, 2), (1, 1)], ids=str)
 @pytest.mark.parametrize("shape", [(32, 48), (33, 47), (1, 9), (9, 1)], ids=str)
 def test_maps_from_one_pass_equal_maps_of_the_weights(shape: tuple[int, int], tile: tuple[int, int]) -> None:

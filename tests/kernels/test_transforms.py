@@ -105,6 +105,7 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("call", CALLS)
 def test_second_derivatives_agree_with_those_of_autograd_for_the_dense_kernel(call: str, order: str) -> None:

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 PLANTED = [torch.nan, torch.inf, -torch.inf, 1e38, -1e38]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("score", [scores.ScaledDot(), scores.Gaussian(1.0)], ids=str)
 @pytest.mark.parametrize("planted", PLANTED)
 @pytest.mark.parametrize("side", range(3), ids=["query", "key", "value"])

@@ -105,6 +105,7 @@ VALUES = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("value", VALUES)
 def test_answers_and_points_of_every_kind_are_json_and_those_of_ask(key, value):

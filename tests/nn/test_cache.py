@@ -395,6 +395,7 @@ def test_a_step_with_room_in_one_chunk_writes_its_row_and_runs_no_planned_path(m
     assert len(cache) == len(other) == 9
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("side", [0, 1, 2])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

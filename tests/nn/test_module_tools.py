@@ -78,10 +78,7 @@ def results(module: Any, run: Any, x: Tensor) -> list[Any]:
 def test_compilation_has_no_graph_break_and_does_not_change_the_output(name: str) -> None:
     module = MODULES[name]()
     x = torch.randn(3, Q, WIDTH)
-    told = torch._dynamo.explain(module)(x)
-    assert (told.graph_count, told.graph_break_count) == (1, 0), told.break_reasons
-    torch._dynamo.reset()
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")  # raises an error where a graph breaks
     for got, wanted in zip(results(module, compiled, x), results(module, module, x), strict=True):
         torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
 
@@ -203,6 +200,7 @@ def test_a_loaded_state_gives_the_same_output(name: str) -> None:
     assert (other(x) == module(x)).all()
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"])
 @pytest.mark.parametrize("name", MODULES)
 def test_copies_and_pickles_give_the_same_output_and_share_no_memory(name: str, again: Any) -> None:

@@ -208,6 +208,7 @@ def test_every_kernel_gives_the_same(name: str, kernel: str) -> None:
     torch.testing.assert_close(other(x, mask=mask), module(x, mask=mask), atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_readouts_do_not_change_the_output(name: str, training: bool) -> None:

@@ -139,6 +139,7 @@ def test_every_learned_score_is_exported_and_is_in_this_table() -> None:
     assert found - {"LearnedScore", "LearnedWrapper"} == {name.split(",")[0] for name in MADE}
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(("width", "least", "most"), [(4, 0.15, 1.6), (64, 0.4, 1.3)])
 @pytest.mark.parametrize("name", ["Additive", "Bilinear", "Gated", "SeparableGate", "Cosine", "Laplace", "Gaussian"])
 def test_logits_of_unit_variance_inputs_start_with_a_deviation_near_one(

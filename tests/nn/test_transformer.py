@@ -141,6 +141,7 @@ def test_a_model_of_pytorch_keeps_its_dropouts_and_its_mode() -> None:
     assert not nn.Transformer.from_torch(theirs.eval()).decoder.layers[0].attention.training
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize(
     "options",

@@ -41,6 +41,7 @@ def assert_one_sentence(raised: pytest.ExceptionInfo[QkvError]) -> None:
     assert re.fullmatch(r"\w.* must .*, got .*\. [A-Z].*\.", str(raised.value)), str(raised.value)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", NO_PARTS)
 @pytest.mark.parametrize("part", ["score", "normalizer", "mask"])
 @pytest.mark.parametrize("module", MODULES)
@@ -154,6 +155,7 @@ MASKS = (
 )  # fmt: skip
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("module", CONSTRUCTORS)
 def test_constructor_that_is_given_an_option_of_pytorch_names_its_own_and_from_torch(module: str, option: str) -> None:
@@ -168,6 +170,7 @@ def test_batch_first_is_refused_because_there_is_one_layout(module: str) -> None
         CONSTRUCTORS[module](batch_first=True)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("module", MODULES)
 def test_call_that_is_given_a_mask_of_pytorch_names_torch_masks(module: str, name: str) -> None:

@@ -55,6 +55,7 @@ WRONG_RESULTS = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("kernel", [None, "dense", "tiled", "row_blocks"])
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize("name", WRONG_RESULTS)

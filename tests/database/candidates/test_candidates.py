@@ -42,6 +42,7 @@ def stored(path: Path, rows: int = ROWS, **options: object) -> StoredDatabase:
     return Database.create(path / "store", first, "vector", "pay", memory=1000, **options)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("normalizer", ["topk:5", "hard", "topk:5:0.1", "softmax:0.02", "sparsemax"])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_all_rows_as_candidates_give_the_exact_answer(normalizer: str, streamed: bool, tmp_path: Path) -> None:

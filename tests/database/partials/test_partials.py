@@ -97,6 +97,7 @@ def assert_same(got, expected, tolerance, starts=None):
             assert [starts[row["fragment"]] + row["row"] for row in mine] == [row["row"] for row in theirs]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("normalizer", NORMALIZERS, ids=str)
 @pytest.mark.parametrize("key", KEYS)
 def test_any_split_and_order_of_merges_gives_the_answers_over_all_rows(key, normalizer):
@@ -145,6 +146,7 @@ def test_the_answers_are_those_of_attention_and_of_a_table_in_memory(normalizer)
         assert [row["v"] for row in mine] == [row.record["v"] for row in theirs]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("normalizer", NORMALIZERS, ids=str)
 @pytest.mark.parametrize("value", ["v", "vector", "city", "day"])
 def test_fragments_without_rows_and_tables_without_rows_have_answers(normalizer, value):
@@ -161,6 +163,7 @@ def test_fragments_without_rows_and_tables_without_rows_have_answers(normalizer,
     assert empty["evidence"].to_pylist() == [[], []]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("normalizer", NORMALIZERS, ids=str)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_logit_that_is_not_a_number_or_infinite_reaches_the_answer_from_any_fragment(normalizer, bad):

@@ -79,6 +79,7 @@ ASKED = [
 ]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(("name", "shape"), ASKED)
 def test_the_lazy_mask_holds_the_pairs_of_transformers_own_mask(
