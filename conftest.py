@@ -21,18 +21,24 @@ from tests.effort import LONG, take_turns, thin
 CHECKS_SHAPES = LONG or os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
 FIRST = {"core", "scores", "normalizers", "masks", "readouts", "kernels", "nn"}
 """Folders with whose tests the first process starts."""
-if CHECKS_SHAPES:
-    tests.shapes.check_shapes()
 
 collect_ignore_glob = ["src/qkv/interop/keras/*"]
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before the first import of Triton
 if find_spec("triton") is None:
     collect_ignore_glob.append("src/qkv/kernels/triton/*_programs.py")
-else:
-    import triton  # noqa: F401  # after TensorFlow, whose LLVM is another, importing it (as PyTorch does) ends the process
 
 _module: list[object] = [None]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Import what must come first, but not in the process that only hands out tests."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    if CHECKS_SHAPES:
+        tests.shapes.check_shapes()
+    if find_spec("triton") is not None:  # after TensorFlow, whose LLVM is another, importing it ends the process
+        import triton  # noqa: F401
 
 
 @pytest.fixture(scope="session", autouse=True)

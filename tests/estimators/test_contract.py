@@ -33,7 +33,7 @@ def quick(kind=AttentionRegressor, **options):
 
 
 @parametrize_with_checks(
-    [AttentionRegressor(max_steps=20), AttentionClassifier(max_steps=20)],
+    [AttentionRegressor(max_steps=5), AttentionClassifier(max_steps=5)],
     expected_failed_checks=lambda estimator: REPEATED,
 )
 def test_scikit_learns_contract(estimator, check):
