@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks._calls import WrongError
 from benchmarks._claim import AtMost, Claim, Row, Setting
 from benchmarks._race import race
 
@@ -179,12 +180,11 @@ def _process(command: list[str], settings: dict[str, str]) -> Callable[[], objec
 
 
 def _check_results(kind: str, measured: dict[str, list[dict[str, Any]]], peer: str) -> None:
-    """Raise an `AssertionError` unless a peer finds the same names or means."""
+    """Raise a `WrongError` unless a peer finds the same names or means."""
     ours, theirs = measured["qkv"][0]["results"], measured[peer][0]["results"]
-    if kind == "names":
-        assert ours == theirs, (ours, theirs)
-    else:
-        np.testing.assert_allclose([value for value, _ in ours], theirs, rtol=1e-9)
+    same = ours == theirs if kind == "names" else np.allclose([value for value, _ in ours], theirs, rtol=1e-9)
+    if not same:
+        raise WrongError(f"the answers to {kind} are {ours}, and those of {peer} {theirs}")
 
 
 CLAIM = Claim(
