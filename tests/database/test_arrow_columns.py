@@ -5,7 +5,7 @@ import datetime as dt
 import pyarrow as pa
 import pytest
 
-from qkv.encoders.arrow_columns import from_units, to_units, units_per_day, with_microseconds
+from qkv.encoders.arrow_columns import from_units, to_python, to_units, units_per_day, with_microseconds
 
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 MOMENT = dt.datetime(2021, 3, 4, 5, 6, 7)
@@ -74,3 +74,8 @@ def test_nanoseconds_of_a_table_become_microseconds_if_no_digit_is_lost(units, u
 def test_nanoseconds_are_cut_to_the_microseconds_of_python(type_, wanted):
     found = from_units(1_999, type_)
     assert (type(found), found) == (type(wanted), wanted)
+
+
+def test_a_timestamp_in_nanoseconds_differs_from_what_is_no_timestamp():
+    (moment,) = to_python(pa.array([10**18 + 2], pa.timestamp("ns")))
+    assert moment == moment and moment not in (None, 3, moment.date(), moment.replace(microsecond=1))

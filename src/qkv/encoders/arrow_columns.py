@@ -83,7 +83,8 @@ class NanosecondDatetime(dt.datetime):
         return self.isoformat(" ")
 
     def __eq__(self, other: object) -> bool:
-        return super().__eq__(other) and self.nanosecond == getattr(other, "nanosecond", 0)
+        equal = isinstance(other, dt.datetime) and super().__eq__(other)
+        return equal and self.nanosecond == getattr(other, "nanosecond", 0)
 
     def __hash__(self) -> int:
         return hash((super().__hash__(), self.nanosecond))
