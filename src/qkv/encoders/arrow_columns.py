@@ -86,6 +86,9 @@ class NanosecondDatetime(dt.datetime):
         equal = isinstance(other, dt.datetime) and super().__eq__(other)
         return equal and self.nanosecond == getattr(other, "nanosecond", 0)
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # the base class has its own
+
     def __hash__(self) -> int:
         return hash((super().__hash__(), self.nanosecond))
 
