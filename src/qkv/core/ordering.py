@@ -260,7 +260,7 @@ class RunningTopK:
             return
         count, n = self.rank.shape[-1], rank.shape[-1]
         groups = n // _GROUP_SIZE
-        if groups < 2 * count:
+        if groups < 4 * count:  # the maxima of few groups bound little
             groups, maxima = n, rank
         else:
             # Groups are interleaved, so that one vectorized maximum reduces all of them.

@@ -1,9 +1,9 @@
 """Attention over the candidates of each query, that is, the few keys that can have non-zero weight.
 
-The keys of the k largest logits of a row are selected tile by tile. Other normalizers compute a `threshold_bound` from
-the largest rank of each group of keys, and only groups that reach this bound are searched key by key. For a normalizer
-that gives weight to few keys, this takes one reduction over each row, without sorting. The output is a weighted sum
-over the values of the candidates, and the backward pass uses only their keys and values:
+The keys of the k largest logits of a long row are selected tile by tile. Otherwise the normalizer computes a
+`threshold_bound` from the largest rank of each group of keys, and only groups that reach this bound are searched key by
+key. For a normalizer that gives weight to few keys, this takes one reduction over each row, without sorting. The output
+is a weighted sum over the values of the candidates, and the backward pass uses only their keys and values:
 
     dL/dw_ij = do_i · v_j        dL/dv_j += Σ_i w_ij do_i        dL/dl from the normalizer, on the candidates
     dL/dq_i += Σ_j dl_ij k_j     dL/dk_j += Σ_i dl_ij q_i        for an inner product; other scores by autograd
@@ -34,7 +34,83 @@ __all__ = [
     "consecutive",
     "find_candidates",
     "select_candidates",
+    "select_top_k",
 ]
+
+
+_LOW = 0xFFFFFFFF
+
+
+def can_pack(ranks: Float[Tensor, "rows width"]) -> bool:
+    """Return whether ranks can be packed with their keys into 64-bit integers: float32 tensors on a CPU."""
+    return ranks.device.type == "cpu" and str(ranks.dtype) == "torch.float32"
+
+
+def select_top_k(
+    ranks: Float[Tensor, "rows width"],
+    group_max: Float[Tensor, "rows groups"],
+    bound: Float[Tensor, "rows 1"],
+    count: int,
+    max_candidates: int,
+) -> tuple[Int[Tensor, "rows selected"], Float[Tensor, "rows selected"]] | None:
+    """Return the keys and ranks of the top k of each row, in any order, or None if too many reach the bound.
+
+    Args:
+        ranks: values to compare. Key j belongs to group j modulo `groups`.
+        group_max: largest rank of each group.
+        bound: lower bound that at least `count` ranks of each row, or all finite ranks, reach.
+        count: number k of keys to select.
+        max_candidates: largest number of ranks per row that may reach the bound.
+
+    Returns:
+        Keys and ranks, where rows with fewer than k keys are padded with key 0 and rank −inf. None if more than
+        `max_candidates` ranks of a row reach the bound.
+    """
+    import torch
+
+    numbers, maxima, bounds = (np.asarray(x.detach()) for x in (ranks, group_max, bound))
+    rows, width = numbers.shape
+    reached = np.flatnonzero(maxima >= bounds)
+    if len(reached) > rows * max_candidates:
+        return None
+    row, group = np.divmod(reached, maxima.shape[1])
+    positions = (row * width + group)[:, None] + np.arange(0, width, maxima.shape[1])
+    members = numbers.reshape(-1).take(positions)
+    hits = np.flatnonzero(members >= bounds[:, 0].take(row)[:, None])
+    if len(hits) > rows * max_candidates:
+        return None
+    row = row.take(hits // positions.shape[1])
+    packed = _pack(members.reshape(-1).take(hits), positions.reshape(-1).take(hits) - row * width)
+    lengths = np.bincount(row, minlength=rows)
+    longest = int(lengths.max(initial=1))
+    if longest > max_candidates:
+        return None
+    # Each query has one row, in which the ranks that reach the bound come first.
+    starts = np.cumsum(lengths) - lengths
+    table = np.full((rows, longest), _pack(np.full(1, -np.inf, numbers.dtype), np.zeros(1, np.int64))[0])
+    table.reshape(-1)[np.arange(len(row)) + (row * longest - starts.take(row))] = packed
+    if longest > count:
+        table.partition(longest - count, axis=-1)
+        table = table[:, longest - count :]
+    keys = _LOW - (table & _LOW)
+    return torch.from_numpy(keys.astype(np.int32)), torch.from_numpy(_unpack_ranks(table))
+
+
+def _pack(ranks: Float[np.ndarray, " n"], keys: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    """Return integers that sort like the ranks. Of equal ranks, the first key has the largest integer.
+
+    −0 equals 0.
+    """
+    bits = (ranks + np.float32(0)).view(np.int32)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    packed: np.ndarray = (ordered.astype(np.int64) << 32) | (_LOW - keys)
+    return packed
+
+
+def _unpack_ranks(packed: Int[np.ndarray, "rows selected"]) -> Float[np.ndarray, "rows selected"]:
+    ordered = (packed >> 32).astype(np.int32)
+    ranks: np.ndarray = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(np.float32)
+    return ranks
 
 
 @dataclass(frozen=True)
@@ -128,6 +204,9 @@ def find_candidates(block: RowLogits, normalizer: Normalizer, max_candidates: in
     if bound is None:
         return None
     bound = cast("Tensor", bound).clamp(min=torch.finfo(bound.dtype).min)  # so that no rank of −inf reaches the bound
+    if normalizer.top_k is not None and can_pack(ranks):
+        selected = select_top_k(ranks, group_max, bound, normalizer.top_k, max_candidates)
+        return None if selected is None else _with_logits(block, *selected)
     position = _positions_above(ranks, group_max, bound, max_candidates)
     if position is None:
         return None
@@ -180,6 +259,15 @@ def _table(block: RowLogits, position: Int[Tensor, " n"], max_candidates: int) -
 
     logits = table(block.padded)
     return Candidates(index.view(count, longest), logits, logits if block.ranks is block.padded else table(block.ranks))
+
+
+def _with_logits(
+    block: RowLogits, keys: Int[Tensor, "rows candidates"], ranks: Float[Tensor, "rows candidates"]
+) -> Candidates:
+    if block.ranks is block.padded:
+        return Candidates(keys + block.cols[0], ranks, ranks)
+    logits = block.padded.gather(1, keys.long()).where(ranks > -math.inf, -math.inf)
+    return Candidates(keys + block.cols[0], logits, ranks)
 
 
 # -- Forward and backward ----------------------------------------------------------------------------------
