@@ -73,11 +73,11 @@ def test_the_largest_weights_of_many_tiles_are_those_of_all_weights(normalizer, 
     elif case == "nan":
         key[7000] = torch.nan
     else:
-        mask = masks.Keys(key[:, 0] > 1.5)
+        mask = masks.AllowedKeys(key[:, 0] > 1.5)
     value = torch.randn(9000, 2, generator=rng)
     arrays = [x if library == "torch" else x.numpy() for x in (query, key, value)]
     if library == "numpy" and mask is not None:
-        mask = masks.Keys(key[:, 0].numpy() > 1.5)
+        mask = masks.AllowedKeys(key[:, 0].numpy() > 1.5)
     options = {"score": scores.Dot(), "normalizer": normalizer, "mask": mask, "readouts": [readouts.TopWeights(4)]}
     wanted = qkv.observe(*arrays, kernel="dense", **options)
     kernels = ["numpy_blocks"] if library == "numpy" else ["tiled", "row_blocks"]
