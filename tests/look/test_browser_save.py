@@ -228,3 +228,26 @@ def test_the_cells_of_a_saved_svg_have_sharp_edges_in_viewers_that_blend_pixels(
     assert side > 100
     assert np.array_equal(cells, np.kron(cells[::side, ::side], np.ones((side, side, 1))))
     assert len(np.unique(cells.reshape(-1, 4), axis=0)) > 10
+
+
+HEBREW = ["ראה", "כלב", "שמח"]
+
+
+def test_pairs_of_words_from_right_to_left_are_read_from_left_to_right(opened):
+    weights = np.tri(3)[None, None] / np.arange(1, 4)[:, None]
+    with serve_in_thread(ServedPage(page=Page.from_views([View.from_weights(weights, HEBREW)]))) as address:
+        page = opened(f"{address}#query=2&key=0")
+        # The places of the query and of the key in the sentence.
+        left, right = page.locator("output").first.evaluate(
+            """(output, words) => words.map((word) => {
+                const node = document.createTreeWalker(output, NodeFilter.SHOW_TEXT).nextNode();
+                const range = document.createRange(), start = node.data.indexOf(word);
+                range.setStart(node, start);
+                range.setEnd(node, start + word.length);
+                return range.getBoundingClientRect().x;
+            })""",
+            [HEBREW[2], HEBREW[0]],
+        )
+        assert left < right
+        # The font would draw the letters of a PDF file from left to right.
+        assert not set(HEBREW) & set(Pdf(save(page, "PDF")).texts)
