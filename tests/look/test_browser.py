@@ -382,3 +382,13 @@ def test_generation_steps_are_selected_by_buttons_slider_and_keys(opened):
         page.locator("select").first.select_option("1")
         page.wait_for_selector("[data-shown='1,0,0']")
         assert not group.is_visible()
+
+
+def test_whole_words_are_shown_without_the_marks_of_their_tokens(opened):
+    side = TokenAxis(
+        ("<s>", "␣cus", "tom", "␣dog"), ("<s>", "cus", "tom", "dog"), (-1, 0, 0, 1), (True,) + (False,) * 3
+    )
+    view = View.from_weights(np.full((1, 1, 4, 4), 0.25), side)
+    with serve_in_thread(ServedPage(page=Page.from_views([view]))) as address:
+        page = opened(f"{address}#words=1")
+        assert page.locator(".tokens .token").all_text_contents() == ["<s>", "custom", "dog"]

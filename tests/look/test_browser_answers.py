@@ -205,3 +205,20 @@ def test_an_exported_page_shows_the_answers_of_the_command_without_requests(show
     assert "--score gaussian:0.0399 --normalizer topk:5" in line
     assert exported.locator(".headline").text_content() == qkv(*shlex.split(line)[1:])[1].splitlines()[0]
     assert {url.split(":")[0] for url in shown.requests} == {"file"}
+
+
+@pytest.mark.parametrize("chart", ["axis", "map"])
+def test_ticks_stand_beside_their_labels(shown, chart):
+    key, query = ("x", "1") if chart == "axis" else ("x,y", "1,1")
+    database = Database.open({"x": [0.0, 1.0, 2.0], "y": [0.0, 2.0, 1.0], "z": [1, 2, 3]}, key, "z")
+    with serve_answers_in_thread(AnswerPage(database, query=query)) as address:
+        page = shown(address)
+        ticks, labels = (
+            page.locator(f"svg {each}").evaluate_all(
+                "all => all.map(e => [e.getBoundingClientRect()].map(b => [b.x + b.width / 2, b.y + b.height / 2])[0])"
+            )
+            for each in ("line.tick", "text.label")
+        )
+    # A label is below or left of its tick.
+    assert len(ticks) > 2
+    assert all(any(abs(x - u) < 1.5 or abs(y - v) < 3 for u, v in labels) for x, y in ticks)

@@ -1,5 +1,6 @@
 """Figures that the page saves: text, fonts, size, colours and legend of PDF, SVG and PNG."""
 
+import base64
 import io
 import re
 import struct
@@ -212,3 +213,41 @@ def test_an_exported_file_saves_pdf_without_a_server(opened, tmp_path):
     assert len(list(pdf.images())) == 7
     page = opened(f"{target.as_uri()}#dark=1")
     assert "0.082 0.094 0.114 rg 0 0" in Pdf(save(page, "PDF")).content
+
+
+def test_the_cells_of_a_saved_svg_have_sharp_edges_in_viewers_that_blend_pixels(opened, served):
+    from matplotlib.image import imread
+
+    images = [
+        imread(io.BytesIO(base64.b64decode(one.get("href").split(",")[1])))
+        for one in ElementTree.fromstring(save(opened(served), "SVG")).iter(f"{SVG}image")
+    ]
+    cells = images[0]
+    side = cells.shape[0] // 7
+    assert cells.shape[:2] == (7 * side, 7 * side)
+    assert side > 100
+    assert np.array_equal(cells, np.kron(cells[::side, ::side], np.ones((side, side, 1))))
+    assert len(np.unique(cells.reshape(-1, 4), axis=0)) > 10
+
+
+HEBREW = ["ראה", "כלב", "שמח"]
+
+
+def test_pairs_of_words_from_right_to_left_are_read_from_left_to_right(opened):
+    weights = np.tri(3)[None, None] / np.arange(1, 4)[:, None]
+    with serve_in_thread(ServedPage(page=Page.from_views([View.from_weights(weights, HEBREW)]))) as address:
+        page = opened(f"{address}#query=2&key=0")
+        # The places of the query and of the key in the sentence.
+        left, right = page.locator("output").first.evaluate(
+            """(output, words) => words.map((word) => {
+                const node = document.createTreeWalker(output, NodeFilter.SHOW_TEXT).nextNode();
+                const range = document.createRange(), start = node.data.indexOf(word);
+                range.setStart(node, start);
+                range.setEnd(node, start + word.length);
+                return range.getBoundingClientRect().x;
+            })""",
+            [HEBREW[2], HEBREW[0]],
+        )
+        assert left < right
+        # The font would draw the letters of a PDF file from left to right.
+        assert not set(HEBREW) & set(Pdf(save(page, "PDF")).texts)

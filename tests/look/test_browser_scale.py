@@ -10,7 +10,7 @@ from qkv.look.views import View
 from qkv.testing.libraries import turn
 from tests import effort
 
-from .chromium import needs_chromium
+from .chromium import DARKEST, needs_chromium, spot
 from .colours import cell_colours, difference, luminance
 
 pytest.importorskip("torch")
@@ -234,3 +234,12 @@ def test_signed_masked_and_invalid_weights_have_colours_and_words_of_their_own(o
         page.wait_for_function("() => document.querySelector('.bar').textContent.includes('strongest from 0.100')")
         assert page.locator(".bar").first.locator(".more").count() == 2
         page.close()
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 7])
+def test_a_weight_of_one_is_darkest_in_short_causal_texts(opened, tokens):
+    view = View.from_weights(np.tri(tokens)[None, None] / np.arange(1, tokens + 1)[:, None], list("abcdefg")[:tokens])
+    with serve_in_thread(ServedPage(Page([view]))) as address:
+        page = opened(address)
+        assert spot(page, 0, 0, tokens, tokens) == DARKEST
+        assert "strongest from 1" in page.locator(".bar").first.text_content()

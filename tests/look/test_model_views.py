@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from qkv import look, nn  # noqa: E402
-from qkv.errors import DataError, ShapeError  # noqa: E402
+from qkv.errors import DataError, OptionError, ShapeError  # noqa: E402
 
 
 def assert_shows(view: Any, layer: int, weights: Any) -> None:
@@ -76,3 +76,16 @@ def test_models_without_attention_and_wrong_numbers_of_tokens_are_refused() -> N
         look.model(torch.nn.Linear(2, 2), torch.zeros(1, 2))
     with pytest.raises(ShapeError, match="as many tokens"):
         look.model(nn.MultiHeadAttention(8, 2), torch.randn(1, 4, 8), queries=["a"])
+
+
+@pytest.mark.parametrize("wrong", ["BertModel", torch.nn.Linear, None], ids=["name", "class", "none"])
+def test_what_is_no_model_is_refused(wrong: Any) -> None:
+    with pytest.raises(OptionError, match="module must be a model of PyTorch, Keras or Flax, got"):
+        look.model(wrong, torch.zeros(1, 2))
+
+
+def test_special_tokens_are_marked_by_their_names() -> None:
+    names = ["[CLS]", "<b>", "s", "</s>", "<|endoftext|>"]
+    (view,) = look.model(nn.MultiHeadAttention(8, 2), torch.randn(1, 5, 8), queries=names)
+    assert view.queries.special == (True, False, False, True, True)
+    assert view.queries.words == (-1, 1, 2, -1, -1)

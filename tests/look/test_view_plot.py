@@ -193,6 +193,13 @@ def test_invalid_options_are_refused_in_one_sentence(options, says):
         look.plot_view(view, **options)
 
 
+@pytest.mark.parametrize("counts", [[1], [1, 2], [1, 2, 3], range(1, 8), [1, 2, 2, 2, 2], [2] * 9], ids=str)
+def test_a_weight_of_one_has_the_strongest_color_for_any_number_of_keys(counts):
+    colors = automatic_range(np.array([0.0, 0.3, 1.0]), np.array(counts))
+    assert colors.top <= 1
+    assert colors.shares([0.0, 1.0]).tolist() == [0, 1]
+
+
 @given(st.lists(st.floats(-1e5, 1e5), min_size=1, max_size=40), st.booleans())
 @settings(max_examples=cases(40))
 def test_shares_of_the_automatic_range_increase_with_weights_and_can_be_inverted(weights, shares_of_one):

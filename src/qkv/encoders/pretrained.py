@@ -26,7 +26,7 @@ __all__ = [
     "without_progress_bars",
 ]
 
-_SEQ2SEQ = ("ForConditionalGeneration", "MTModel")
+_SEQ2SEQ = ("ForConditionalGeneration", "MTModel", "EncoderDecoderModel")
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 _MASKED = ("ForMaskedLM",)
 """Endings of the class names of models with a language modelling head."""
@@ -55,6 +55,7 @@ def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokeni
     """
     require_packages("loading a model requires", "hf", "transformers", "torch")
     from transformers import (
+        AutoConfig,
         AutoModel,
         AutoModelForCausalLM,
         AutoModelForMaskedLM,
@@ -71,15 +72,15 @@ def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokeni
     try:
         with without_progress_bars():
             tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
-            model = AutoModel.from_pretrained(str(folder), use_safetensors=True, **options)
+            names = AutoConfig.from_pretrained(str(folder), **options).architectures if lm_head else None
             heads = (
-                (AutoModelForSeq2SeqLM, _SEQ2SEQ),
-                (AutoModelForCausalLM, _CAUSAL),
                 (AutoModelForMaskedLM, _MASKED),
+                (AutoModelForCausalLM, _CAUSAL),
+                (AutoModelForSeq2SeqLM, _SEQ2SEQ),
             )
-            for kind, ends in heads:
-                if lm_head and any(name.endswith(ends) for name in model.config.architectures or ()):
-                    model = kind.from_pretrained(str(folder), use_safetensors=True, **options)
+            kind = next((kind for kind, ends in heads if any(name.endswith(ends) for name in names or ())), AutoModel)
+            # A model with a head is loaded once: without it, transformers would report the weights of the head.
+            model = kind.from_pretrained(str(folder), use_safetensors=True, **options)
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().split("\n")[0].rstrip(". ")
         raise DataError(

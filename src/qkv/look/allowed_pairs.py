@@ -25,14 +25,17 @@ _SAMPLED_QUERIES = 512
 
 
 def infer_causal(maps: Sequence[Num[np.ndarray, "_ q k"]]) -> Bool[np.ndarray, "q k"] | None:
-    """Return the causal mask of attention maps if their weights show it, otherwise None.
+    """Return the causal mask of attention maps, or that of a window of last keys, if their weights show it.
 
     The mask is causal if the weights of all maps are exactly 0 for keys after the query, and those of at least one map
-    are positive for all other keys. The last query is aligned with the last key.
+    are positive for all other keys; in a window, for all keys at no larger distance than any positive weight. The last
+    query is aligned with the last key. The result is None for other weights.
 
     Example:
         >>> infer_causal([np.array([[[1.0, 0.0], [0.5, 0.5]]])]).tolist()
         [[True, False], [True, True]]
+        >>> infer_causal([np.array([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]])])[2].tolist()
+        [False, True, True]
         >>> infer_causal([np.eye(2)[None]]) is None
         True
     """
@@ -43,8 +46,11 @@ def infer_causal(maps: Sequence[Num[np.ndarray, "_ q k"]]) -> Bool[np.ndarray, "
     # A few late keys decide for most maps that are not causal.
     if any(layer[:, 0, 1 + k - q :].any() for layer in maps) or any(layer[:, ~allowed].any() for layer in maps):
         return None
-    found = any((panel[allowed] > 0).all() for layer in maps for panel in layer)
-    return allowed if found else None
+    positive = np.logical_or.reduce([panel > 0 for layer in maps for panel in layer])
+    distance = np.arange(k - q, k)[:, None] - np.arange(k)
+    width = distance[positive].max(initial=0)
+    allowed &= distance <= width
+    return allowed if width and any((panel[allowed] > 0).all() for layer in maps for panel in layer) else None
 
 
 def allowed_of_record(

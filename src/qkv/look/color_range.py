@@ -103,15 +103,14 @@ def automatic_range(
     largest, signed = float(magnitudes.max(initial=0.0)), bool((finite < 0).any())
     median = _quantile(magnitudes, 0.5)
     uniform, rule = _uniform_weight(counts) if counts is not None else (0.0, "")
-    start = uniform
-    if signed or not uniform:
+    start, shares = uniform, not signed and uniform > 0
+    if not shares or (pooled and median > uniform):
         start, rule = median, "half of the cells"
-        if median > largest / _LEAST_SPAN:
-            start, rule = largest / _LEAST_SPAN, "a quarter of the largest"
-        elif median < largest / 1000:
-            start, rule = largest / 1000, "a thousandth of the largest"
-    elif pooled and median > uniform:
-        start, rule = median, "half of the cells"
+    most = 1.0 if shares else largest
+    if start > most / _LEAST_SPAN:
+        start, rule = most / _LEAST_SPAN, f"a quarter of the {'weight of a query' if shares else 'largest'}"
+    elif not shares and start < largest / 1000:
+        start, rule = largest / 1000, "a thousandth of the largest"
     if top:
         start = min(start, top / _LEAST_SPAN)
     start = max(start, largest * 1e-9) or 1 / _LEAST_SPAN

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from qkv.core.typing import ArrayLike, Num
-from qkv.errors import DataError, ShapeError
+from qkv.errors import DataError, OptionError, ShapeError
 from qkv.look.allowed_pairs import infer_causal
 from qkv.look.live_model import LiveModel
 from qkv.look.quantize import to_numpy
@@ -70,6 +70,7 @@ def model(
             transformer; None: the input of the model, scaled to its range.
 
     Raises:
+        OptionError: `module` is no model.
         DataError: no attention layer of the model could be recorded.
         ShapeError: no layer has as many queries as there are tokens.
 
@@ -87,6 +88,11 @@ def model(
         group.add(call, call.name or type(module).__name__)
 
     libraries = {kind.__module__.split(".")[0] for kind in type(module).__mro__}
+    if not libraries & {"torch", "keras", "flax"}:
+        raise OptionError(
+            f"module must be a model of PyTorch, Keras or Flax, got {module!r:.60}. Create or load the model, and pass "
+            "the object."
+        )
     if libraries & {"keras", "flax"}:
         _run_arrays(module, inputs, element, "keras" if "keras" in libraries else "flax", collect)
     else:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from qkv.core.typing import Bool, Float
+from qkv.errors import DataError
 from qkv.look.allowed_pairs import allowed_of_record
 from qkv.look.quantize import to_numpy
 from qkv.look.rollout import flow, rollout
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from qkv.interop.huggingface.attention_record import AttentionRecord
 
-__all__ = ["DenseCall", "RecordedLayers", "call_module", "run_dense"]
+__all__ = ["DenseCall", "RecordedLayers", "call_module", "check_shapes", "run_dense"]
 
 _MAX_FLOW_TOKENS = 32
 """Maximum tokens for attention flow, which takes 0.3 s for 32 tokens in six layers, and 3 s for 64 tokens."""
@@ -79,6 +80,25 @@ def run_dense(
         return call_module(module, inputs)
 
 
+def check_shapes(
+    model: torch.nn.Module, name: str, shapes: Sequence[tuple[int, ...]], expected: tuple[int, int]
+) -> None:
+    """Check the numbers of queries and keys of the layers that a run of a model recorded.
+
+    Raises:
+        DataError: there are no layers, or a layer has other numbers than expected.
+    """
+    wrong = next((shape for shape in shapes if shape != expected), None)
+    if wrong is not None or not shapes:
+        found = "no such layer" if wrong is None else f"a layer of {wrong[0]} × {wrong[1]} weights"
+        other = "" if wrong is None else "at its layers of any size with qkv.look.model, "
+        raise DataError(
+            f"the model must have attention layers with {expected[0]} × {expected[1]} weights for this text, got "
+            f"{name}, whose class {type(model).__name__} has {found}. Look at another model, {other}or at weights of "
+            "your own with qkv.look.View.from_weights."
+        )
+
+
 @dataclass
 class RecordedLayers:
     """Layers of one run of a model that are shown in one view.
@@ -129,8 +149,7 @@ class RecordedLayers:
             )
             layer_means = stacked[:, 0].astype(np.float32)
         # Tokens reach only earlier tokens in any number of causal layers; other masks may combine to more.
-        first = self.masks[0]
-        causal = all(np.array_equal(mask, first) for mask in self.masks) and np.array_equal(first, np.tril(first))
-        allowed = np.tril(np.ones_like(first)) if causal else None
+        causal = not any(np.triu(mask, 1).any() for mask in self.masks)
+        allowed = np.tril(np.ones_like(self.masks[0])) if causal else None
         maps = LayerMaps.from_weights(ALL_HEADS, np.stack(list(combined.values())), list(combined), allowed)
         return maps, layer_means, note

@@ -37,7 +37,8 @@ class TextModel:
     @property
     def max_tokens(self) -> int | None:
         """The context length of the model in tokens, or None if the configuration of the model does not define it."""
-        stated = getattr(self.model.config, "max_position_embeddings", None)
+        config = self.model.config
+        stated = getattr(getattr(config, "encoder", config), "max_position_embeddings", None)
         return int(stated) if isinstance(stated, int) and stated > 0 else None
 
 

@@ -14,7 +14,7 @@ from qkv.core.progress import Progress, track
 from qkv.errors import DataError, OptionError
 from qkv.look.live_model import LiveModel, output_rows
 from qkv.look.predictions import TargetKind, predict
-from qkv.look.recorded_layers import DenseCall, RecordedLayers, run_dense
+from qkv.look.recorded_layers import DenseCall, RecordedLayers, check_shapes, run_dense
 from qkv.look.text_model import TextModel, token_axis
 from qkv.look.text_roles import mark_roles
 from qkv.look.tiled_map import TiledView
@@ -152,7 +152,7 @@ def _sequence_views(
         in_decoder = not encoder_decoder or "decoder" in call.name
         kind = "cross" if call.kind == "cross" else "decoder" if in_decoder else "self"
         rows = slice(-len(steps.tokens) if kind == "decoder" else None, None)
-        allowed = None if call.allowed is None else call.allowed[:, rows]
+        allowed = None if call.allowed is None else call.allowed[..., rows, :]
         groups[kind].add(call._replace(weights=call.weights[:, rows], allowed=allowed))
 
     whole = {**arguments, "use_cache": False}
@@ -166,9 +166,13 @@ def _sequence_views(
         "decoder": (f"{origin}: attention to previous tokens", steps, previous),
         "self": ("encoder", tokens, None),
     }
+    if not groups:
+        check_shapes(model, text_model.name, [], (len(steps.tokens), len(previous.tokens)))
     views = []
     for kind, (part, queries, keys) in parts.items():
         if kind in groups:
+            shape = len(queries.tokens), len((keys or queries).tokens)
+            check_shapes(model, text_model.name, [one.codes.shape[1:] for one in groups[kind].maps], shape)
             layers, steps_shown = tuple(groups[kind].maps), keys is not None
             title = f"{name} ({part})"
             view = View(title, text_model.name, kind, queries, keys, layers, steps=steps_shown)
@@ -343,6 +347,8 @@ def _dense_view(
         model = model.get_encoder()
     found = RecordedLayers()
     output = run_dense(model, inputs, found.add)
+    size = len(tokens.tokens)
+    check_shapes(model, text_model.name, [one.codes.shape[1:] for one in found.maps], (size, size))
     note, means_of_layers = "", None
     live, predictions = LiveModel(model, inputs, tuple(found.modules)), None
     logits = getattr(output, "logits", None)

@@ -16,6 +16,7 @@ import numpy as np
 from qkv.core.progress import Progress, track
 from qkv.core.typing import Array, Float, Int
 from qkv.errors import DataError, RefusedError, ShapeError
+from qkv.look.recorded_layers import check_shapes
 from qkv.look.tiled_map import TiledMap, TiledView, overview_size
 from qkv.look.views import TokenAxis
 from qkv.masks import Causal, Mask
@@ -162,10 +163,11 @@ def recorded_view(
     readouts = [PooledMap(size), PooledMap(size, "max")]
     with torch.no_grad(), record(model, readouts, layers=layers, save_inputs=True) as recorded:
         model(**inputs)
+    count, last_calls = len(tokens.tokens), [calls[-1] for calls in recorded.layers.values()]
+    check_shapes(model, model_name, [(call.queries, call.keys) for call in last_calls], (count, count))
     result = []
     numbers = range(len(recorded.layers)) if layers is None else layers
-    for number, calls in zip(numbers, recorded.layers.values(), strict=True):
-        last = calls[-1]
+    for number, last in zip(numbers, last_calls, strict=True):
         if last.saved is None:
             raise DataError(
                 f"model must use the attention interface of transformers for a text whose maps exceed the memory "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -55,9 +56,15 @@ class TokenAxis:
 
     @classmethod
     def from_words(cls, words: Sequence[object]) -> TokenAxis:
-        """Create an axis with one token for each word."""
+        """Create an axis with one token for each word; names such as `[CLS]`, `</s>` and `<|end|>` are special tokens.
+
+        Example:
+            >>> TokenAxis.from_words(["[CLS]", "cats", "[SEP]"]).special
+            (True, False, True)
+        """
         names = tuple(str(word) for word in words)
-        return cls(names, names, tuple(range(len(names))), (False,) * len(names))
+        special = tuple(_SPECIAL.fullmatch(name) is not None for name in names)
+        return cls(names, names, tuple(-1 if mark else i for i, mark in enumerate(special)), special)
 
     def meta(self) -> dict[str, object]:
         """Return the axis as a JSON-serializable dictionary, or only its length if the tokens are numbers from 0."""
@@ -69,6 +76,9 @@ class TokenAxis:
             **{name: list(value) for name in ("grid", "patches", "segments") if (value := getattr(self, name))},
         }
 
+
+_SPECIAL = re.compile(r"\[(CLS|SEP|PAD|MASK|UNK|BOS|EOS)\]|</?s>|<(cls|sep|pad|mask|unk|bos|eos)>|<\|.+\|>")
+"""Usual names of special tokens."""
 
 ALL_HEADS = "all heads"
 """Name of the layer of a view that holds maps over all heads, such as their mean, which are no heads."""

@@ -425,6 +425,10 @@ class Recorder:
         name = self._names[module]
         if nested(name, self._counter.calls) or not self._is_selected(name):
             return
+        if type(module).__name__ == "XLNetRelativeAttention":  # (q, batch, width) and (q, k, batch, heads)
+            assert isinstance(output, tuple)
+            tensors = [x for x in output if x is not None]
+            output = tuple(x.permute(2, 3, 0, 1) if x.ndim == 4 else x.transpose(0, 1) for x in tensors)
         weights = find_weights(output, self._found_weights)
         if weights is None:
             return

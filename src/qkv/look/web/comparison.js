@@ -4,6 +4,7 @@ import { formatWeight } from "./codes.js";
 import { createCheckBox, createElement, createSelect } from "./dom.js";
 import { MEAN_HEAD } from "./load.js";
 import { ALL_HEADS } from "./matrix.js";
+import { quoted } from "./text_names.js";
 
 /** Number of heads that are listed as those that differ most. */
 const LISTED = 10;
@@ -129,7 +130,7 @@ export class Comparison {
         ...pairs.map(([layer, head, query, key, first, second]) =>
           createElement("button", {
             class: "ask",
-            text: `“${queries.tokens[query]}” → “${(keys || queries).tokens[key]}”, ${layers[layer].name}, ${layers[layer].heads[head]}: ${formatWeight(first)} − ${second < 0 ? `(${formatWeight(second)})` : formatWeight(second)}`,
+            text: `${quoted(queries.tokens[query])} → ${quoted((keys || queries).tokens[key])}, ${layers[layer].name}, ${layers[layer].heads[head]}: ${formatWeight(first)} − ${second < 0 ? `(${formatWeight(second)})` : formatWeight(second)}`,
             onclick: () => handlers.selectPair(layer, head, query, key),
           })),
       );

@@ -15,6 +15,7 @@ import { Predicted } from "./predicted.js";
 import { shadeOf } from "./range.js";
 import { badgeText, explainScore } from "./roles.js";
 import { Steps } from "./steps.js";
+import { quoted } from "./text_names.js";
 import { fillTable, Tokens } from "./tokens.js";
 
 const TOP = 10;
@@ -122,7 +123,7 @@ export class Detail {
 
   #showPin() {
     this.pin.hidden = this.map.pinned === null;
-    const what = this.mapData ? `“${this.mapData.query(this.query)}” is pinned · ` : "";
+    const what = this.mapData ? `${quoted(this.mapData.query(this.query))} is pinned · ` : "";
     this.pin.setAttribute("aria-label", `${what}release`);
     this.pin.replaceChildren(createElement("span", { class: "what", text: what }), "release");
   }
@@ -277,7 +278,7 @@ export class Detail {
     const parts = this.matrix?.parts;
     if (parts) text = describeDifference(parts, row, column)?.sum ?? text;
     const at = this.tokens(row, column);
-    this.readout.textContent = `“${mapData.query(row)}” (${at.query}) → “${mapData.key(column)}” (${at.key}): ${text}`;
+    this.readout.textContent = `${quoted(mapData.query(row))} (${at.query}) → ${quoted(mapData.key(column))} (${at.key}): ${text}`;
     // Merged words have no weight of their own.
     const single = this.matrix?.rows[this.query]?.length === 1 && this.matrix?.columns[this.key]?.length === 1;
     this.digits.hidden = !this.computed || !single || mapData.weight(this.query, this.key) === MASKED;
@@ -331,8 +332,8 @@ export class Detail {
       this.top, mapData.query(row),
       rows.map((/** @type {any} */ entry) => ({ ...entry, name: mapData.key(entry.key), position: this.tokens(row, entry.key).key, error: mapData.error(row, entry.key) })),
       (key) => this.#point(row, key, true),
-      this.matrix?.parts ? ["difference", `“${mapData.query(row)}”: largest differences`]
-        : this.weighted ? ["weight × norm", `“${mapData.query(row)}” attends to`] : undefined,
+      this.matrix?.parts ? ["difference", `${quoted(mapData.query(row))}: largest differences`]
+        : this.weighted ? ["weight × norm", `${quoted(mapData.query(row))} attends to`] : undefined,
     );
   }
 

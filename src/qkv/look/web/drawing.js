@@ -7,6 +7,8 @@
 /** @typedef {{width: number, height: number, title: string, paper: string, ink: string, items: (Text | Picture | Shape)[]}} Drawing */
 
 export const PNG_DPI = 300;
+/** Least resolution of the images of SVG files, so that their cells have sharp edges in viewers that blend pixels. */
+const SVG_DPI = 600;
 const LINE = 0.4;
 /** The first family is the font of PDF files. */
 const FAMILY = '"DejaVu Sans", "Segoe UI", Arial, sans-serif';
@@ -60,7 +62,7 @@ export function drawingToSvg({ width, height, title, paper, ink, items }) {
   const short = (/** @type {number} */ number) => Number(number.toFixed(2));
   const parts = items.map((item) => {
     if (item.kind === "image") {
-      return `<image x="${short(item.x)}" y="${short(item.y)}" width="${short(item.width)}" height="${short(item.height)}" preserveAspectRatio="none" image-rendering="pixelated" href="${item.canvas.toDataURL()}"/>`;
+      return `<image x="${short(item.x)}" y="${short(item.y)}" width="${short(item.width)}" height="${short(item.height)}" preserveAspectRatio="none" image-rendering="pixelated" href="${enlarged(item).toDataURL()}"/>`;
     }
     if (item.kind === "shape") {
       const points = item.points.map((point) => point.map(short).join(",")).join(" ");
@@ -75,6 +77,17 @@ export function drawingToSvg({ width, height, title, paper, ink, items }) {
 ${parts.join("\n")}
 </svg>
 `;
+}
+
+/** Return an image of which each pixel covers the same number of pixels. @param {Picture} item */
+function enlarged({ width, height, canvas }) {
+  const large = document.createElement("canvas");
+  large.width = canvas.width * Math.ceil(((width / 72) * SVG_DPI) / canvas.width);
+  large.height = canvas.height * Math.ceil(((height / 72) * SVG_DPI) / canvas.height);
+  const pen = /** @type {CanvasRenderingContext2D} */ (large.getContext("2d"));
+  pen.imageSmoothingEnabled = false;
+  pen.drawImage(canvas, 0, 0, large.width, large.height);
+  return large;
 }
 
 /** Draw a drawing on a new canvas. @param {Drawing} drawing @param {number} dpi pixels per inch */

@@ -7,6 +7,7 @@ import { corners, fitText, textWidth, wrapText } from "./drawing.js";
 import { describeRange, middleShare } from "./legend.js";
 import { rowMaxima } from "./map.js";
 import { FAINT, shadeOf, weightAt } from "./range.js";
+import { quoted } from "./text_names.js";
 
 /** @typedef {import("./drawing.js").Drawing} Drawing */
 /** @typedef {import("./drawing.js").Text} Text */
@@ -135,7 +136,7 @@ function pinnedWords(detail) {
   const weight = showsPin(detail) ? mapData.weight(detail.query, detail.key) : null;
   if (weight === null) return "";
   const shown = formatWeight(weight, mapData.error(detail.query, detail.key));
-  return ` Framed: “${mapData.query(detail.query)}” → “${mapData.key(detail.key)}”: ${shown}.`;
+  return ` Framed: ${quoted(mapData.query(detail.query))} → ${quoted(mapData.key(detail.key))}: ${shown}.`;
 }
 
 /** Return the frames of the pinned row and of the pinned pair, which has at least 3 points on each side.

@@ -4,6 +4,7 @@ import { formatWeight } from "./codes.js";
 import { createElement, createSelect } from "./dom.js";
 import { ALL_HEADS } from "./matrix.js";
 import { CAPTIONS, shareBar } from "./predicted.js";
+import { quoted } from "./text_names.js";
 
 const FACTORS = /** @type {[string, string][]} */ ([["0", "× 0 (ablated)"], ["50", "× 0.5"], ["150", "× 1.5"], ["200", "× 2"], ["400", "× 4"]]);
 
@@ -99,9 +100,9 @@ export class HeadEffect {
     const { view, name } = /** @type {import("./questions.js").Place} */ (this.place);
     const told = (/** @type {number} */ number) => formatWeight(number);
     const sentences = found.kind === null
-      ? [`The vector of “${name}” changes by ${told(found.divergence)} of its length; mean over the tokens: ${told(found.mean)}.`]
+      ? [`The vector of ${quoted(name)} changes by ${told(found.divergence)} of its length; mean over the tokens: ${told(found.mean)}.`]
       : [
-          `Divergence of the distribution at “${name}”: ${told(found.divergence)} nats; mean over the tokens: ${told(found.mean)}.`,
+          `Divergence of the distribution at ${quoted(name)}: ${told(found.divergence)} nats; mean over the tokens: ${told(found.mean)}.`,
           found.loss ? `Loss (mean −log probability of ${{ next: "the next tokens", own: "the tokens themselves", step: "the generated tokens" }[/** @type {string} */ (found.kind)]}): ${told(found.loss[0])} → ${told(found.loss[1])} nats.` : "",
         ];
     const [target] = found.target || [null];
@@ -113,7 +114,7 @@ export class HeadEffect {
         createElement("td", {}, [shareBar(after), createElement("span", { text: told(after) })]),
       ]));
     const most = found.most.map((/** @type {[number, number]} */ [at, size]) =>
-      createElement("button", { class: "ask", text: `“${view.queries.tokens[at]}” (${at}): ${told(size)}`, "aria-label": `select “${view.queries.tokens[at]}” (${at})`, onclick: () => this.handlers.go(at) }));
+      createElement("button", { class: "ask", text: `${quoted(view.queries.tokens[at])} (${at}): ${told(size)}`, "aria-label": `select ${quoted(view.queries.tokens[at])} (${at})`, onclick: () => this.handlers.go(at) }));
     this.result.replaceChildren(
       ...sentences.filter(Boolean).map((text) => createElement("p", { text })),
       ...(rows.length ? [createElement("table", {}, [

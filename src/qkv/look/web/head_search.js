@@ -4,6 +4,7 @@ import { codesOf, dequantize, formatWeight } from "./codes.js";
 import { createElement } from "./dom.js";
 import { findPhrase, wordRanges } from "./find.js";
 import { ALL_HEADS } from "./matrix.js";
+import { quoted } from "./text_names.js";
 
 /** Number of heads that are listed. */
 const LISTED_HEADS = 12;
@@ -108,7 +109,7 @@ export class HeadSearch {
     try {
       const found = await searchHeads(this.meta, this.source, query, key);
       if (found.length) this.#show(found);
-      else this.result.textContent = `No text contains both “${query}” and “${key}” as whole words.`;
+      else this.result.textContent = `No text contains both ${quoted(query)} and ${quoted(key)} as whole words.`;
     } catch (error) {
       this.result.textContent = `The heads could not be searched: ${error instanceof Error ? error.message : error}`;
     }
@@ -141,7 +142,7 @@ export class HeadSearch {
     const texts = new Set(found[0].places.map(({ view }) => view)).size;
     const where = many ? `, ${places} places in ${texts === 1 ? "one text" : `${texts} texts`}` : "";
     this.result.replaceChildren(createElement("table", {}, [
-      createElement("caption", { text: `“${this.query.value}” attends to “${this.key.value}”: the ${lines.length} first of ${found.length} heads${where}` }),
+      createElement("caption", { text: `${quoted(this.query.value)} attends to ${quoted(this.key.value)}: the ${lines.length} first of ${found.length} heads${where}` }),
       createElement("thead", {}, [createElement("tr", {}, heading.map((text) => createElement("th", { scope: "col", text })))]),
       createElement("tbody", {}, lines),
     ]));

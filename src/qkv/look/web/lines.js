@@ -3,6 +3,7 @@
 import { cssColour, inkOn } from "./colour.js";
 import { createElement } from "./dom.js";
 import { FAINT } from "./range.js";
+import { quoted } from "./text_names.js";
 
 /** Maximum number of words on each side; of a longer text, those around the selected one are shown. */
 const MAX_WORDS = 40;
@@ -124,7 +125,7 @@ export class Lines {
       const share = shareOf(query, columns[0] + i);
       word(keys[columns[0] + i], i, false, columns[0] + i === key, Math.abs(share) <= 1 ? share : 0);
     }
-    canvas.setAttribute("aria-label", `lines from “${queries[query]}” to the tokens that it attends to; the table lists them`);
+    canvas.setAttribute("aria-label", `lines from ${quoted(queries[query])} to the tokens that it attends to; the table lists them`);
     canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
   }
 

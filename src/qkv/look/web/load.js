@@ -50,8 +50,8 @@ export async function loadHead(source, view, index, layer, head, options) {
     weights, rows, columns,
     error: (row, column) => maps.reduce((sum, map) => sum + map.error(row, column), 0) / maps.length,
     bound: (row, column) => maps.reduce((sum, map) => sum + map.bound(row, column), 0) / maps.length,
-    queries: rows.map((group) => nameOf(view.queries, group)),
-    keys: columns.map((group) => nameOf(keys, group)),
+    queries: rows.map((group) => nameOf(view.queries, group, options.words)),
+    keys: columns.map((group) => nameOf(keys, group, options.words)),
     normalized: norms === null && heads.every((one) => view.ranges[layer][one].normalized),
   };
 }

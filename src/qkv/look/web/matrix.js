@@ -37,10 +37,10 @@ export function groupOfToken(groups, token, count) {
   return Math.max(0, Math.min(count - 1, at < 0 ? count : at));
 }
 
-/** Return the text of a group of tokens.
- *  @param {{tokens: string[], pieces: string[]}} side @param {number[]} group */
-export function nameOf(side, group) {
-  return group.length === 1 ? side.tokens[group[0]] : group.map((i) => side.pieces[i]).join("");
+/** Return the text of a group of tokens; that of a whole word is without the marks of its tokens.
+ *  @param {{tokens: string[], pieces: string[]}} side @param {number[]} group @param {boolean} whole */
+export function nameOf(side, group, whole) {
+  return (whole && group.map((i) => side.pieces[i]).join("")) || side.tokens[group[0]];
 }
 
 /** Merge tokens into words: average over the tokens of a query and sum over the tokens of a key, which preserves

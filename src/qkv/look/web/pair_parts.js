@@ -4,6 +4,7 @@ import { formatWeight } from "./codes.js";
 import { cssColour, paletteFor, paletteOf } from "./colour.js";
 import { createElement } from "./dom.js";
 import { ALL_HEADS } from "./matrix.js";
+import { quoted } from "./text_names.js";
 
 /** Number of dimensions that the table lists. */
 const LISTED_DIMENSIONS = 8;
@@ -40,8 +41,8 @@ export class PairParts {
     const rest = parts.logit - sum;
     const other = Math.abs(rest) > 1e-3 * Math.max(1, Math.abs(sum)) ? ` ${rest < 0 ? "−" : "+"} ${signed(Math.abs(rest))} (bias, soft cap)` : "";
     const sentence = masked
-      ? `“${name}” may not attend to “${keyName}”.`
-      : `“${name}” → “${keyName}”: logit ${signed(parts.logit)} = Σ query · key · ${signed(parts.scale)}${other}; weight ${signed(parts.weight)}; ` +
+      ? `${quoted(name)} may not attend to ${quoted(keyName)}.`
+      : `${quoted(name)} → ${quoted(keyName)}: logit ${signed(parts.logit)} = Σ query · key · ${signed(parts.scale)}${other}; weight ${signed(parts.weight)}; ` +
         `norm of the value ${signed(parts.value_norm)}; weight × norm ${signed(parts.weight * parts.value_norm)}.`;
     const readout = createElement("output", { class: "quiet", text: "Point at a dimension." });
     const palette = paletteFor(paletteOf(dark), { signed: true });

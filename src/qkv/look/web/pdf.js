@@ -3,6 +3,7 @@
 // Characters that the font does not have are drawn as images by a font of the browser.
 
 import { drawText, textWidth } from "./drawing.js";
+import { isRightToLeft } from "./text_names.js";
 
 /** The font, from `qkv/look/font_subset.py`: TrueType data in base64, metrics in font units, and the index and the advance of the
  *  glyph of each code point.
@@ -78,7 +79,7 @@ async function operators(item, { height, paper, ink }, font, addImage) {
     return `q ${fill}${stroke}${path} h ${fill && stroke ? "B" : fill ? "f" : "S"} Q`;
   }
   const codes = Array.from(item.text, (letter) => font.glyphs[/** @type {number} */ (letter.codePointAt(0))]);
-  const known = codes.every(Boolean);
+  const known = codes.every(Boolean) && !isRightToLeft(item.text); // The browser orders and joins the letters.
   const width = known ? codes.reduce((sum, [, advance]) => sum + (advance * item.size) / font.units, 0) : textWidth(item.text, item.size);
   const back = { start: 0, middle: width / 2, end: width }[item.anchor];
   if (known) {

@@ -2,11 +2,12 @@
 
 import { formatWeight } from "./codes.js";
 import { createElement } from "./dom.js";
+import { quoted } from "./text_names.js";
 
 export const CAPTIONS = /** @type {Record<string, (query: string) => string>} */ ({
-  next: (query) => `predicted after “${query}”`,
-  own: (query) => `predicted in place of “${query}”`,
-  step: (query) => `probabilities when “${query}” was generated`,
+  next: (query) => `predicted after ${quoted(query)}`,
+  own: (query) => `predicted in place of ${quoted(query)}`,
+  step: (query) => `probabilities when ${quoted(query)} was generated`,
 });
 
 export class Predicted {

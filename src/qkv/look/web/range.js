@@ -2,8 +2,9 @@
 //
 // The rule of the automatic range, for the cells of a picture:
 //   faint below     the mean over its queries of 1 / (number of keys), the weight that uniform attention gives,
-//                   but at most 1.96 times the smallest of them; for pooled cells at least the median cell; for weights
-//                   that are not shares of 1, the median cell, but at least 1/1000 and at most 1/4 of the largest
+//                   but at most 1.96 times the smallest of them; for pooled cells at least the median cell; at most 1/4,
+//                   the strongest colour being at most at 1; for weights that are not shares of 1, the median cell, but
+//                   at least 1/1000 and at most 1/4 of the largest
 //   strongest from  the weight that 99 % of the cells that are not faint do not exceed
 // Between the two, the colour follows the logarithm of the weight. The colours of a difference of two maps follow the
 // difference itself, from 0 to the same strongest one, so that a difference twice as large has twice the share.
@@ -112,11 +113,11 @@ export function rangeOf(summary, scale, top) {
   const half = (summary.zeros + summary.count) / 2 - summary.zeros;
   const median = half > 0 ? quantile(summary, 0, half / summary.count) : 0;
   let { uniform: start, rule } = summary;
-  if (signed || !uniform) {
-    [start, rule] = [median, "half of the cells"];
-    if (median > largest / LEAST_SPAN) [start, rule] = [largest / LEAST_SPAN, "a quarter of the largest"];
-    else if (median < largest / 1000) [start, rule] = [largest / 1000, "a thousandth of the largest"];
-  } else if (pooled && median > uniform) [start, rule] = [median, "half of the cells"];
+  const shares = !signed && uniform > 0;
+  if (!shares || (pooled && median > uniform)) [start, rule] = [median, "half of the cells"];
+  const most = shares ? 1 : largest;
+  if (start > most / LEAST_SPAN) [start, rule] = [most / LEAST_SPAN, `a quarter of the ${shares ? "weight of a query" : "largest"}`];
+  else if (!shares && start < largest / 1000) [start, rule] = [largest / 1000, "a thousandth of the largest"];
   if (top) start = Math.min(start, top / LEAST_SPAN);
   start = Math.max(start, largest * 1e-9) || 1 / LEAST_SPAN;
   const automatic = Math.max(LEAST_SPAN * start, Math.min(largest, quantile(summary, start, TOP_SHARE)));

@@ -1,6 +1,7 @@
 // Controls for the steps of generation: a slider over the generated tokens, and buttons for the previous and next step.
 
 import { createElement } from "./dom.js";
+import { quoted } from "./text_names.js";
 
 export class Steps {
   /** @param {(step: number) => void} onSelect */
@@ -29,6 +30,6 @@ export class Steps {
     this.slider.setAttribute("aria-valuetext", `step ${at + 1} of ${count}: ${token}`);
     this.previous.toggleAttribute("disabled", at === 0);
     this.next.toggleAttribute("disabled", at === count - 1);
-    this.label.textContent = `step ${at + 1} of ${count}: “${token}”`;
+    this.label.textContent = `step ${at + 1} of ${count}: ${quoted(token)}`;
   }
 }

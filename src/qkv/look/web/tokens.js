@@ -3,6 +3,7 @@
 import { formatWeight } from "./codes.js";
 import { cssColour, inkOn } from "./colour.js";
 import { createElement } from "./dom.js";
+import { quoted } from "./text_names.js";
 
 /** Maximum number of tokens shown; in a longer text, the tokens around the selected token are shown. */
 export const MAX_TOKENS = 560;
@@ -122,7 +123,7 @@ export class Tokens {
  *  @param {HTMLElement} place @param {string} query
  *  @param {{name: string, key: number, position: number, weight: number, error: number, text?: string}[]} rows @param {(key: number) => void} onSelect
  *  @param {[string, string]} [titles] heading of the last column and caption */
-export function fillTable(place, query, rows, onSelect, titles = ["weight", `“${query}” attends to`]) {
+export function fillTable(place, query, rows, onSelect, titles = ["weight", `${quoted(query)} attends to`]) {
   const head = createElement("tr", {}, ["key", "position", titles[0]].map((text) => createElement("th", { scope: "col", text })));
   const lines = rows.map(({ name, key, position, weight, error, text }) => {
     const line = createElement("tr", {}, [
