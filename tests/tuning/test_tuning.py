@@ -82,7 +82,8 @@ def test_measured_calls_state_time_and_work_for_every_kernel_that_can_run_them(m
         assert {"batched", "dense", "row_blocks"} <= kernels
         for key in measured.seconds:  # the normalizer's row is added to that of the score
             assert (" + " in key) == (measured.kind in measure._NORMALIZERS)
-            assert key.endswith(f", {measured.kind}, {'gradient' if measured.gradient else 'forward'}")
+            kind = "product" if key.startswith("fused") and measured.kind == "biased product" else measured.kind
+            assert key.endswith(f", {kind}, {'gradient' if measured.gradient else 'forward'}")
         assert all(set(time_model.WORK) <= work.keys() for work in measured.work.values())
 
 
