@@ -2,6 +2,7 @@
 
 import io
 import re
+import warnings
 import xml.etree.ElementTree as ElementTree
 from itertools import islice, pairwise
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from qkv import look
 from qkv.errors import OptionError
 from qkv.look.color_range import automatic_range, format_weight
+from qkv.look.figure import _fallback_fonts
 from qkv.look.tiled_views import arrays_view
 from qkv.look.view_plot import range_norm
 from tests.effort import LONG, cases, sample
@@ -219,3 +221,48 @@ def test_printed_weights_have_three_significant_digits(weight):
     text = format_weight(weight)
     assert float(text) == float(f"{weight:.3g}")
     assert format_weight(-weight) == f"−{text}"
+
+
+@pytest.fixture
+def squares(tmp_path):
+    """An installed font whose only characters, those of one word, are squares."""
+    from fontTools.fontBuilder import FontBuilder
+    from fontTools.pens.ttGlyphPen import TTGlyphPen
+    from matplotlib.font_manager import fontManager
+
+    pen = TTGlyphPen(None)
+    pen.moveTo((0, 0))
+    for corner in ((0, 900), (900, 900), (900, 0)):
+        pen.lineTo(corner)
+    pen.closePath()
+    font, square = FontBuilder(1000), pen.glyph()
+    names = [".notdef", "one", "two"]
+    font.setupGlyphOrder(names)
+    font.setupCharacterMap({ord("漢"): "one", ord("字"): "two"})
+    font.setupGlyf(dict.fromkeys(names, square))
+    font.setupHorizontalMetrics(dict.fromkeys(names, (1000, 0)))
+    font.setupHorizontalHeader(ascent=900, descent=-100)
+    font.setupNameTable({"familyName": "Squares", "styleName": "Regular", "psName": "Squares"})
+    font.setupOS2()
+    font.setupPost()
+    font.save(tmp_path / "squares.ttf")
+    before = list(fontManager.ttflist)
+    fontManager.addfont(tmp_path / "squares.ttf")
+    _fallback_fonts.cache_clear()
+    yield "Squares"
+    fontManager.ttflist[:] = before
+    _fallback_fonts.cache_clear()
+
+
+def test_characters_that_the_font_lacks_are_drawn_by_another_font_or_named(squares):
+    view = look.View.from_weights(causal(3), ["he", "漢字", "$x$"], name="漢")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert squares in saved(look.plot_view(view, 0, 0), "svg").decode()
+        assert b"Squares" in saved(look.plot_view(view, 0, 0), "pdf")
+    missing = look.View.from_weights(causal(3), ["he", "\U00013000", "字"])
+    with pytest.warns(UserWarning, match="no installed font has the characters '\U00013000'"):
+        saved(look.plot_view(missing, 0, 0), "png")
+    with warnings.catch_warnings():  # once
+        warnings.simplefilter("error")
+        saved(look.plot_view(missing, 0, 0), "png")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -158,6 +161,53 @@ def save_figure(figure: Figure, target: Path) -> None:
     write_atomic(target, lambda stream: figure.savefig(stream, format=target.suffix[1:].lower()), "the plot")
 
 
+@contextmanager
+def _chosen_fonts(figure: Figure) -> Iterator[None]:
+    """Add installed fonts to the texts of a figure with characters that their font lacks, such as those of Chinese."""
+    from matplotlib.font_manager import findfont, get_font
+    from matplotlib.text import Text
+
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.get_ticklabels()  # updates the texts
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        if not text.get_text().isascii():
+            font = text.get_fontproperties()
+            letters = {ord(letter) for letter in text.get_text() if letter.isprintable()}
+            missing = letters - get_font(findfont(font)).get_charmap().keys()
+            text.set_fontfamily([*font.get_family()[:1], *_fallback_fonts(frozenset(missing))])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # `_fallback_fonts` has warned
+        yield
+
+
+@cache
+def _fallback_fonts(missing: frozenset[int]) -> tuple[str, ...]:
+    """Return families of installed fonts that together have characters, and warn of those that no font has."""
+    from matplotlib.font_manager import fontManager, get_font
+
+    covered: dict[str, frozenset[int]] = {"": frozenset()}
+    for name, path in {font.name: font.fname for font in fontManager.ttflist}.items() if missing else ():
+        if name.startswith("Last Resort"):  # boxes for all characters
+            continue
+        with suppress(OSError, RuntimeError, ValueError):  # such as fonts that are only bitmaps
+            covered[name] = missing & get_font(path).get_charmap().keys()
+    chosen, rest = [], set(missing)
+    while best := max(covered, key=lambda name: len(covered[name] & rest)):
+        chosen.append(best)
+        rest -= covered.pop(best)
+        covered = {name: found for name, found in covered.items() if not name or found & rest}
+    if rest:
+        shown = "".join(map(chr, sorted(rest)[:10]))
+        warnings.warn(
+            f"no installed font has the characters {shown!r}, which the figure shows as boxes. Install a font of their "
+            "script, such as Noto Sans CJK or Noto Emoji, or save the figure on the page of qkv look.",
+            stacklevel=2,
+        )
+    return tuple(chosen)
+
+
 @cache
 def _notebook_figure(base: type[Figure]) -> type[Figure]:
     from matplotlib import rc_context
@@ -165,6 +215,14 @@ def _notebook_figure(base: type[Figure]) -> type[Figure]:
     # pyplot is avoided because it looks for a window system and keeps every figure in memory.
     class NotebookFigure(base):  # type: ignore[misc,valid-type]
         """A matplotlib figure that notebooks display as PNG without `%matplotlib`, and that saves text as text."""
+
+        def draw(self, *arguments: object, **options: object) -> None:
+            with _chosen_fonts(self):
+                super().draw(*arguments, **options)
+
+        def get_tightbbox(self, *arguments: object, **options: object) -> object:
+            with _chosen_fonts(self):
+                return super().get_tightbbox(*arguments, **options)
 
         def savefig(self, *arguments: object, **options: object) -> None:
             with rc_context(_TEXT_AS_TEXT):
