@@ -174,7 +174,8 @@ def _chosen_fonts(figure: Figure) -> Iterator[None]:
         assert isinstance(text, Text)
         if not text.get_text().isascii():
             font = text.get_fontproperties()
-            missing = {ord(letter) for letter in text.get_text()} - get_font(findfont(font)).get_charmap().keys()
+            letters = {ord(letter) for letter in text.get_text() if letter.isprintable()}
+            missing = letters - get_font(findfont(font)).get_charmap().keys()
             text.set_fontfamily([*font.get_family()[:1], *_fallback_fonts(frozenset(missing))])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # `_fallback_fonts` has warned
