@@ -56,7 +56,13 @@ def needs_bias(problem: Problem) -> bool:
 
 
 def operator_bias(
-    mask: Mask | None, score: Score, temperature: Array | float, tile: Tile, value: Float[Tensor, "*_"], layout: Layout
+    mask: Mask | None,
+    score: Score,
+    temperature: Array | float,
+    tile: Tile,
+    value: Float[Tensor, "*_"],
+    layout: Layout,
+    bounds: tuple[Tensor, Tensor] | None = None,
 ) -> Float[Tensor, "b heads #q k"] | None:
     """Return the sum of the offsets, divided by the temperature, with −inf for pairs that the mask excludes.
 
@@ -67,6 +73,7 @@ def operator_bias(
         tile: the tile of the call.
         value: values, for their dtype.
         layout: mapping of the batch axes.
+        bounds: tensors 0 and −inf of the dtype of `value`, which take as long to create as a short sum; None: new ones.
     """
     import torch
 
@@ -84,4 +91,5 @@ def operator_bias(
     if mask is None:
         return bias
     allowed = layout.pair_array(cast("Tensor", mask.allowed(tile, value)), tile.k_total)
-    return torch.where(allowed, value.new_zeros(()) if bias is None else bias, -math.inf)
+    zero, excluded = bounds or (value.new_zeros(()), value.new_full((), -math.inf))
+    return torch.where(allowed, zero if bias is None else bias, excluded)

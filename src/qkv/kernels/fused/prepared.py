@@ -7,6 +7,7 @@ the operator, the scale, and which axis of the mask belongs to the keys.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, cast
 
 from qkv.core.equation import BoundCall, TorchCall
@@ -57,7 +58,7 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
     scale, width = form.factor(axes.query_width) / temperature, axes.value_width
     if scale < 0:
         return _prepare_lifted(problem)
-    gradient = problem.gradient
+    gradient, bounds = problem.gradient, (one.new_zeros(()), one.new_full((), -math.inf))
     identity = layout.is_identity(axes.query, axes.key, axes.value)
     if keys is not None and all(type(part).__module__.startswith("qkv.masks.") for part in keys.parts()):
         tile = TileOfCalls(*[getattr(tile, field.name) for field in dataclasses.fields(tile)])
@@ -76,7 +77,7 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
         bias = None
         if has_bias:
             own = mask if mask is None or offset is None else split_mask(mask, tile)[0]
-            bias = operator_bias(own, score, temperature, tile, sides[2], layout)
+            bias = operator_bias(own, score, temperature, tile, sides[2], layout, bounds)
         if simple and sides[0].stride(-1) == sides[1].stride(-1) == sides[2].stride(-1) == 1:
             output, log_sum_exp = operator(query, key, value, 0.0, causal, attn_mask=bias, scale=scale)
             if results_are_finite(output, log_sum_exp):
