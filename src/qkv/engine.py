@@ -540,21 +540,19 @@ def _run(
         planned = plan_call(query, key, value, fields, readouts, *options)
         if found is not None:
             store_plan(*found, planned, query, key, value)
-    score = fields[0]
-    cancels = score is not None and score.cancels and not checked
+    score, precisely = fields[0], None
+    if score is not None and score.cancels and not checked:
+        run = partial(_run, observed=observed, recomputes=recomputes)
+        precisely = partial(run_precisely, run, query, key, value, fields, readouts, (seed, kernel, memory), traced)
     kernel_checks = cached is not None and type(score) is Gaussian and cached.plan.kernel.checks_distances
-    precisely = partial(
-        run_precisely, partial(_run, observed=observed, recomputes=recomputes), query, key, value, fields, readouts,
-        (seed, kernel, memory), traced,
-    )  # fmt: skip
-    if cancels and not kernel_checks and (precise := precisely()) is not None:
+    if precisely is not None and not kernel_checks and (precise := precisely()) is not None:
         return precise
     if cached is not None:
         if seed is None and not (observed and cached.holds_arrays):
             result = cached.run(query, key, value, fields)
             if result is not None:
                 return result, cached.plan
-        if cancels and kernel_checks and (precise := precisely()) is not None:
+        if precisely is not None and kernel_checks and (precise := precisely()) is not None:
             return precise
         cached = with_keys(cached, query, key, value) if cached.longest else cached
         plan = cached.with_parts(Spec(*fields), readouts) if cached.holds_arrays else cached.plan

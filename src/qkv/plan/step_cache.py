@@ -136,9 +136,11 @@ def without_position(
     """
     score, normalizer, mask, positions, dropout = fields
     unchanged = key, value, fields
-    if type(mask) not in (Causal, Lengths) or dropout or not all(map(is_tensor, (query, key, value))):
+    if type(mask) not in (Causal, Lengths) or dropout or not is_tensor(query):
         return unchanged
-    if min(query.ndim, key.ndim, value.ndim) < 2 or query.shape[-2] != 1 or not cast("Tensor", key).is_cpu:
+    if query.ndim < 2 or query.shape[-2] != 1 or not (is_tensor(key) and is_tensor(value) and key.is_cpu):
+        return unchanged
+    if min(key.ndim, value.ndim) < 2:
         return unchanged
     k = key.shape[-2]
     if not isinstance(k, int) or value.shape[-2] != k:

@@ -22,8 +22,6 @@ __all__ = ["AGGREGATES", "AskOptions", "check_aggregate", "check_limits"]
 
 AGGREGATES = ("mean", "vote", "local-linear")
 """The values of the argument `aggregate` of `Database.ask`; None: mean or vote, by the kind of the values."""
-
-
 _LIMITS = {"min_similarity": "least similarity", "max_distance": "largest distance"}
 
 

@@ -59,7 +59,7 @@ _QUERIES_AT_ONCE = 1024
 # Text keys of so many rows are indexed at the first query, and found in groups of queries of this size.
 _INDEXED_ROWS = 1000
 _QUERIES_FOUND_AT_ONCE = 32
-# Of so many rows or more, those in reach of a query are found first.
+# From this number of rows on, the rows within reach of a query are found before they are compared.
 _LARGE_TABLE = 50_000
 # Statistics need the weights of all rows: at most this many are held at once, 8 MiB of float64, between checkpoints.
 _MOST_WEIGHTS = 2**20

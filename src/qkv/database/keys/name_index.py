@@ -31,7 +31,7 @@ _PREFIX = 4
 _LONGEST = 255
 _ROUNDING = 1e-9
 _SHARE_OF_BEGINNING = 0.89
-# The letters of so many texts are counted at once, in 1.5 MiB.
+# Number of texts whose letters are counted at once, in 1.5 MiB.
 _TEXTS_AT_ONCE = 2**12
 # Names are compared in descending order of their bounds, in groups of at least this many.
 _FIRST_NAMES = 500

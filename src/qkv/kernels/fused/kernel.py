@@ -226,7 +226,7 @@ def _bytes_with_gradient(problem: Problem, width: int, casts: bool) -> float:
 
 
 def _pairs(problem: Problem) -> float:
-    """Return the number of pairs that the operator computes; it skips those of its own causal mask alone."""
+    """Return the number of pairs that the operator computes. It skips pairs only by the causal mask that it applies."""
     return problem.axes.pairs if needs_bias(problem) else visible_pairs(problem, 64, _KEY_BLOCK)
 
 

@@ -34,8 +34,8 @@ def inner_score(score: Score) -> Score:
 
 def takes_bias(problem: Problem) -> bool:
     """Return whether the operator may add an array of pairs: forward on a CPU, to scaled dot products."""
-    traced = problem.gradient or problem.traced or problem.device.is_gpu
-    return not traced and isinstance(inner_score(problem.score).form, ScaledProduct)
+    forward_on_cpu = not (problem.gradient or problem.traced or problem.device.is_gpu)
+    return forward_on_cpu and isinstance(inner_score(problem.score).form, ScaledProduct)
 
 
 def split_for_operator(mask: Mask | None, score: Score, tile: Tile) -> tuple[Mask | None, int | None]:

@@ -18,6 +18,7 @@ from typing import cast
 
 import numpy as np
 
+from qkv.core.arrays import dtype_name
 from qkv.core.equation import TorchCall, apply_dropout, take_range
 from qkv.core.ordering import RunningTopK
 from qkv.core.typing import Float, Int, Num, Tensor
@@ -178,8 +179,8 @@ def select_candidates(call: TorchCall, rows: Limits, cols: Limits, tile_keys: in
     import torch
 
     assert call.normalizer.top_k is not None
-    dtype = np.asarray(call.value[:0].detach()).dtype
-    selected = RunningTopK((rows[1] - rows[0],), min(call.normalizer.top_k, call.tile.k_total), dtype)
+    count = min(call.normalizer.top_k, call.tile.k_total)
+    selected = RunningTopK((rows[1] - rows[0],), count, np.dtype(dtype_name(call.value)))
     for first, logits in logit_tiles(call, rows, cols, tile_keys):
         selected.update(np.asarray(logits.detach()), first)
     if bool((selected.rank == np.inf).any()):

@@ -34,6 +34,7 @@ from typing import cast
 
 import numpy as np
 
+from qkv.core.arrays import dtype_name
 from qkv.core.batch import BatchIndex
 from qkv.core.ordering import RunningTopK
 from qkv.core.tile import Tile
@@ -268,7 +269,7 @@ class ReadoutCollector:
         """Return an object that selects the keys of the largest logits of a range of queries, if a readout needs it."""
         if not self.largest:
             return None
-        return RunningTopK((rows[1] - rows[0],), self.largest + SPARE_KEYS, np.asarray(like.detach()).dtype)
+        return RunningTopK((rows[1] - rows[0],), self.largest + SPARE_KEYS, np.dtype(dtype_name(like)))
 
     def select(self, index: BatchIndex, rows: Limits, selected: RunningTopK, weights: Float[Tensor, "q keys"]) -> bool:
         """Store the readouts of a range of queries that are computed from the keys of the largest logits.
