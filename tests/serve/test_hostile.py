@@ -90,8 +90,9 @@ def test_only_requests_of_about_the_same_size_share_a_scan():
 def test_the_scan_of_a_client_that_closes_the_connection_is_cancelled(served, monkeypatch):
     futures = []
     submit = served.submit
-    block = threading.Event()
-    running = served.queue.submit(Work(block.wait))
+    began, block = threading.Event(), threading.Event()
+    running = served.queue.submit(Work(lambda: began.set() or block.wait()))
+    assert began.wait(60)  # otherwise the question, which is smaller, may be answered first
     monkeypatch.setattr(served, "submit", lambda request: futures.append(submit(request)) or futures[-1])
     messages = [{"type": "http.request", "body": json.dumps({"query": 1}).encode()}, {"type": "http.disconnect"}]
     scope = {"type": "http", "method": "POST", "path": "/ask", "raw_path": b"/ask", "query_string": b""}
@@ -106,9 +107,11 @@ def test_the_scan_of_a_client_that_closes_the_connection_is_cancelled(served, mo
     async def run():
         await asyncio.wait_for(create_app(served)({**scope, "headers": headers}, receive, send), 60)
 
-    run_async(run())
+    try:
+        run_async(run())
+    finally:
+        block.set()
     assert [future.cancelled() for future in futures] == [True]
-    block.set()
     running.result(timeout=60)
 
 
