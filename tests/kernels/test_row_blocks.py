@@ -28,7 +28,11 @@ class TestStrip(KernelContract):
 @pytest.mark.parametrize("mask", [None, masks.Causal("end")], ids=str)
 @pytest.mark.parametrize("normalizer", NORMALIZERS, ids=str)
 @pytest.mark.parametrize("whole", [False, True], ids=["normal", "ties"])
-def test_output_and_gradients_are_those_of_the_equation_for_rows_of_many_groups(normalizer, mask, most, whole):
+@pytest.mark.parametrize("workers", [1, 3])
+def test_output_and_gradients_are_those_of_the_equation_for_rows_of_many_groups(
+    normalizer, mask, most, whole, workers, monkeypatch
+):
+    monkeypatch.setattr(RowBlocksKernel, "_workers", lambda self, problem: workers)
     rng = torch.Generator().manual_seed(0)
     shapes = [(2, 2, 30, 8), (2, 1, 300, 8), (1, 2, 300, 5)]
     inputs = [torch.randn(s, generator=rng, dtype=torch.float64) for s in shapes]

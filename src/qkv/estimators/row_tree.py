@@ -65,7 +65,7 @@ class RowTree:
         near = split_into_blocks(queries, _QUERIES)
         blocks = split_evenly(range(len(near.rows)), torch.get_num_threads())
 
-        def run(number: int, workspace: object) -> None:
+        def run(number: int) -> None:
             for block in blocks[number]:
                 rows, gaps = near.rows[block], near.squared_gaps(block, self.boxes)
                 with ignore_numpy_warnings():

@@ -10,8 +10,9 @@ derivatives of any order (`kernels/runtime/differentiable_rows.py`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, cast
 
 from qkv.core.arrays import requires_gradient
@@ -33,6 +34,7 @@ from qkv.kernels.runtime.gradients import accumulate, block_tensors, call_tensor
 from qkv.kernels.runtime.thresholds import write_sparse_weights
 from qkv.kernels.runtime.tile_loop import Limits, ranges, row_logits, weigh_rows
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
+from qkv.kernels.runtime.workers import run_on_workers, split_evenly
 from qkv.readouts import Reduction
 from qkv.readouts.base import Result, unflatten
 
@@ -56,7 +58,7 @@ _BACKWARD_CANDIDATES = 2**15
 
 @dataclass(frozen=True)
 class CandidateSearch:
-    """Options of the search for candidates, which runs one batch element at a time.
+    """Options of the search for candidates, which runs one batch element at a time in each worker.
 
     Attributes:
         rows: number of queries per block.
@@ -64,6 +66,7 @@ class CandidateSearch:
         max_candidates: largest number of candidates per query. A block with more attends to all keys.
         recomputed_rows: number of queries per block in backward, for blocks that attended to all keys.
         selects: whether the candidates are the keys of the largest logits, which are selected tile by tile.
+        workers: largest number of threads that search.
     """
 
     rows: int
@@ -71,6 +74,7 @@ class CandidateSearch:
     max_candidates: int
     recomputed_rows: int
     selects: bool
+    workers: int
 
 
 @dataclass
@@ -145,27 +149,43 @@ class RowBlocks(DifferentiableRows):
 
     def forward(self) -> _Saved:
         """Compute all row blocks without recording a graph, and return the results and the candidates."""
-        saved = _Saved()
-        buffer = None
+        saved, shares = _Saved(), self._shares()
         if self.search is not None:
             call = self.call
             saved.results = [call.value.new_zeros((*call.batch, call.tile.q_total, call.value.shape[-1]))]
             saved.sources = [None]
             saved.read = [ReadoutAccumulator(readout, call.tile) for readout in self.readouts]
-            buffer = None if self.search.selects else row_logits_buffer(call, self.search.rows)
-        for index, call in self._elements():
+        candidates: list[list[Candidates | None]] = [[] for _ in shares]
 
-            def read(rows: Limits, keys: Tensor, weights: Tensor, index: BatchIndex = index) -> None:
-                for accumulator in saved.read:
-                    accumulator.add_candidates(weights, keys, rows, index)
+        def on_worker(n: int) -> None:
+            buffer = None
+            if self.search is not None and not self.search.selects:
+                buffer = row_logits_buffer(self.call, self.search.rows)
+            for index, limits in shares[n]:
+                candidates[n] += self._forward_element(index, limits, saved, buffer)
 
-            found = ((rows, self._attend(call, index, rows, saved, buffer)) for rows in self._blocks())
-            for blocks in consecutive(found, lambda candidates: len(candidates.index), _FORWARD_QUERIES):
-                if blocks[0][1] is None:
-                    saved.candidates.append(None)
-                else:
-                    saved.candidates += attend_candidates(call, blocks, take_batch(saved.results[0], index, 2), read)
+        run_on_workers(on_worker, len(shares))
+        saved.candidates = [found for share in candidates for found in share]
         return saved
+
+    def _forward_element(
+        self, index: BatchIndex, limits: Sequence[Limits], saved: _Saved, buffer: Float[Tensor, " size"] | None
+    ) -> list[Candidates | None]:
+        """Write the results of consecutive row blocks of some batch elements to `saved`; return their candidates."""
+        call = self.call.select_batch(index) if index else self.call
+        candidates: list[Candidates | None] = []
+
+        def read(rows: Limits, keys: Tensor, weights: Tensor) -> None:
+            for accumulator in saved.read:
+                accumulator.add_candidates(weights, keys, rows, index)
+
+        found = ((rows, self._attend(call, index, rows, saved, buffer)) for rows in limits)
+        for blocks in consecutive(found, lambda candidates: len(candidates.index), _FORWARD_QUERIES):
+            if blocks[0][1] is None:
+                candidates.append(None)
+            else:
+                candidates += attend_candidates(call, blocks, take_batch(saved.results[0], index, 2), read)
+        return candidates
 
     def backward(
         self,
@@ -183,34 +203,44 @@ class RowBlocks(DifferentiableRows):
         """
         import torch
 
-        totals = [torch.zeros_like(x) for x in tensors]
         forward = replace(self, call=self.call.with_arrays([x.detach() for x in tensors]))
-        sums = self.call.with_arrays(totals)
-        candidates = iter(saved.candidates)
-        for index, call in forward._elements():
-            element = sums.select_batch(index) if index else sums
-            found = ((rows, next(candidates)) for rows in self._blocks())
-            for blocks in consecutive(found, lambda x: x.index.numel(), _BACKWARD_CANDIDATES):
-                if blocks[0][1] is None:
-                    forward._backward_block(call, element, blocks[0][0], index, saved, gradients, requires_grad)
-                elif self.search is not None:
-                    of_element = take_batch(gradients[0], index, 2)
-                    backward_candidates(call, element, blocks, of_element, requires_grad, self.search.tile_keys)
-        return totals
+        shares, known = self._shares(), iter(saved.candidates)
+        candidates = [[[next(known) for _ in limits] for _, limits in share] for share in shares]
+        # Each worker has its own gradients, so that their sum does not depend on the order in which workers finish.
+        totals = [[torch.zeros_like(x) for x in tensors] for _ in shares]
 
-    def _elements(self) -> Iterator[tuple[BatchIndex, TorchCall]]:
-        """Yield the call with all batch elements at once, or with one after the other if candidates are searched.
+        def on_worker(n: int) -> None:
+            sums = self.call.with_arrays(totals[n])
+            for (index, limits), own in zip(shares[n], candidates[n], strict=True):
+                call, element = (x.select_batch(index) if index else x for x in (forward.call, sums))
+                found = zip(limits, own, strict=True)
+                for blocks in consecutive(found, lambda x: x.index.numel(), _BACKWARD_CANDIDATES):
+                    if blocks[0][1] is None:
+                        forward._backward_block(call, element, blocks[0][0], index, saved, gradients, requires_grad)
+                    elif self.search is not None:
+                        of_element = take_batch(gradients[0], index, 2)
+                        backward_candidates(call, element, blocks, of_element, requires_grad, self.search.tile_keys)
 
-        The index of the batch elements is yielded with each call.
+        run_on_workers(on_worker, len(shares))
+        for more in totals[1:]:
+            for total, x in zip(totals[0], more, strict=True):
+                total += x
+        return totals[0]
+
+    def _shares(self) -> list[list[tuple[BatchIndex, list[Limits]]]]:
+        """Return the row blocks of each worker: for each batch element, or for all at once, consecutive ranges of rows.
+
+        Batch elements are computed one after the other, by several workers, if candidates are searched.
         """
-        if self.search is None:
-            yield (), self.call
-            return
-        for index in batch_indices(self.call.batch, 1):
-            yield index, self.call.select_batch(index)
-
-    def _blocks(self) -> Iterator[Limits]:
-        return ranges(self.call.tile.q_total, self.rows if self.search is None else self.search.rows)
+        tile, search = self.call.tile, self.search
+        if search is None:
+            return [[((), list(ranges(tile.q_total, self.rows)))]]
+        tasks = [(index, rows) for index in batch_indices(tile.batch, 1) for rows in ranges(tile.q_total, search.rows)]
+        workers = 1 if self.readouts else search.workers
+        return [
+            [(index, [rows for _, rows in own]) for index, own in groupby(share, lambda task: task[0])]
+            for share in split_evenly(tasks, workers)
+        ]
 
     def _attend(
         self, call: TorchCall, index: BatchIndex, rows: Limits, saved: _Saved, buffer: Float[Tensor, " size"] | None

@@ -33,6 +33,8 @@ _CANDIDATE_ELEMENTS = 600_000
 _SELECTION_KEYS = 2**16
 """Number of keys from which those of the largest logits are selected tile by tile. Row blocks of fewer keys have enough
 queries, and their search takes half the time of the selection (8 × 4,096 tokens, 32 keys of each query)."""
+_WORKER_PAIRS = 2**17
+"""Least number of pairs for each thread, whose start takes some 100 µs."""
 _SAVED_CANDIDATES = 48
 """Estimated number of candidates per query that are saved for backward, for normally distributed logits."""
 
@@ -76,22 +78,22 @@ class RowBlocksKernel(Kernel):
 
     def _search_scratch(self, problem: Problem) -> float:
         """Return the bytes of a call that computes all logits and searches them for candidates."""
-        axes, rows = problem.axes, self._search_rows(problem)
+        axes, rows, workers = problem.axes, self._search_rows(problem), self._workers(problem)
         tile = min(rows * axes.k, max(1, self.budget // 8 // problem.elements_per_logit))
         ranks = 2 if problem.normalizer.stochastic else 1
         features = problem.elements_per_logit if problem.elements_per_logit > 1 else 0
         numbers = rows * axes.k * (2 * ranks + 1) // 2 + 2 * tile * features
-        form = problem.score.form
+        form, shared = problem.score.form, 0
         if problem.gradient:
             sides = math.prod(axes.query) + math.prod(axes.key) + math.prod(axes.value)
-            numbers += 3 * sides + axes.batch_size * axes.q * _SAVED_CANDIDATES * 2
+            shared = (2 + workers) * sides + axes.batch_size * axes.q * _SAVED_CANDIDATES * 2
             if isinstance(form, Distance) or (isinstance(form, Offset) and problem.score.positional):
                 numbers += int(tile * (score_arrays(problem)[0] + 1))
         elif isinstance(form, Product):
-            numbers += 2 * sum(lifted_elements(problem, scales_query=False))
+            shared = 2 * sum(lifted_elements(problem, scales_query=False))
         elif not features:  # the arrays of the score, its logits and their copy, and the candidates
             numbers += int(tile * (score_arrays(problem)[0] + 2)) + _CANDIDATE_ELEMENTS
-        return numbers * problem.itemsize + problem.cast_bytes
+        return (workers * numbers + shared) * problem.itemsize + problem.cast_bytes
 
     def _selection_scratch(self, problem: Problem) -> float:
         """Return the bytes of a call that selects the keys of the largest logits."""
@@ -158,7 +160,14 @@ class RowBlocksKernel(Kernel):
             tile_keys = self._selection_keys(problem, rows)
         recomputed = min(self.budget, problem.memory // 2 // problem.itemsize) // (axes.k * row_block_arrays(problem))
         tile_keys, recomputed = min(tile_keys, axes.k), max(1, min(rows, recomputed))
-        return CandidateSearch(rows, tile_keys, self.max_candidates, recomputed, selects)
+        return CandidateSearch(rows, tile_keys, self.max_candidates, recomputed, selects, self._workers(problem))
+
+    def _workers(self, problem: Problem) -> int:
+        """Return the number of threads that search for candidates, each with a block of its own."""
+        import torch
+
+        most = problem.axes.pairs // _WORKER_PAIRS if not problem.device.is_gpu else 1
+        return max(1, min(torch.get_num_threads(), most))
 
     def _selects(self, problem: Problem) -> bool:
         """Return whether candidates are the keys of the largest logits, selected tile by tile, by NumPy."""
@@ -185,7 +194,7 @@ class RowBlocksKernel(Kernel):
             return max(1, min(problem.axes.q, 512))
         logits, k = self.budget // 4, max(1, problem.axes.k)
         rows = max(logits // k, min(32, 2 * logits // k))
-        allowed = problem.memory // 2 // (problem.itemsize * k * 4)
+        allowed = problem.memory // 2 // (problem.itemsize * k * 4 * self._workers(problem))
         return max(1, min(problem.axes.q, 512, rows, allowed))
 
     def _rows(self, problem: Problem) -> int:

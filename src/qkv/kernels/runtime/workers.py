@@ -1,4 +1,4 @@
-"""Worker threads, each of which uses one thread of PyTorch and its own workspace.
+"""Worker threads, each of which uses one thread of PyTorch.
 
 PyTorch's operations release the interpreter lock, so Python threads run in parallel. PyTorch's own threads synchronize
 after every operation, which costs more than it saves for small operations; worker threads synchronize once, at the end.
@@ -48,17 +48,18 @@ def worker() -> Iterator[Workspace]:
         yield workspace
 
 
-def run_on_workers(function: Callable[[int, Workspace], None], count: int) -> None:
-    """Call `function(n, workspace)` for each n below `count`, each in a separate thread.
+def run_on_workers(function: Callable[[int], None], count: int) -> None:
+    """Call `function(n)` for each n below `count`, each in a separate thread.
 
-    Threads inherit inference mode from the calling thread and run without autocast. With a `count` of 1 the function
-    runs in the calling thread. If calls raise errors, the first error is raised again in the calling thread.
+    Threads inherit inference mode from the calling thread and run without autocast and without recording a graph. With
+    a `count` of 1 the function runs in the calling thread. If calls raise errors, the first error is raised again in
+    the calling thread.
     """
     import torch
 
     if count == 1:
-        with worker() as workspace:
-            function(0, workspace)
+        with torch.no_grad():
+            function(0)
         return
     inference = torch.is_inference_mode_enabled()
     threads = torch.get_num_threads()
@@ -66,8 +67,8 @@ def run_on_workers(function: Callable[[int, Workspace], None], count: int) -> No
     def on_thread(n: int) -> None:
         # This also changes the default of new threads, which is restored below.
         torch.set_num_threads(1)
-        with torch.inference_mode(inference), worker() as workspace:
-            function(n, workspace)
+        with torch.inference_mode(inference), torch.no_grad():
+            function(n)
 
     try:
         with ThreadPoolExecutor(count, thread_name_prefix="qkv") as pool:

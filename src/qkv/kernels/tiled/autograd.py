@@ -260,17 +260,13 @@ def forward(
         shares = shares_by_rows(call, sizes)
     else:
         shares = shares_by_element(call, sizes, collector.in_parallel)
-    if len(shares) == 1:
-        with worker() as workspace:
-            for index, rows in shares[0]:
-                out.write(index, rows, elements(index).forward(rows, workspace))
-    else:
 
-        def on_worker(n: int, workspace: Workspace) -> None:
+    def on_worker(n: int) -> None:
+        with worker() as workspace:
             for index, rows in shares[n]:
                 out.write(index, rows, elements(index).forward(rows, workspace))
 
-        run_on_workers(on_worker, len(shares))
+    run_on_workers(on_worker, len(shares))
     notes += elements.guard_notes()
     return out.arrays
 
@@ -339,20 +335,21 @@ def tile_gradients(
     # Each worker has its own gradients, so that their sum does not depend on the order in which workers finish.
     sums = [Gradients.zeros(call) for _ in shares]
 
-    def on_worker(n: int, workspace: Workspace) -> None:
+    def on_worker(n: int) -> None:
         selected, target = None, sums[n]
-        for index, rows in shares[n]:
-            if index != selected:
-                selected, target = index, sums[n].select_batch(index)
-            elements(index).backward(
-                rows,
-                tuple(take_range(take_batch(x, index, 2), rows) for x in summary),
-                take_range(take_batch(row_dot, index, 2), rows),
-                take_range(take_batch(gradient, index, 2), rows),
-                target,
-                workspace,
-                logits_needed,
-            )
+        with worker() as workspace:
+            for index, rows in shares[n]:
+                if index != selected:
+                    selected, target = index, sums[n].select_batch(index)
+                elements(index).backward(
+                    rows,
+                    tuple(take_range(take_batch(x, index, 2), rows) for x in summary),
+                    take_range(take_batch(row_dot, index, 2), rows),
+                    take_range(take_batch(gradient, index, 2), rows),
+                    target,
+                    workspace,
+                    logits_needed,
+                )
 
     run_on_workers(on_worker, len(shares))
     total = sums[0]
@@ -383,11 +380,13 @@ def partial_result(call: TorchCall, sizes: TileSizes, elements: Elements) -> Par
     out, shares = OutputBuffers(call.tile), shares_by_rows(call, sizes)
     kinds: list[type[PartialResult]] = []
 
-    def on_worker(n: int, workspace: Workspace) -> None:
-        for index, rows in shares[n]:
-            found = elements(index).partial(rows, workspace)
-            kinds.append(type(found))
-            out.write(index, rows, [getattr(found, field.name) for field in dataclasses.fields(found)])  # type: ignore[arg-type]
+    def on_worker(n: int) -> None:
+        with worker() as workspace:
+            for index, rows in shares[n]:
+                found = elements(index).partial(rows, workspace)
+                kinds.append(type(found))
+                arrays = [getattr(found, field.name) for field in dataclasses.fields(found)]  # type: ignore[arg-type]
+                out.write(index, rows, arrays)
 
     run_on_workers(on_worker, len(shares))
     return kinds[0](*out.arrays)
