@@ -1,6 +1,7 @@
 """scikit-learn's contract, and use with its tools: pipelines, searches, frames, copies, pickles."""
 
 import pickle
+from contextlib import ExitStack
 
 import joblib
 import numpy as np
@@ -13,8 +14,10 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from qkv.estimators import AttentionClassifier, AttentionRegressor
+from qkv.estimators.base import _one_blas_thread
 from tests.sklearn_checks import parametrize_with_checks
 
 REPEATED = {
@@ -135,10 +138,23 @@ def test_the_same_seed_gives_the_same_predictions_and_other_seeds_others():
 def test_fitting_leaves_the_generator_of_pytorch_and_its_threads_as_they_were():
     import torch
 
-    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    state, threads, pools = torch.get_rng_state(), torch.get_num_threads(), threadpool_info()
     quick().fit(X, Y)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
+    assert threadpool_info() == pools
+
+
+def test_fits_that_overlap_leave_the_threads_of_blas_as_they_were():
+    inner, outer = ExitStack(), ExitStack()
+    with threadpool_limits(2, "blas"):
+        before = threadpool_info()
+        outer.enter_context(_one_blas_thread())
+        inner.enter_context(_one_blas_thread())
+        assert {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"} == {1}
+        outer.close()
+        inner.close()
+        assert threadpool_info() == before
 
 
 def test_an_estimator_is_cloned_with_its_options():
