@@ -1,6 +1,7 @@
 """Measurement of the kernels, and the coefficients fitted to it."""
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -118,3 +119,12 @@ def _restore_table() -> object:
     yield
     time_model.load_table.cache_clear()
     PLANS.clear()
+
+
+@pytest.mark.parametrize("kind", measure._MAX_ELEMENTS)
+def test_calls_with_arrays_of_the_large_size_are_measured_for_each_kind_of_score(kind: str) -> None:
+    draw = random.Random(0)
+    per_logit = kind in ("tanh", "pairwise")
+    shapes = [measure._draw_call(draw, kind, gradient=False).shape for _ in range(1000)]
+    sizes = [4 * batch * length**2 * (width if per_logit else 1) for batch, length, width in shapes]
+    assert sum(size >= time_model.LARGE_BYTES for size in sizes) >= 5

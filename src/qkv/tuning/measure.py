@@ -32,7 +32,7 @@ _MAX_ELEMENTS = {
     **dict.fromkeys(("changed product", "biased product", "gated"), 1e7),
     "narrow pairwise": 1e7,
     "tanh": 5e7,
-    "distance": 1e8,
+    "distance": 3e8,
     "pairwise": 2e7,
 }
 """Largest number of pairs times elements per logit, by the kind of score, so that most calls take less than 0.1 s."""
