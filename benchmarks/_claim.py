@@ -19,6 +19,7 @@ CLAIMS = (
     "short_parts",
     "readouts",
     "routes",
+    "cores",
     "lifted",
     "additive",
     "additive_long",
