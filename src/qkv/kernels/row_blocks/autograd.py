@@ -58,10 +58,11 @@ _BACKWARD_CANDIDATES = 2**15
 
 @dataclass(frozen=True)
 class CandidateSearch:
-    """Options of the search for candidates, which runs one batch element at a time in each worker.
+    """Options of the search for candidates.
 
     Attributes:
-        rows: number of queries per block.
+        elements: number of batch elements per block; more than one only if a block has all their queries.
+        rows: number of queries per block, of each batch element.
         tile_keys: number of keys per tile of logits, for scores that are not inner products or if `selects` is True.
         max_candidates: largest number of candidates per query. A block with more attends to all keys.
         recomputed_rows: number of queries per block in backward, for blocks that attended to all keys.
@@ -69,6 +70,7 @@ class CandidateSearch:
         workers: largest number of threads that search.
     """
 
+    elements: int
     rows: int
     tile_keys: int
     max_candidates: int
@@ -160,7 +162,7 @@ class RowBlocks(DifferentiableRows):
         def on_worker(n: int) -> None:
             buffer = None
             if self.search is not None and not self.search.selects:
-                buffer = row_logits_buffer(self.call, self.search.rows)
+                buffer = row_logits_buffer(self.call, self.search.elements * self.search.rows)
             for index, limits in shares[n]:
                 candidates[n] += self._forward_element(index, limits, saved, buffer)
 
@@ -180,7 +182,7 @@ class RowBlocks(DifferentiableRows):
                 accumulator.add_candidates(weights, keys, rows, index)
 
         found = ((rows, self._attend(call, index, rows, saved, buffer)) for rows in limits)
-        for blocks in consecutive(found, lambda candidates: len(candidates.index), _FORWARD_QUERIES):
+        for blocks in consecutive(found, lambda candidates: candidates.index.shape[:-1].numel(), _FORWARD_QUERIES):
             if blocks[0][1] is None:
                 candidates.append(None)
             else:
@@ -228,14 +230,12 @@ class RowBlocks(DifferentiableRows):
         return totals[0]
 
     def _shares(self) -> list[list[tuple[BatchIndex, list[Limits]]]]:
-        """Return the row blocks of each worker: for each batch element, or for all at once, consecutive ranges of rows.
-
-        Batch elements are computed one after the other, by several workers, if candidates are searched.
-        """
+        """Return the row blocks of each worker: for some batch elements at a time, consecutive ranges of rows."""
         tile, search = self.call.tile, self.search
         if search is None:
             return [[((), list(ranges(tile.q_total, self.rows)))]]
-        tasks = [(index, rows) for index in batch_indices(tile.batch, 1) for rows in ranges(tile.q_total, search.rows)]
+        elements = batch_indices(tile.batch, search.elements)
+        tasks = [(index, rows) for index in elements for rows in ranges(tile.q_total, search.rows)]
         workers = 1 if self.readouts else search.workers
         return [
             [(index, [rows for _, rows in own]) for index, own in groupby(share, lambda task: task[0])]
@@ -308,11 +308,12 @@ class RowBlocks(DifferentiableRows):
             accumulate(results, shares, leaves, block_tensors(sums, rows, cols))
 
 
-def _attend_all(call: TorchCall, rows: Limits, block: RowLogits) -> Float[Tensor, "q value_width"]:
+def _attend_all(call: TorchCall, rows: Limits, block: RowLogits) -> Float[Tensor, "*batch q value_width"]:
     """Return the output of a row block that attends to all keys. The logits of the block may be overwritten."""
     tile, normalizer = call.tile.restrict(rows, block.cols), call.normalizer
     if normalizer.power is not None and normalizer.scale is not None:
-        weights = write_sparse_weights(block.logits, block.logits, normalizer.power, normalizer.scale, block.group_max)
+        largest = block.group_max.view(-1, block.group_max.shape[-1])
+        weights = write_sparse_weights(block.logits, block.logits, normalizer.power, normalizer.scale, largest)
     else:
         weights = cast("Tensor", normalizer.weights(block.logits, tile))
     return apply_dropout(weights, tile, call.dropout) @ take_range(call.value, block.cols)

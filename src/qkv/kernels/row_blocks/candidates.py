@@ -121,14 +121,15 @@ class Candidates:
     They are in key order if ties depend on the order, and in descending order of logits if they are the top k.
 
     Attributes:
-        index: indices of the keys in the call, int32, padded with 0 in rows with fewer candidates.
+        index: indices of the keys in the call, int32, padded with 0 in rows with fewer candidates. Leading axes are
+            those of the batch elements of the block.
         logits: logits of these keys, padded with −inf.
         ranks: values by which the normalizer selects keys: the logits, plus random noise for stochastic normalizers.
     """
 
-    index: Int[Tensor, "rows candidates"]
-    logits: Float[Tensor, "rows candidates"]
-    ranks: Float[Tensor, "rows candidates"]
+    index: Int[Tensor, "*batch rows candidates"]
+    logits: Float[Tensor, "*batch rows candidates"]
+    ranks: Float[Tensor, "*batch rows candidates"]
 
 
 _CandidateBlock = tuple[Limits, Candidates | None]
@@ -198,22 +199,29 @@ def find_candidates(block: RowLogits, normalizer: Normalizer, max_candidates: in
     """
     import torch
 
-    ranks, group_max = block.ranks, block.group_max
-    if not float(group_max.amax()) < math.inf:
+    if not float(block.group_max.amax()) < math.inf:
         return None
-    bound = normalizer.threshold_bound(group_max)
+    bound = normalizer.threshold_bound(block.group_max)
     if bound is None:
         return None
     bound = cast("Tensor", bound).clamp(min=torch.finfo(bound.dtype).min)  # so that no rank of −inf reaches the bound
+    lead = block.padded.shape[:-1]
+    bound = bound.expand(*lead, 1).reshape(-1, 1)
+    padded, ranks, group_max = (x.view(-1, x.shape[-1]) for x in (block.padded, block.ranks, block.group_max))
+    rows = RowLogits(padded, padded if block.ranks is block.padded else ranks, group_max, block.cols)
+    found: Candidates | None = None
     if normalizer.top_k is not None and can_pack(ranks):
         selected = select_top_k(ranks, group_max, bound, normalizer.top_k, max_candidates)
-        return None if selected is None else _with_logits(block, *selected)
-    position = _positions_above(ranks, group_max, bound, max_candidates)
-    if position is None:
-        return None
-    if normalizer.selects_keys:
-        position = position.sort().values  # ties go to the first key
-    return _table(block, position, max_candidates)
+        found = None if selected is None else _with_logits(rows, *selected)
+    else:
+        position = _positions_above(ranks, group_max, bound, max_candidates)
+        if position is not None:
+            # Ties go to the first key.
+            found = _table(rows, position.sort().values if normalizer.selects_keys else position, max_candidates)
+    if found is None or len(lead) == 1:
+        return found
+    index, logits = (x.view(*lead, x.shape[-1]) for x in (found.index, found.logits))
+    return Candidates(index, logits, logits if found.ranks is found.logits else found.ranks.view(logits.shape))
 
 
 def _positions_above(
@@ -277,13 +285,13 @@ def _with_logits(
 def attend_candidates(
     call: TorchCall,
     blocks: Sequence[_CandidateBlock],
-    output: Float[Tensor, "q value_width"],
+    output: Float[Tensor, "*batch q value_width"],
     read: Callable[[Limits, Int[Tensor, "rows candidates"], Float[Tensor, "rows candidates"]], None],
 ) -> list[Candidates | None]:
     """Write the output of consecutive row blocks and return the candidates that the backward pass needs.
 
     Args:
-        call: call restricted to one batch element.
+        call: call restricted to the batch elements of the blocks.
         blocks: range and candidates of each row block.
         output: output of all queries, in which the rows of these blocks are overwritten.
         read: function that is called with the range of queries, the keys of their candidates and the weights of these.
@@ -303,7 +311,9 @@ def attend_candidates(
     lengths = [stop - start for (start, stop), _ in blocks]
     split = torch.split
     parts = zip(
-        split(candidates.index.gather(-1, best), lengths), split(weights.gather(-1, best), lengths), strict=True
+        split(candidates.index.gather(-1, best), lengths, dim=-2),
+        split(weights.gather(-1, best), lengths, dim=-2),
+        strict=True,
     )
     return [Candidates(index, weight, weight) for index, weight in parts]
 
@@ -312,14 +322,14 @@ def backward_candidates(
     call: TorchCall,
     sums: TorchCall,
     blocks: Sequence[_CandidateBlock],
-    gradient: Float[Tensor, "q value_width"],
+    gradient: Float[Tensor, "*batch q value_width"],
     requires_grad: Sequence[bool],
     tile_keys: int,
 ) -> None:
     """Add the gradients of consecutive row blocks, computed from their candidates, to `sums`.
 
     Args:
-        call: call restricted to one batch element.
+        call: call restricted to the batch elements of the blocks.
         sums: the same call with a gradient in place of each array, to which gradients are added in place.
         blocks: range and candidates of each row block.
         gradient: gradient of the output.
@@ -355,17 +365,19 @@ def backward_candidates(
         (key,) = leaves_of([call.key])
         query_gradient = _gather_sum(index, key, logit_gradient)
     if requires_grad[0]:
-        take_range(sums.query, rows).add_(query_gradient.detach())
+        target = take_range(sums.query, rows)
+        target.add_(query_gradient.detach().sum_to_size(target.shape))
     if requires_grad[1]:
-        sums.key.add_(torch.autograd.grad(query_gradient, key, take_range(call.query, rows))[0])
+        query = take_range(call.query, rows).expand_as(query_gradient)
+        sums.key.add_(torch.autograd.grad(query_gradient, key, query)[0])
 
 
 def _backward_score(
     call: TorchCall,
     sums: TorchCall,
     blocks: Sequence[_CandidateBlock],
-    index: Int[Tensor, "rows candidates"],
-    logit_gradient: Float[Tensor, "rows candidates"],
+    index: Int[Tensor, "*batch rows candidates"],
+    logit_gradient: Float[Tensor, "*batch rows candidates"],
     tile_keys: int,
 ) -> None:
     """Add the gradients of query, key and the score's arrays to `sums`, by autograd on each tile of logits."""
@@ -374,21 +386,23 @@ def _backward_score(
     first = blocks[0][0][0]
     for rows, _ in blocks:
         visible = visible_range(call, rows)
-        part = slice(rows[0] - first, rows[1] - first)
+        own_index, own_gradient = (x[..., rows[0] - first : rows[1] - first, :] for x in (index, logit_gradient))
         for start, stop in ranges(visible[1] - visible[0], tile_keys):
             cols = (visible[0] + start, visible[0] + stop)
-            own = index[part].long() - cols[0]
+            own = own_index.long() - cols[0]
             inside = (own >= 0) & (own < cols[1] - cols[0])
-            dense = logit_gradient.new_zeros((rows[1] - rows[0], cols[1] - cols[0]))
-            dense.scatter_add_(1, own.where(inside, 0), logit_gradient[part].where(inside, 0.0))
+            dense = logit_gradient.new_zeros((*own.shape[:-1], cols[1] - cols[0]))
+            dense.scatter_add_(-1, own.where(inside, 0), own_gradient.where(inside, 0.0))
             leaves = leaves_of(block_tensors(call, rows, cols))
             with torch.enable_grad():
                 logits, _ = traced_logits(call, rows, cols, leaves)
             if logits is not None:
-                accumulate([logits], [dense], leaves, block_tensors(sums, rows, cols))
+                accumulate([logits], [dense.sum_to_size(logits.shape)], leaves, block_tensors(sums, rows, cols))
 
 
-def _candidate_weights(call: TorchCall, candidates: Candidates, rows: Limits) -> Float[Tensor, "rows candidates"]:
+def _candidate_weights(
+    call: TorchCall, candidates: Candidates, rows: Limits
+) -> Float[Tensor, "*batch rows candidates"]:
     tile, logits = call.tile.restrict(rows, (0, call.tile.k_total)), candidates.logits
     if call.normalizer.power is not None:
         return cast("Tensor", row_weights(call.normalizer, logits, tile))
@@ -398,12 +412,20 @@ def _candidate_weights(call: TorchCall, candidates: Candidates, rows: Limits) ->
 
 
 def _gather_sum(
-    index: Int[Tensor, "rows candidates"], table: Float[Tensor, "k width"], weights: Float[Tensor, "rows candidates"]
-) -> Float[Tensor, "rows width"]:
+    index: Int[Tensor, "*batch rows candidates"],
+    table: Float[Tensor, "*#batch k width"],
+    weights: Float[Tensor, "*batch rows candidates"],
+) -> Float[Tensor, "*batch rows width"]:
     """Return Σ_s weights[i, s] · table[index[i, s]] without an array of the gathered rows."""
     import torch
 
-    return torch.nn.functional.embedding_bag(index, table, per_sample_weights=weights, mode="sum")
+    lead, (k, width) = index.shape[:-1], table.shape[-2:]
+    if len(lead) > 1:
+        first = torch.arange(0, math.prod(lead[:-1]) * k, k, dtype=index.dtype, device=index.device)
+        index = (index.view(len(first), -1) + first[:, None]).view(-1, index.shape[-1])
+        weights, table = weights.reshape(index.shape), table.expand(*lead[:-1], k, width).reshape(len(first) * k, width)
+    found = torch.nn.functional.embedding_bag(index, table, per_sample_weights=weights, mode="sum")
+    return found.view(*lead, width)
 
 
 def _concat(blocks: Sequence[_CandidateBlock]) -> tuple[Limits, Candidates]:
@@ -416,9 +438,9 @@ def _concat(blocks: Sequence[_CandidateBlock]) -> tuple[Limits, Candidates]:
         return rows, found[0]
     longest = max(x.index.shape[-1] for x in found)
 
-    def concat(arrays: list[Num[Tensor, "_ _"]], fill: float) -> Num[Tensor, "rows candidates"]:
+    def concat(arrays: list[Num[Tensor, "*_"]], fill: float) -> Num[Tensor, "*batch rows candidates"]:
         pad = torch.nn.functional.pad
-        return torch.cat([pad(x, (0, longest - x.shape[-1]), value=fill) for x in arrays])
+        return torch.cat([pad(x, (0, longest - x.shape[-1]), value=fill) for x in arrays], dim=-2)
 
     logits = concat([x.logits for x in found], -torch.inf)
     shared = all(x.ranks is x.logits for x in found)

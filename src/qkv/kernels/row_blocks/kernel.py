@@ -33,6 +33,8 @@ _CANDIDATE_ELEMENTS = 600_000
 _SELECTION_KEYS = 2**16
 """Number of keys from which those of the largest logits are selected tile by tile. Row blocks of fewer keys have enough
 queries, and their search takes half the time of the selection (8 × 4,096 tokens, 32 keys of each query)."""
+_BLOCK_PAIRS = 2**19
+"""Number of pairs up to which a row block has several batch elements, if it has all their queries."""
 _WORKER_PAIRS = 2**17
 """Least number of pairs for each thread, whose start takes some 100 µs."""
 _SAVED_CANDIDATES = 48
@@ -78,7 +80,8 @@ class RowBlocksKernel(Kernel):
 
     def _search_scratch(self, problem: Problem) -> float:
         """Return the bytes of a call that computes all logits and searches them for candidates."""
-        axes, rows, workers = problem.axes, self._search_rows(problem), self._workers(problem)
+        axes, workers = problem.axes, self._workers(problem)
+        rows = self._search_rows(problem) * self._search_elements(problem)
         tile = min(rows * axes.k, max(1, self.budget // 8 // problem.elements_per_logit))
         ranks = 2 if problem.normalizer.stochastic else 1
         features = problem.elements_per_logit if problem.elements_per_logit > 1 else 0
@@ -155,12 +158,27 @@ class RowBlocksKernel(Kernel):
         from qkv.kernels.row_blocks.autograd import CandidateSearch
 
         axes, rows, selects = problem.axes, self._search_rows(problem), self._selects(problem)
-        tile_keys = max(1, self.budget // 8 // (rows * problem.elements_per_logit))
+        elements = self._search_elements(problem)
+        tile_keys = max(1, self.budget // 8 // (elements * rows * problem.elements_per_logit))
         if selects:
             tile_keys = self._selection_keys(problem, rows)
-        recomputed = min(self.budget, problem.memory // 2 // problem.itemsize) // (axes.k * row_block_arrays(problem))
+        arrays = elements * axes.k * row_block_arrays(problem)
+        recomputed = min(self.budget, problem.memory // 2 // problem.itemsize) // arrays
         tile_keys, recomputed = min(tile_keys, axes.k), max(1, min(rows, recomputed))
-        return CandidateSearch(rows, tile_keys, self.max_candidates, recomputed, selects, self._workers(problem))
+        return CandidateSearch(
+            elements, rows, tile_keys, self.max_candidates, recomputed, selects, self._workers(problem)
+        )
+
+    def _search_elements(self, problem: Problem) -> int:
+        """Return the number of batch elements of a row block in which candidates are searched."""
+        axes = problem.axes
+        if self._selects(problem) or self._search_rows(problem) < axes.q:
+            return 1
+        pairs = min(
+            _BLOCK_PAIRS, self.budget // 8 // (problem.elements_per_logit if problem.elements_per_logit > 1 else 1)
+        )
+        allowed = problem.memory // 2 // (problem.itemsize * 4 * self._workers(problem))
+        return max(1, min(pairs, allowed) // max(1, axes.q * axes.k))
 
     def _workers(self, problem: Problem) -> int:
         """Return the number of threads that search for candidates, each with a block of its own."""

@@ -1,4 +1,4 @@
-"""Logits of a row block, that is, of some queries of one batch element with all keys that the mask allows.
+"""Logits of a row block, that is, of some queries of some batch elements with all keys that the mask allows.
 
 They are stored in a buffer that is reused for every block.
 
@@ -33,21 +33,21 @@ class RowLogits:
     """Logits of a block of queries with all keys in a range, padded to a multiple of the group size.
 
     Attributes:
-        padded: logits `(rows, width)`, −inf for masked keys and for the padding at the end of each row.
+        padded: logits `(*batch, rows, width)`, −inf for masked keys and for the padding at the end of each row.
         ranks: values by which the normalizer selects keys: the logits, plus random noise for stochastic normalizers.
-        group_max: largest rank of each group, `(rows, groups)`. Key j belongs to group j modulo `groups`.
+        group_max: largest rank of each group, `(*batch, rows, groups)`. Key j belongs to group j modulo `groups`.
         cols: range of the keys.
     """
 
-    padded: Float[Tensor, "rows width"]
-    ranks: Float[Tensor, "rows width"]
-    group_max: Float[Tensor, "rows groups"]
+    padded: Float[Tensor, "*batch rows width"]
+    ranks: Float[Tensor, "*batch rows width"]
+    group_max: Float[Tensor, "*batch rows groups"]
     cols: Limits
 
     @property
-    def logits(self) -> Float[Tensor, "rows k"]:
+    def logits(self) -> Float[Tensor, "*batch rows k"]:
         """The logits without padding."""
-        return self.padded[:, : self.cols[1] - self.cols[0]]
+        return self.padded[..., : self.cols[1] - self.cols[0]]
 
 
 def _padded_width(keys: int) -> int:
@@ -56,8 +56,8 @@ def _padded_width(keys: int) -> int:
 
 
 def row_logits_buffer(call: TorchCall, rows: int) -> Float[Tensor, " size"]:
-    """Allocate a buffer for the padded logits of blocks of at most `rows` queries."""
-    return call.value.new_empty(min(rows, call.tile.q_total) * _padded_width(call.tile.k_total))
+    """Allocate a buffer for the padded logits of blocks of at most `rows` queries of all batch elements together."""
+    return call.value.new_empty(rows * _padded_width(call.tile.k_total))
 
 
 def visible_range(call: TorchCall, rows: Limits) -> Limits:
@@ -79,7 +79,7 @@ def padded_row_logits(
     """Compute the logits of a row block, and the ranks by which the normalizer selects keys.
 
     Args:
-        call: call restricted to one batch element.
+        call: call restricted to the batch elements of the block.
         rows: range of the queries.
         cols: range of the keys, which must contain `visible_range`.
         buffer: buffer for the logits, as returned by `row_logits_buffer`.
@@ -87,21 +87,22 @@ def padded_row_logits(
     """
     import torch
 
-    count, keys = rows[1] - rows[0], cols[1] - cols[0]
+    lead, keys = (*call.batch, rows[1] - rows[0]), cols[1] - cols[0]
     width = _padded_width(keys)
-    padded = buffer[: count * width].view(count, width)
-    padded[:, keys:] = -math.inf
+    padded = buffer[: math.prod(lead) * width].view(*lead, width)
+    padded[..., keys:] = -math.inf
     if call.projected and isinstance(call.score.form, Product):
-        torch.mm(take_range(call.query, rows), take_range(call.key, cols).T, out=padded[:, :keys])
+        query = take_range(call.query, rows).expand(*call.batch, -1, -1)
+        torch.matmul(query, take_range(call.key, cols).mT, out=padded[..., :keys])
         _apply_mask(call, padded, rows, cols)
     else:
         for tile_cols in _chunks(cols, tile_keys):
-            target = padded[:, tile_cols[0] - cols[0] : tile_cols[1] - cols[0]]
+            target = padded[..., tile_cols[0] - cols[0] : tile_cols[1] - cols[0]]
             logits = call.logits(rows, tile_cols)
             target.fill_(-math.inf) if logits is None else target.copy_(logits)
     ranks = _ranks(call, padded, rows, cols)
-    # Groups are interleaved, so that one vectorized maximum over the middle axis reduces all groups.
-    group_max = ranks.view(count, _GROUP_SIZE, width // _GROUP_SIZE).amax(dim=1)
+    # Groups are interleaved, so that one vectorized maximum over an axis reduces all groups.
+    group_max = ranks.view(*lead, _GROUP_SIZE, width // _GROUP_SIZE).amax(dim=-2)
     return RowLogits(padded, ranks, group_max, cols)
 
 
@@ -144,12 +145,12 @@ def _coverage_step(call: TorchCall) -> int:
     return max(512, -(-call.tile.k_total // _COVERAGE_CHUNKS))
 
 
-def _apply_mask(call: TorchCall, padded: Float[Tensor, "rows width"], rows: Limits, cols: Limits) -> None:
+def _apply_mask(call: TorchCall, padded: Float[Tensor, "*batch rows width"], rows: Limits, cols: Limits) -> None:
     if call.mask is None:
         return
     for chunk in _chunks(cols, _coverage_step(call)):
         tile = call.tile.restrict(rows, chunk)
-        target = padded[:, chunk[0] - cols[0] : chunk[1] - cols[0]]
+        target = padded[..., chunk[0] - cols[0] : chunk[1] - cols[0]]
         coverage, mask = restrict_mask(call.mask, tile)
         if coverage == "none":
             target.fill_(-math.inf)
@@ -158,18 +159,18 @@ def _apply_mask(call: TorchCall, padded: Float[Tensor, "rows width"], rows: Limi
 
 
 def _ranks(
-    call: TorchCall, padded: Float[Tensor, "rows width"], rows: Limits, cols: Limits
-) -> Float[Tensor, "rows width"]:
+    call: TorchCall, padded: Float[Tensor, "*batch rows width"], rows: Limits, cols: Limits
+) -> Float[Tensor, "*batch rows width"]:
     """Return the ranks of a row block, which are its logits or, for stochastic normalizers, a new array."""
     import torch
 
     ranks = None
-    for chunk in _chunks(cols, max(64, _DRAWS // len(padded))):
+    for chunk in _chunks(cols, max(64, _DRAWS // math.prod(padded.shape[:-1]))):
         at = slice(chunk[0] - cols[0], chunk[1] - cols[0])
-        logits = padded[:, at]
+        logits = padded[..., at]
         chunk_ranks = call.normalizer.selection_logits(logits, call.tile.restrict(rows, chunk))
         if chunk_ranks is logits:
             return padded
         ranks = torch.full_like(padded, -math.inf) if ranks is None else ranks
-        ranks[:, at] = cast("Tensor", chunk_ranks)
+        ranks[..., at] = cast("Tensor", chunk_ranks)
     return padded if ranks is None else ranks
