@@ -1,10 +1,11 @@
 """Autograd function in PyTorch that computes attention in row blocks, with backward and double backward.
 
 Each block computes the whole rows of logits of its queries. If a `CandidateSearch` is given, the output of a block is a
-weighted sum over the candidates of each row (`candidates.py`); otherwise, or if a row has too many candidates, over all
-keys. Forward saves only the inputs and the candidates. Backward differentiates the candidates, or recomputes a block
-under autograd. Double backward (`create_graph=True`) runs the blocks under activation checkpointing, which supports
-derivatives of any order (`kernels/runtime/differentiable_rows.py`).
+weighted sum over the candidates of each row (`candidates.py`), and worker threads share the blocks; otherwise, or if a
+row has too many candidates, it is a sum over all keys. Forward saves only the inputs and the candidates. Backward
+differentiates the candidates, or recomputes a block under autograd. Double backward (`create_graph=True`) runs the
+blocks under activation checkpointing, which supports derivatives of any order
+(`kernels/runtime/differentiable_rows.py`).
 """
 
 from __future__ import annotations

@@ -170,13 +170,11 @@ class RowBlocksKernel(Kernel):
         )
 
     def _search_elements(self, problem: Problem) -> int:
-        """Return the number of batch elements of a row block in which candidates are searched."""
+        """Return the number of batch elements in a block if candidates are searched, so that operations are large."""
         axes = problem.axes
         if self._selects(problem) or self._search_rows(problem) < axes.q:
             return 1
-        pairs = min(
-            _BLOCK_PAIRS, self.budget // 8 // (problem.elements_per_logit if problem.elements_per_logit > 1 else 1)
-        )
+        pairs = min(_BLOCK_PAIRS, self.budget // 8 // problem.elements_per_logit)
         allowed = problem.memory // 2 // (problem.itemsize * 4 * self._workers(problem))
         return max(1, min(pairs, allowed) // max(1, axes.q * axes.k))
 
