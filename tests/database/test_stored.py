@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from qkv import masks, scores
-from qkv.database import Database
+from qkv.database import Database, choice_cache
 from qkv.database.execute import block_scan, row_reader, statistics
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.partial_sums import Accumulator, value_sums
@@ -331,6 +331,7 @@ def test_more_rows_than_are_compared_give_the_bandwidth_of_the_same_sample(tmp_p
 
 def test_statistics_are_cached_for_each_version(tmp_path, monkeypatch):
     path = _made(tmp_path, table())
+    monkeypatch.setattr(choice_cache, "_FEWEST_ROWS", 1)
     first = Database.open(path, memory=1).ask(0.3)
     seen = []
     real, real_choice = statistics._StatisticsScan.run, bandwidth.leave_one_out

@@ -386,9 +386,9 @@ class StoredDatabase(Queryable):
             hidden = [name for name in self.store.schema.names if name not in visible]
             rows = self.store, key, self.value, self.name, self.fold
             if self.cluster is not None:
-                executor = ClusterExecutor(*rows, progress, hidden, self.cache, self.cluster)
+                executor = ClusterExecutor(*rows, progress, hidden, self.cluster)
             elif self._exceeds_memory(vectors):
-                executor = StreamedExecutor(*rows, progress, hidden, self.cache)
+                executor = StreamedExecutor(*rows, progress, hidden)
             else:
                 executor = load_executor(*rows, hidden, [*visible, *hidden] if vectors else visible)
             if self.cache:
