@@ -277,22 +277,9 @@ class AnswerRelation:
                 yield part, answers
 
     def _ask(self, queries: Sequence[object], options: AskOptions) -> Answer:
-        return self.database.ask(
-            list(queries),
-            score=options.score,
-            normalizer=options.normalizer,
-            mask=options.mask,
-            where=options.where,
-            top=options.top,
-            min_similarity=options.min_similarity,
-            max_distance=options.max_distance,
-            seed=options.seed,
-            # The progress is that of the relation.
-            progress=None if queries else options.progress,
-            on_bad_query="report",
-            aggregate=options.aggregate,
-            printed=options.printed,
-        )
+        # Without queries, the bandwidth is chosen, which takes long. The progress of answers is reported by parts.
+        progress = None if queries else options.progress
+        return self.database.ask_with(list(queries), replace(options, on_bad_query="report", progress=progress))
 
 
 def _check_type(type_: pa.DataType, kind: str, key: str, column: str) -> None:
