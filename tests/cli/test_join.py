@@ -117,7 +117,7 @@ def test_a_single_table_is_searched_for_duplicates(qkv, tmp_path):
         (("join", *TABLES, *ON, "--one-to-one", "--many"), "must not both be True"),
         (("join", *TABLES, "--model", "no.json"), "must be a readable file"),
         (("join", *TABLES, *ON, "--model", "no.json"), "Omit --on"),
-        (("join", *TABLES, "--model", "people.csv"), "not JSON"),
+        (("join", *TABLES, "--model", "people.csv"), "must be a container"),
         (("fit", "join", *TABLES, *ON), "--out must be given"),
         (("fit", "join", *TABLES, *ON, "--out", "no-folder/m.json"), "must exist, got 'no-folder'"),
         (
