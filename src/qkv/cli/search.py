@@ -167,23 +167,7 @@ def build_index(
 
 
 def _print_json(query: str, hits: list[Hit]) -> None:
-    found = []
-    for hit in hits:
-        assert hit.contributions is not None
-        found.append(
-            {
-                "document": hit.document,
-                "title": hit.title,
-                "weight": hit.weight,
-                "score": hit.score,
-                "start": hit.start,
-                "end": hit.end,
-                "text": hit.text,
-                "words": hit.contributions.by_word(),
-                "query_words": hit.contributions.by_query_word(),
-                "rest": hit.contributions.rest,
-            }
-        )
+    found = [hit.record() for hit in hits]
     print(escaped_json(json.dumps({"query": query, "hits": found}, ensure_ascii=False)))
 
 
