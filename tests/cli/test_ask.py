@@ -164,43 +164,6 @@ def test_queries_come_from_a_file_with_or_without_a_header(qkv, tmp_path):
         assert [line.split(",")[0] for line in out.splitlines()] == ["query", "3.5", "2.5"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("ask",), "FILE must be given"),
-        (("ask", "people.csv"), "--key must be given"),
-        (("ask", "--key", "a", "--value", "b"), "FILE must be given"),
-        (("ask", "people.csv", "--key", "name", "x"), "--value must be given"),
-        (("ask", "poeple.csv", "--key", "name", "--value", "income", "x"), "Did you mean 'people.csv'?"),
-        (("ask", "people.csv", "--key", "nmae", "--value", "income", "x"), "Did you mean 'name'?"),
-        (("ask", *PEOPLE, "x", "--format", "xml"), "got 'xml'"),
-        (("ask", *PEOPLE, "x", "--nomalizer", "mean"), "got --nomalizer"),
-        (("ask", *PEOPLE, "x", "--memory", "lots"), "memory must be a positive amount, got 'lots'"),
-        (("ask", *PEOPLE, "x", "--top", "many"), "--top must be an integer, got 'many'"),
-        (("ask", *PEOPLE, "x", "--top", "0"), "--top must be at least 1, got 0"),
-        (("ask", *PEOPLE, "x", "--score", "gausian"), "Did you mean 'gaussian'?"),
-        (("ask", *PEOPLE, "x", "--where", "income >"), "failed"),
-        (("ask", *GPA, "abc"), "must be a finite number"),
-        (("ask", "--sql", "selct", "--key", "a", "--value", "b", "x"), "SQL"),
-        (("ask", *GPA, "3.5", "--queries", "q.txt"), "Omit one of them"),
-        (("ask", *GPA, "--queries", "no-such-file"), "must be a readable file"),
-        (("ask", *GPA, "--queries", "."), "folder"),
-        (("ask", *GPA, "3", "2", "--plot", "x.png"), "--plot must be used with exactly one query"),
-        (("ask", *GPA, "3", "--plot", "x.jpg"), "must end in"),
-        (("ask", *GPA, "3", "--plot", "no-folder/x.png"), "must exist, got 'no-folder'"),
-        (("aks",), "aks"),
-        (("ask", "--key"), "--key"),
-    ],
-)
-def test_invalid_input_is_reported_in_one_sentence_with_exit_code_2(qkv, arguments, said):
-    code, out, err = qkv(*arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("qkv: ")
-    assert said in err
-    assert err.count("\n") == 1
-    assert "Traceback" not in err
-
-
 def test_a_bug_is_reported_in_one_sentence_with_exit_code_1(qkv, monkeypatch):
     from qkv.database.database import Database
 
