@@ -166,8 +166,10 @@ class Queryable(ABC):
             (15.0, 1.0, 2.0)
         """
         limits = min_similarity, max_distance
-        last = seed, progress, on_bad_query, aggregate, printed, candidates
-        return self.ask_with(queries, AskOptions(score, normalizer, mask, where, top, *limits, *last))
+        options = AskOptions(
+            score, normalizer, mask, where, top, *limits, seed, progress, on_bad_query, aggregate, printed, candidates
+        )
+        return self.ask_with(queries, options)
 
     def ask_with(self, queries: object, options: AskOptions) -> Answer:
         """Answer queries with the given options; see `ask`."""

@@ -141,8 +141,9 @@ class Client:
             ServerError: The server cannot be reached or refuses the request; `status` is that of HTTP.
         """
         limits = min_similarity, max_distance
-        last = seed, None, on_bad_query, aggregate, printed
-        options = _sent_options(AskOptions(score, normalizer, None, where, top, *limits, *last))
+        options = _sent_options(
+            AskOptions(score, normalizer, None, where, top, *limits, seed, None, on_bad_query, aggregate, printed)
+        )
         given, body = self._question(queries, options)
         response = self._send("POST", "/ask", body, EXACT)
         answer, self.version = read_exact(response.content, given)
@@ -165,8 +166,9 @@ class Client:
     ) -> str:
         """Answer queries, and return the plan by which the server did it, as text. The arguments are those of `ask`."""
         limits = min_similarity, max_distance
-        last = seed, None, on_bad_query, aggregate, printed
-        options = _sent_options(AskOptions(score, normalizer, None, where, top, *limits, *last))
+        options = _sent_options(
+            AskOptions(score, normalizer, None, where, top, *limits, seed, None, on_bad_query, aggregate, printed)
+        )
         _, body = self._question(queries, options)
         return str(self._send("POST", "/explain", body).json()["plan"])
 

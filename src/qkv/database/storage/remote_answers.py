@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from qkv.database.answer import Answer
 from qkv.database.execute.in_memory import InMemoryExecutor
@@ -58,8 +59,8 @@ def with_traffic(answer: Answer, url: str, traffic: Traffic) -> Answer:
     return _with_note(answer, f"read {text}", f"rows read: {text}", read=text)
 
 
-def _with_note(answer: Answer, note: str, rewrite: str, **fields: str) -> Answer:
+def _with_note(answer: Answer, note: str, rewrite: str, **fields: Any) -> Answer:
     plan = answer.plan
-    streamed = isinstance(plan, StreamedPlan)
-    plan = replace(plan, **fields) if streamed else replace(plan, rewrites=(*plan.rewrites, rewrite))
+    fields = fields if isinstance(plan, StreamedPlan) else {"rewrites": (*plan.rewrites, rewrite)}
+    plan = replace(plan, **fields)
     return replace(answer, plan=plan, common_notes=(*answer.common_notes, note))
