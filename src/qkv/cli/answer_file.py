@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from qkv.core.files import write_atomic
-from qkv.core.printable import quoted_formula
+from qkv.core.printable import first_line, quoted_formula
 from qkv.core.untrusted_json import to_json
 from qkv.encoders.arrow_columns import to_python
 from qkv.errors import DataError, OptionError
@@ -102,7 +102,7 @@ def write_rows(
         except pa.ArrowException as error:
             raise DataError(
                 f"{option} must have a format that can store {noun}, got {kind}, but writing it failed: "
-                f"{str(error).splitlines()[0].rstrip('.')}. Name a file that ends in .arrow."
+                f"{first_line(error)}. Name a file that ends in .arrow."
             ) from None
 
     write_atomic(output, fill, noun)
