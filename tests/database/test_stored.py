@@ -1,9 +1,6 @@
 """Databases on disk: queries over rows that exceed the memory limit give the answers of rows in memory."""
 
 import datetime as dt
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -473,19 +470,6 @@ def test_a_table_without_key_or_a_bare_store_asks_for_the_names(tmp_path):
     store.create(tmp_path / "bare", pa.schema({"a": pa.string()}))
     with pytest.raises(DataError, match="key must be the name of a column of the store"):
         Database.open(tmp_path / "bare")
-
-
-def test_rows_written_by_another_process_are_seen_after_refresh(tmp_path):
-    people = Database.create(tmp_path / "s", PEOPLE, "name", "income")
-    code = (
-        "import sys; from qkv import Database; "
-        "Database.open(sys.argv[1]).append({'name': ['Ada'], 'income': [7.0], 'city': ['Bonn']})"
-    )
-    src = str(Path(__file__).parents[2] / "src")
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], check=True, env={"PYTHONPATH": src})
-    assert not people.ask("Ada").found
-    assert people.refresh()
-    assert people.ask("Ada").value == pytest.approx(7)
 
 
 def test_an_answer_stays_readable_after_its_store_changes(tmp_path):

@@ -28,19 +28,7 @@ PEOPLE, GUESTS, SAME = (ROOT / "examples" / f"{name}.csv" for name in ("people",
 ON = "name=guest,city=town"
 
 FIRST = ("Anna", "Bo", "Carla", "Dmitri", "Eve", "Farid", "Greta", "Hugo", "Ines", "Jonas", "Kaya", "Liv")
-LAST = (
-    "Berg",
-    "Costa",
-    "Dahl",
-    "Evans",
-    "Fontaine",
-    "Gruber",
-    "Hansen",
-    "Ito",
-    "Jensen",
-    "Kowalski",
-    "Lindt",
-)
+LAST = ("Berg", "Costa", "Dahl", "Evans", "Fontaine", "Gruber", "Hansen", "Ito", "Jensen", "Kowalski", "Lindt")
 CITY = ("Oslo", "Rome", "Kyoto", "Lagos", "Sofia")
 
 
