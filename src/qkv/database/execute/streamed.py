@@ -33,11 +33,11 @@ from qkv.database.execute.entries import NO_MATCHING_ROW, QueryResults, build_en
 from qkv.database.execute.in_memory import RowsWithoutValue, attend_to_rows
 from qkv.database.execute.line_fit import LineSums, effective_evidence, largest_effective
 from qkv.database.execute.partial_sums import PartialSums, accumulates, tile_weights, value_sums
+from qkv.database.execute.row_lists import largest_weights, rows_of_any_query
 from qkv.database.execute.row_reader import RowTile, StoredRows, read_note, save_note
 from qkv.database.execute.scan import CellLogits, VectorLogits, VectorNorms
 from qkv.database.execute.statistics import TableStatistics, load_statistics, restricted_statistics
 from qkv.database.execute.stream_plan import StreamedPlan
-from qkv.database.execute.top_rows import largest_weights, rows_of_any_query
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.comparisons import Comparison, MixedComparison, find_coordinates
 from qkv.database.keys.queries import Queries

@@ -31,9 +31,8 @@ from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import iterate_tables, require_columns
 from qkv.database.keys.part_registry import parse_score
 from qkv.database.protocol import Queryable
-from qkv.database.storage.encoding import Encoding
+from qkv.database.storage.encoding import Encoding, prepare_rows
 from qkv.database.storage.remote_answers import load_executor, with_missing, with_traffic
-from qkv.database.storage.row_preparation import prepare_rows
 from qkv.encoders.columns import Column, key_names
 from qkv.errors import DataError
 from qkv.plan.cost import counted, memory_bytes
