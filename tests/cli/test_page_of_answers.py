@@ -3,26 +3,18 @@
 import json
 import re
 import signal
-import subprocess
 import urllib.request
 
 import pytest
 
-from .conftest import EXAMPLES, ROOT, STARTED
+from .conftest import EXAMPLES, started
 
 GPA = ("ask", "gpa.csv", "--key", "gpa", "--value", "starting_salary")
 
 
 def test_the_page_is_served_until_it_is_interrupted_and_answers_as_the_command():
-    process = subprocess.Popen(
-        [*STARTED, *GPA, "3.5", "--page", "--no-browser", "--where", "gpa > 3"],
-        cwd=EXAMPLES,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "src"), "QKV_CACHE": "0"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    arguments = (*GPA, "3.5", "--page", "--no-browser", "--where", "gpa > 3")
+    with started(*arguments, env={"QKV_CACHE": "0"}, text=True) as process:
         address = process.stdout.readline().strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{20,}/", address)
         meta = json.load(urllib.request.urlopen(address + "meta.json", timeout=120))
@@ -37,7 +29,6 @@ def test_the_page_is_served_until_it_is_interrupted_and_answers_as_the_command()
             urllib.request.urlopen(address + "ask", b" " * 100_001, timeout=120)
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(re.sub(r"/[\w-]+/$", "/x/", address) + "meta.json", timeout=120)
-    finally:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (0, "")

@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import subprocess
 import sys
 import time
 
@@ -11,31 +10,21 @@ import duckdb
 import pytest
 
 from . import conftest
-from .conftest import EXAMPLES, ROOT, STARTED
+from .conftest import STARTED
 
 command = functools.partial(conftest.command, words=STARTED)
 GPA = ("ask", "gpa.csv", "--key", "gpa", "--value", "starting_salary")
 
 
-def test_queries_come_from_standard_input():
-    done = command(*GPA, "--format", "csv", stdin="3.5\n2.5\n")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [line.split(",")[0] for line in done.stdout.splitlines()] == ["query", "3.5", "2.5"]
-
-
-def test_many_queries_keep_their_order():
+def test_queries_come_from_standard_input_and_keep_their_order():
     queries = [f"{2 + i / 1000:.3f}" for i in range(2000)]
     done = command(*GPA, "--format", "csv", stdin="\n".join(queries))
-    assert [line.split(",")[0] for line in done.stdout.splitlines()[1:]] == queries
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split(",")[0] for line in done.stdout.splitlines()] == ["query", *queries]
 
 
 def test_an_answer_appears_before_the_next_query_is_asked():
-    run = "from qkv.cli.main import main; main()"
-    settings = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8"}
-    arguments = [sys.executable, "-c", run, *GPA, "--format", "json"]
-    with subprocess.Popen(
-        arguments, cwd=EXAMPLES, env=settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
-    ) as process:
+    with conftest.started(*GPA, "--format", "json", encoding="utf-8") as process:
         for query in ("3.5", "2.5", "3.0"):
             process.stdin.write(f"{query}\n")
             process.stdin.flush()
@@ -46,17 +35,7 @@ def test_an_answer_appears_before_the_next_query_is_asked():
 
 
 def test_a_closed_pipe_is_not_an_error():
-    run = "from qkv.cli.main import main; main()"
-    settings = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8"}
-    arguments = [sys.executable, "-c", run, *GPA, "--format", "csv"]
-    with subprocess.Popen(
-        arguments,
-        cwd=EXAMPLES,
-        env=settings,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
+    with conftest.started(*GPA, "--format", "csv") as process:
         process.stdin.write(b"3.5\n")
         process.stdin.flush()
         process.stdout.readline()
@@ -83,45 +62,24 @@ def test_a_terminal_that_cannot_show_arrows_gets_question_marks():
     assert "3.5 ? 73,020" in done.stdout
 
 
-def test_queries_that_are_not_utf_8_are_reported_in_one_sentence(tmp_path):
-    (tmp_path / "q").write_bytes(b"\xff\xfe3\x00")
-    done = command(*GPA, "--queries", str(tmp_path / "q"))
-    assert done.returncode == 2
-    assert "UTF-8" in done.stderr
-
-
 @pytest.mark.parametrize(("colour", "escapes"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_no_color_is_honoured_on_a_terminal(colour, escapes):
     pty = pytest.importorskip("pty")
-    run = "from qkv.cli.main import main; main()"
-    settings = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
-    settings |= {
-        "PYTHONPATH": str(ROOT / "src"),
-        "TERM": "xterm-256color",
-        "PYTHONIOENCODING": "utf-8",
-        **colour,
-    }
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", run, *GPA, "3.5"],
-        cwd=EXAMPLES,
-        env=settings,
-        stdout=theirs,
-        stderr=theirs,
-        stdin=theirs,
-    )
-    os.close(theirs)
-    seen = b""
-    while True:
-        try:
-            block = os.read(ours, 65536)
-        except OSError:
-            break
-        if not block:
-            break
-        seen += block
-    os.close(ours)
-    assert process.wait(60) == 0
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    with conftest.started(*GPA, "3.5", env={"TERM": "xterm-256color", **colour}, **streams) as process:
+        os.close(theirs)
+        seen = b""
+        while True:
+            try:
+                block = os.read(ours, 65536)
+            except OSError:
+                break
+            if not block:
+                break
+            seen += block
+        os.close(ours)
+        assert process.wait(60) == 0
     # Bold and dim are no colours; 30–37 and their bright twins are.
     import re
 
@@ -137,10 +95,7 @@ def test_a_query_of_a_small_table_imports_no_heavy_package():
         f"heavy = {['torch', 'jax', *pandas, 'polars', 'matplotlib', 'scipy', 'sklearn']!r}; "
         "print([name for name in heavy if name in sys.modules])"
     )
-    settings = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=EXAMPLES, env=settings, capture_output=True, encoding="utf-8"
-    )
+    done = command("-c", code, words=[sys.executable])
     assert done.stdout.splitlines()[-1] == "[]"
 
 
@@ -154,8 +109,5 @@ def test_an_interrupt_during_start_leaves_no_traceback():
         "from qkv.cli.main import main\n"
         "main()\n"
     )
-    settings = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(
-        [sys.executable, "-c", code, "ask"], capture_output=True, encoding="utf-8", env=settings, timeout=60
-    )
+    done = command("-c", code, "ask", words=[sys.executable])
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

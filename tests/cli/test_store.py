@@ -120,55 +120,6 @@ def test_damaged_files_are_named_with_exit_code_2(qkv, people, tmp_path):
     assert qkv("store", "versions", people)[0] == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            ("store", "verify", "nowhere"),
-            "path must be a store, got 'nowhere'. Create a store with Database.create or qkv store create",
-        ),
-        (
-            ("store", "create", "people.csv/new", "people.csv", "--key", "name", "--value", "income"),
-            "the parent of the store must be a folder, got 'people.csv'",
-        ),
-        (
-            ("store", "create", "PEOPLE", "people.csv", "--key", "name", "--value", "income"),
-            "must be new or an empty folder",
-        ),
-        (("store", "create", "new", "people.csv", "--key", "name"), "--value must be given"),
-        (("store", "create", "new", "nobody.csv", "--key", "name", "--value", "x"), "must be an existing file"),
-        (
-            ("store", "create", "new", "people.csv", "--key", "name", "--value", "city", "--encoder", "x"),
-            "got 'x'",
-        ),
-        (("store", "append", "PEOPLE", "gpa.csv"), "must have the columns name, income, city"),
-        (("store", "append", "PEOPLE"), "FILE"),
-        (("store", "delete", "PEOPLE", "colour = 3"), "not found"),
-        (("store", "compact", "PEOPLE", "--keep", "0"), "--keep must be at least 1, got 0"),
-        (("store", "compact", "PEOPLE", "--keep", "x"), "--keep"),
-        (("store", "copy", "PEOPLE", "people.csv"), "path must be new or an empty folder, got 'people.csv'"),
-        (("store", "copy", "PEOPLE", "PEOPLE", "--overwrite"), "path must be a folder apart from the store"),
-        (("store", "copy", "PEOPLE", "new", "--version", "9"), "version must exist in 'people.qkv', got 9"),
-        (("store", "export", "PEOPLE", "rows.csv"), "the name of the export must end in .parquet or .arrow"),
-        (("store", "export", "PEOPLE", "nowhere/rows.arrow"), "the folder of the export must exist, got 'nowhere'"),
-        (("store", "export", "nowhere", "rows.arrow"), "path must be a store, got 'nowhere'"),
-        (("store", "wash", "PEOPLE"), "wash"),
-        (("ask", "PEOPLE", "--version", "77", "x"), "got 77. The newest versions are"),
-        (("ask", "PEOPLE", "--memory", "lots", "x"), "memory must be a positive amount, got 'lots'"),
-        (
-            ("ask", "people.csv", "--key", "name", "--value", "income", "--version", "1", "x"),
-            "must be used with a store",
-        ),
-    ],
-)
-def test_invalid_input_is_reported_in_one_sentence(qkv, people, arguments, sentence):
-    code, out, err = qkv(*(people if argument == "PEOPLE" else argument for argument in arguments))
-    assert (code, out) == (2, "")
-    assert sentence in err
-    assert len(err.splitlines()) == 1
-    assert "bug" not in err
-
-
 def test_a_damaged_store_is_repaired(qkv, people, tmp_path):
     assert qkv("store", "repair", people) == (0, f"{people} is intact: version 1, 24 rows\n", "")
     assert qkv("store", "append", people, "people.csv")[0] == 0

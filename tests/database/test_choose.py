@@ -110,11 +110,6 @@ def test_a_category_is_compared_by_equality():
     assert "compared by equality" in notes(colours.ask("red"))
 
 
-def test_a_boolean_is_compared_by_equality():
-    answer = Database.open({"k": [True, False, True], "v": [1.0, 2.0, 3.0]}, key="k", value="v").ask(True)
-    assert (answer.value, answer.perplexity) == (2.0, pytest.approx(2.0))
-
-
 # -- numbers
 
 
@@ -178,11 +173,6 @@ def test_numbers_dates_and_booleans_together_are_points():
     }
     answer = Database.open(table, key="x,day,on", value="v").ask((30, "2020-01-31", "no"))
     assert answer.value == pytest.approx(1.0, abs=0.05)
-
-
-def test_identical_keys_are_all_asked():
-    table = {"x": [1.0] * 5 + [2.0] * 5, "v": list(range(10))}
-    assert Database.open(table, key="x", value="v").ask(1.0, score="exact").value == 2.0
 
 
 # -- vectors

@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from qkv.core.formatting import number
 from qkv.database import Database
 from qkv.encoders import columns
 from qkv.encoders.arrow_columns import with_microseconds
@@ -56,11 +55,6 @@ def test_moments_come_back_as_they_were(kind, cells):
     assert [column.timestamp(column.cells[row]) for row in (0, 2)] == [table["c"][row].as_py() for row in (0, 2)]
 
 
-def test_nanoseconds_are_cut_to_what_python_holds():
-    table = with_microseconds(pa.table({"c": pa.array([1_600_000_000_123_456_789], pa.timestamp("ns"))}))
-    assert Column.from_table(table, "c").timestamp(0) == dt.datetime(2020, 9, 13, 12, 26, 40, 123456)
-
-
 def test_a_timestamp_with_a_zone_comes_back_in_its_zone():
     when = dt.datetime(2020, 7, 1, 12, tzinfo=UTC)
     for zone, hour in (("Europe/Oslo", 14), ("+05:30", 17), ("UTC", 12)):
@@ -99,11 +93,6 @@ def test_a_missing_value_never_reaches_an_answer():
         score = "constant" if normalizer != "sum" else "exact"
         answer = Database.open(table, key="x", value="y").ask([1.0, 2.0], score=score, normalizer=normalizer)
         assert all(value is None or np.isfinite(value) for value in answer.value)
-
-
-@pytest.mark.parametrize(("value", "text"), [(2.0000001, "2"), (0.125, "0.125"), (12345.5, "12,345.5")])
-def test_a_number_is_shown_without_zeros_at_its_end(value, text):
-    assert number(value) == text
 
 
 @pytest.mark.parametrize("cells", [[3, 1, None, 4, 1, 5], ["b", "a", None, "c", "a", "d"], [[1.0], [2.0], None] * 2])

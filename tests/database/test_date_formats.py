@@ -59,15 +59,6 @@ def test_dates_in_many_formats_are_dates(tmp_path):
         assert cells.tolist() == np.repeat(column.cells[:5], 2).tolist()
 
 
-def test_dates_of_a_store_are_asked_in_the_format_of_the_file(tmp_path):
-    days = random_days("%d-%b-%y")
-    path = write(tmp_path / "t.csv", [day.strftime("%d-%b-%y") for day in days])
-    stored = Database.create(tmp_path / "s", path, key="x", value="v")
-    answer = stored.ask([days[3].strftime("%d-%b-%y"), days[3].date()], score="exact")
-    assert answer.value == [3, 3]
-    assert answer.column_notes[0].startswith("x is read in the format %d-%b-%y; years 69 to 99")
-
-
 @pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".jsonl"])
 def test_a_column_in_which_no_cell_decides_says_so(tmp_path, ending):
     cells = ["03/04/2024", "05/06/2024", "11/12/2024"]

@@ -415,13 +415,6 @@ def test_a_writer_killed_at_any_moment_leaves_every_row_with_its_own_vector(path
     assert Database.open(path).ask("w1 and w1").rows[0].record["id"] % 77 == 1
 
 
-def test_a_copied_store_answers_as_the_first(path):
-    wanted = made(path).ask("golden ring").value
-    copy = path.parent / "copy"
-    shutil.copytree(path, copy, copy_function=shutil.copyfile)
-    assert Database.open(copy).ask("golden ring").value == pytest.approx(wanted)
-
-
 @pytest.mark.parametrize(
     ("how", "error", "sentence"),
     [

@@ -188,15 +188,6 @@ def test_leave_one_out_on_drawn_panels_is_at_most_that_of_splitting(seed):
     assert found.error * found.rows <= split * (1 + 1e-4)  # errors are computed in float32
 
 
-def test_a_text_that_equals_a_key_is_answered_from_its_own_rows_alone():
-    shop, day, sales = panel(np.random.default_rng(1))
-    answer = Database.open({"shop": shop.tolist(), "day": day, "sales": sales}, "shop,day", "sales").ask(
-        ("shop 0", 7.0)
-    )
-    assert {row.record["shop"] for row in answer.rows if row.weight > 1e-9} == {"shop 0"}
-    assert answer.value < 20
-
-
 @pytest.mark.parametrize("value", ["sales", "grade"])
 def test_memory_and_store_choose_the_same_bandwidths_of_groups(tmp_path, value):
     shop, day, sales = panel(np.random.default_rng(2))

@@ -11,6 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from qkv.database import Database
+from tests.effort import LONG
 
 DATES = ("%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%y", "%d-%b-%Y", "%b %d, %Y", "%B %d %Y", "%Y-%m", "%Y/%m/%d")
 DATES += ("%d %B %Y", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%SZ", "%m/%d/%Y %I:%M %p")
@@ -72,11 +73,11 @@ def cells_of(database):
     return list(zip(*columns, strict=True))
 
 
-def check_files(folder, seed, count):
-    draw = random.Random(seed)
-    for _ in range(count):
+def test_random_files_are_read_as_their_cells(tmp_path):
+    draw = random.Random(1)
+    for _ in range(300 if LONG else 6):
         name, content, encoding, rows = random_file(draw)
-        path = folder / name
+        path = tmp_path / name
         path.write_bytes(content)
         given = {"encoding": encoding} if encoding in ("latin-1", "utf-16") else {}
         opened = Database.open(path, "day", "number", **given)
@@ -84,18 +85,9 @@ def check_files(folder, seed, count):
         with path.open("rb") as piped:
             assert cells_of(Database.open(piped, "day", "number", **given)) == rows
         typed = pa.table({title: [row[at] for row in rows] for at, title in enumerate(("name", "day", "number"))})
-        parquet.write_table(typed, folder / "t.parquet")
+        parquet.write_table(typed, tmp_path / "t.parquet")
         query = next(day for _, day, number in rows if day is not None and number is not None)
-        expected = Database.open(folder / "t.parquet", "day", "number").ask(query, score="exact").value
+        expected = Database.open(tmp_path / "t.parquet", "day", "number").ask(query, score="exact").value
         zoned = getattr(opened.table.schema.field("day").type, "tz", None)
         asked = query.replace(tzinfo=dt.UTC) if zoned else query
         assert opened.ask(asked, score="exact").value == pytest.approx(expected)
-
-
-def test_random_files_are_read_as_their_cells(tmp_path):
-    check_files(tmp_path, 1, 6)
-
-
-@pytest.mark.long
-def test_many_random_files_are_read_as_their_cells(tmp_path):
-    check_files(tmp_path, 2, 300)

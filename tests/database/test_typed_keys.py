@@ -24,7 +24,7 @@ from qkv.database.io.identifier_names import has_identifier_name
 from qkv.encoders.arrow_columns import to_python
 from qkv.encoders.columns import fold
 from qkv.errors import QueryError
-from tests.effort import cases
+from tests.effort import LONG, cases
 
 SETTINGS = settings(derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 ZONES = ("UTC", "Europe/Oslo", "America/New_York", "+05:30")
@@ -202,31 +202,20 @@ BY_FORMAT = {
 BOOLEANS = [form(word) for word in ("true", "false", "yes", "no", "t", "f") for form in (str, str.upper, str.title)]
 
 
-def check_file(draw, ending, folder):
+@pytest.mark.parametrize("ending", sorted(BY_FORMAT))
+@given(data=st.data())
+@settings(SETTINGS, max_examples=300 if LONG else 8)
+def test_different_keys_of_a_file_are_not_merged(ending, data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
     write, types = BY_FORMAT[ending]
-    keys = draw(columns(types, 5))
+    keys = data.draw(columns(types, 5))
     path = folder / f"t{ending}"
     write(path, python_keys(keys) if ending in (".csv", ".jsonl") else keys)
     typed = ending in (".parquet", ".arrow")
     check_keys(Database.open(path, key="k", value="v"), python_keys(keys), raw=typed)
-    if draw(st.booleans()):
+    if data.draw(st.booleans()):
         Database.create(folder / "s", path, key="k", value="v")
         check_keys(Database.open(folder / "s", memory=1), python_keys(keys), raw=typed)
-
-
-@pytest.mark.parametrize("ending", sorted(BY_FORMAT))
-@given(data=st.data())
-@settings(SETTINGS, max_examples=8)
-def test_different_keys_of_a_file_are_not_merged(ending, data, tmp_path_factory):
-    check_file(data.draw, ending, tmp_path_factory.mktemp("files"))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("ending", sorted(BY_FORMAT))
-@given(data=st.data())
-@settings(SETTINGS, max_examples=cases(300))
-def test_different_keys_of_many_files_are_not_merged(ending, data, tmp_path_factory):
-    check_file(data.draw, ending, tmp_path_factory.mktemp("files"))
 
 
 @given(keys=st.lists(st.sampled_from([*BOOLEANS, "maybe"]), min_size=1, max_size=6, unique=True), data=st.data())

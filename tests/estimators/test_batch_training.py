@@ -9,7 +9,6 @@ pytest.importorskip("torch")
 
 import torch
 
-from qkv.errors import OptionError
 from qkv.estimators import AttentionClassifier, AttentionRegressor, analytic_gradient
 from qkv.estimators.analytic_gradient import embed, encode_rows, loss_and_gradient
 from qkv.estimators.batch_training import TrainingOptions, TrainingRows, learning_rate_factor, train_member
@@ -177,13 +176,6 @@ def test_quick_classifiers_with_missing_cells_learn_the_classes(metric):
     model = AttentionClassifier(metric, effort="quick", random_state=0).fit(frame[:150], y[:150])
     present = frame["x"].notna().to_numpy()[150:]
     assert (model.predict(frame[150:]) == y[150:])[present].mean() > 0.8
-
-
-def test_an_unknown_effort_and_an_impossible_time_are_refused():
-    with pytest.raises(OptionError, match="effort"):
-        AttentionRegressor(effort="fast").fit([[0.0], [1.0]], [0.0, 1.0])
-    with pytest.raises(OptionError, match="max_seconds must be a positive number or None, got 0"):
-        AttentionRegressor(max_seconds=0).fit([[0.0], [1.0]], [0.0, 1.0])
 
 
 def test_the_learning_rate_rises_for_twenty_steps_and_falls_to_zero():

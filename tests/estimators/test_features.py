@@ -152,7 +152,7 @@ def test_infinite_numbers_and_cells_of_other_kinds_are_refused_by_column():
 
 def test_text_in_a_column_that_was_fitted_to_numbers_is_refused():
     encoding = fit_encoding(columns_of([1.0, 2.0]))
-    with pytest.raises(DataError, match=r"column 0 must hold numbers"):
+    with pytest.raises(DataError, match=r"column 0 must hold numbers, because it held numbers in the call of fit"):
         encode_columns(encoding, columns_of(["a", "b"]))
 
 

@@ -96,15 +96,6 @@ def test_equal_cells_everywhere_are_refused_with_a_reason():
     assert any("too far to tell them apart" in note for note in joined.notes)
 
 
-def test_a_model_of_one_column_answers_alike_after_saving(tmp_path):
-    join = SoftJoin("name=guest").fit(PEOPLE, GUESTS)
-    join.save(tmp_path / "join.model")
-    loaded = SoftJoin.load(tmp_path / "join.model").join(PEOPLE, GUESTS)
-    fresh = SoftJoin("name=guest").join(PEOPLE, GUESTS)
-    assert found_pairs(loaded) == found_pairs(fresh)
-    np.testing.assert_array_equal(loaded.weights, fresh.weights)
-
-
 @pytest.mark.parametrize(("match", "other", "deviation", "share"), [(0.8, 0.3, 0.1, 0.4), (0.7, 0.35, 0.08, 0.8)])
 def test_the_mixture_recovers_the_distributions_that_it_was_drawn_from(match, other, deviation, share):
     draw = np.random.default_rng(3)

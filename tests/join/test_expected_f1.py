@@ -64,9 +64,3 @@ def test_both_of_two_equal_right_rows_are_found():
     assert set(pairs) == {(row, row) for row in range(10)} | {(3, 10)}
     assert pairs[3, 3] == pairs[3, 10] < 0.5
     assert len(join.join(left, right, threshold=0.5)) == 9
-
-
-def test_no_pair_is_found_among_tables_without_a_match():
-    left = {"name": NAMES[:5], "city": CITIES[:5]}
-    right = {"name": NAMES[5:], "city": CITIES[5:]}
-    assert len(SoftJoin(on=("name", "city")).join(left, right)) == 0

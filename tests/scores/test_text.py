@@ -10,19 +10,7 @@ from qkv.errors import KindError, OptionError
 from qkv.scores import ByColumn, Dot, Exact, Gaussian, JaroWinkler, Levenshtein, Names, Spelling, TokenSetRatio
 from qkv.testing import ScoreContract
 
-NAMES = [
-    "martha",
-    "marhta",
-    "dwayne",
-    "duane",
-    "dixon",
-    "dicksonx",
-    "li",
-    "Li",
-    "",
-    "new york mets",
-    "mets new york",
-]
+NAMES = ["martha", "marhta", "dwayne", "duane", "dixon", "dicksonx", "li", "Li", "", "new york mets", "mets new york"]
 
 
 def levenshtein(a, b):

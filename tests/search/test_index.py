@@ -1,10 +1,7 @@
 """An index: its scores are their formula, its weights their softmax, and its contributions add up."""
 
-import contextlib
 import os
-import shutil
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +15,7 @@ from qkv.scores import Dot
 from qkv.search import Document, Index
 from qkv.search.bm25 import BM25, Vocabulary
 from qkv.search.encoder_registry import build_encoder
-from qkv.search.index_files import is_index, verify_index
+from qkv.search.index_files import is_index
 
 QUERY = "Which shepherd saw shadows, and a golden truth?"
 ENCODERS = ["latent", "latent-tfidf", "tfidf", "log-entropy", "counts"]
@@ -190,32 +187,6 @@ def test_no_changed_bit_of_an_index_changes_a_result(library, tmp_path, encoder)
         except DamagedError:
             refused += 1
     assert refused > 100
-    file.write_bytes(whole)
-    assert verify_index(tmp_path / "i") == []
-
-
-def test_an_index_of_the_earlier_format_is_replaced_by_a_container(library, tmp_path):
-    saved = Path(__file__).parents[1] / "saved" / "0.1.0" / "index_latent"
-    path = tmp_path / "i"
-    shutil.copytree(saved, path)
-    first = [(hit.text, hit.score) for hit in Index.open(path).search("golden")]
-    Index.open(path).save(path)
-    assert sorted(file.name for file in path.iterdir() if file.name != "writer.lock") == ["index.qkv"]
-    assert [(hit.text, hit.score) for hit in Index.open(path).search("golden")] == first
-
-
-@pytest.mark.parametrize("name", ["keys.npy", "passages.arrow", "words.npz", "encoder.npz", "moments.npz"])
-def test_a_damaged_file_of_the_earlier_format_raises_a_data_error(tmp_path, name):
-    saved = Path(__file__).parents[1] / "saved" / "0.1.0" / "index_latent"
-    shutil.copytree(saved, tmp_path / "i")
-    (file,) = (tmp_path / "i").glob(f"g-*/{name}")
-    whole = file.read_bytes()
-    for at in range(0, len(whole), max(1, len(whole) // 40)):
-        data = bytearray(whole)
-        data[at : at + 3] = b"\xff\x00\x7f"[: len(data) - at]
-        file.write_bytes(data)
-        with contextlib.suppress(DataError):
-            Index.open(tmp_path / "i").search("golden")
 
 
 def test_a_folder_of_something_else_is_neither_opened_nor_overwritten(library, tmp_path):

@@ -6,6 +6,7 @@ from qkv.database import Database
 from qkv.search import Document, Index
 from qkv.serve import Limits, ServedStore, create_app
 from qkv.serve.openapi import openapi_document
+from tests.effort import LONG
 
 from .conftest import PAY, run_in_thread
 
@@ -40,14 +41,9 @@ def findings(examples: int, seed: int) -> list[str]:
     return found
 
 
-def test_a_small_sample_of_requests_agrees_with_the_document():
-    assert run_in_thread(findings, 1, 1) == []
-
-
-@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Generating overly large repr", "ignore:overflow encountered:RuntimeWarning")
-def test_a_large_sample_of_requests_agrees_with_the_document():
-    assert run_in_thread(findings, 300, 2) == []
+def test_a_sample_of_requests_agrees_with_the_document():
+    assert run_in_thread(findings, 300 if LONG else 1, 1) == []
 
 
 def test_every_reference_of_the_document_names_a_schema():

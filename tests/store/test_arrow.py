@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,9 +14,9 @@ from qkv.core.checksums import checksum
 from qkv.errors import DamagedStoreError, DataError, MissingPackageError, StoreBusyError, StoreFullError
 from qkv.store import arrow, disk, locking, opening, row_files
 from qkv.testing.stores import StoreContract, ids_of, numbered
-from tests.effort import LONG, seeds
+from tests.effort import LONG
 
-from .crashes import WRITER, check_crash, die_at
+from .crashes import die_at
 
 
 class TestArrowStore(StoreContract):
@@ -91,16 +90,6 @@ def test_a_damaged_deletion_is_found_too(path: Path) -> None:
     flip(path / "rows" / deleted.name, 200)
     with pytest.raises(DamagedStoreError, match=deleted.name):
         stores.open(path)
-
-
-def test_bytes_changed_at_an_equal_modification_time_are_found_by_verify(path: Path) -> None:
-    store = made(path)
-    victim = rows_files(path)[1]
-    state = victim.stat()
-    flip(victim, 500)
-    os.utime(victim, ns=(state.st_atime_ns, state.st_mtime_ns))
-    assert [d.file for d in stores.open(path).verify()] == [f"rows/{victim.name}"]
-    assert len(store.verify()) == 1
 
 
 def test_appending_and_compacting_keep_the_rows_of_a_damaged_file_for_its_restoration(path: Path) -> None:
@@ -223,18 +212,6 @@ def test_a_disk_that_is_full_when_a_store_is_made_leaves_nothing(path: Path, mon
 # -- two writers ----------------------------------------------------------------------------------------
 
 
-def test_writers_in_two_processes_lose_no_row(path: Path) -> None:
-    made(path, 0)
-    writers = [
-        subprocess.Popen([sys.executable, str(WRITER), "append", str(path), str(start), "8"])
-        for start in (0, 1_000_000)
-    ]
-    assert [writer.wait() for writer in writers] == [0, 0]
-    found = ids_of(stores.open(path))
-    assert sorted(found) == sorted(start + i for start in (0, 1_000_000) for i in range(8 * 7))
-    assert [version.operation for version in stores.open(path).versions()].count("append") == 16
-
-
 def test_a_writer_that_waits_too_long_says_that_another_is_writing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import filelock
 
@@ -255,17 +232,6 @@ def test_reading_does_not_wait_for_a_writer(path: Path) -> None:
 
 
 # -- crashes --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", seeds(5, 2))
-def test_a_writer_killed_at_any_moment_loses_no_row_that_it_acknowledged(path: Path, seed: int) -> None:
-    check_crash(path, seed, "arrow")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(5, 200))
-def test_a_writer_killed_at_many_moments_loses_no_row(path: Path, seed: int) -> None:
-    check_crash(path, seed, "arrow")
 
 
 # Other tests of this process may have loaded JAX or Lance, which warn of any fork.

@@ -96,19 +96,8 @@ def test_a_command_interrupted_by_a_signal_leaves_nothing(tmp_path: Path) -> Non
     csv = tmp_path / "people.csv"
     csv.write_text("name,income\n" + "".join(f"person {i},{i}\n" for i in range(300_000)))
     path = tmp_path / "out" / "people.qkv"
-    command = [
-        sys.executable,
-        "-m",
-        "qkv",
-        "store",
-        "create",
-        str(path),
-        str(csv),
-        "--key",
-        "name",
-        "--value",
-        "income",
-    ]
+    options = ("--key", "name", "--value", "income")
+    command = [sys.executable, "-m", "qkv", "store", "create", str(path), str(csv), *options]
     for seconds in (0.3, 0.6, 0.9, 1.2) if LONG else (0.6, 1.0):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             time.sleep(seconds)

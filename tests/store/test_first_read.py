@@ -12,7 +12,7 @@ from qkv.core import checksums
 from qkv.core.checksums import checksum
 from qkv.errors import DamagedStoreError
 from qkv.store import row_files
-from qkv.testing.stores import ids_of, numbered
+from qkv.testing.stores import numbered
 
 TEXTS = pa.table({"text": [f"text number {i}" for i in range(100)], "x": np.arange(100.0)})
 
@@ -148,12 +148,6 @@ def test_verify_reads_a_store_on_a_read_only_disk(path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(row_files, "write_synced", refuse)
     assert stores.open(path).verify() == []
-
-
-def test_rows_are_read_after_their_verification(tmp_path: Path) -> None:
-    store = stores.create(tmp_path / "s", numbered(0, 1).schema)
-    store.append(numbered(0, 10))
-    assert ids_of(stores.open(tmp_path / "s")) == list(range(10))
 
 
 def test_damage_is_raised_when_the_file_is_reached(tmp_path: Path) -> None:

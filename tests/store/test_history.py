@@ -129,13 +129,6 @@ def test_a_missing_link_is_reported_by_verify_and_versions(complete: Path) -> No
         store.versions()
 
 
-def test_versions_removed_by_a_compaction_are_not_missed(path: Path) -> None:
-    store = stores.open(path)
-    store.compact(keep=2)
-    assert stores.open(path).verify() == []
-    assert [version.number for version in stores.open(path).versions()] == [4, 5]
-
-
 def test_a_missing_or_damaged_newest_json_is_reported_and_written_again(path: Path) -> None:
     newest = path / "versions" / history.NEWEST
     for change in (newest.unlink, lambda: newest.write_bytes(b"{}"), lambda: newest.write_bytes(b"")):

@@ -22,9 +22,6 @@ from qkv.store.lance_checksums import CHECKSUMS
 from qkv.store.lance_files import cell_bytes, file_name, first_line, translate_errors, translate_read_errors
 from qkv.testing.stores import StoreContract, ids_of, numbered
 
-from ..effort import seeds
-from .crashes import WRITER, check_crash
-
 
 class TestLanceStore(StoreContract):
     backend = "lance"
@@ -194,18 +191,6 @@ def test_a_database_of_lance_is_streamed_as_it_is_asked_in_memory(path: Path, mo
             assert "streamed over" in str(other.plan)
 
 
-def test_writers_in_two_processes_lose_no_row(path: Path) -> None:
-    made(path, 0)
-    writers = [
-        subprocess.Popen([sys.executable, str(WRITER), "append", str(path), str(start), "4"])
-        for start in (0, 1_000_000)
-    ]
-    assert [writer.wait() for writer in writers] == [0, 0]
-    found = ids_of(stores.open(path))
-    assert sorted(found) == sorted(start + i for start in (0, 1_000_000) for i in range(4 * 7))
-    assert stores.open(path).version == 9
-
-
 def test_a_full_disk_is_reported_and_loses_nothing(path: Path) -> None:
     """A limit on the size of a file stands for the disk; in a process of its own, which it binds."""
     made(path)
@@ -221,17 +206,6 @@ def test_a_full_disk_is_reported_and_loses_nothing(path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code, str(path)]).returncode == 7
     assert sorted(str(p) for p in path.rglob("*")) == before
     assert ids_of(stores.open(path)) == list(range(30))
-
-
-@pytest.mark.parametrize("seed", seeds(4))
-def test_a_writer_killed_at_any_moment_loses_no_row_that_it_acknowledged(path: Path, seed: int) -> None:
-    check_crash(path, seed, "lance")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(4, 50))
-def test_a_writer_killed_at_many_moments_loses_no_row(path: Path, seed: int) -> None:
-    check_crash(path, seed, "lance")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Writers wait for their turn: first come, first served, whichever of them write again and again."""
+"""Writers wait for their turn, first come, first served, and lose no row, also if they are killed."""
 
 import collections
 import json
@@ -16,8 +16,11 @@ from qkv.errors import StoreBusyError
 from qkv.store import locking
 from qkv.store.locking import writer_lock
 from qkv.testing.stores import ids_of, numbered
+from tests.effort import seeds
 
-WRITER = Path(__file__).with_name("writer.py")
+from .crashes import WRITER, check_crash
+
+BACKENDS = ["arrow", "lance"]
 
 
 def start(work: Callable[[], object]) -> threading.Thread:
@@ -142,6 +145,32 @@ def test_removing_a_store_removes_its_tickets(tmp_path: Path) -> None:
     (tmp_path / "s" / "writer.lock.0000000003.0a0b0c0d").touch()
     stores.remove(tmp_path / "s")
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_writers_in_two_processes_lose_no_row(tmp_path: Path, backend: str) -> None:
+    if backend == "lance":
+        pytest.importorskip("lance")
+    path, count = tmp_path / "store", 8 if backend == "arrow" else 4
+    stores.create(path, numbered(0, 1).schema, backend=backend)
+    writers = [
+        subprocess.Popen([sys.executable, str(WRITER), "append", str(path), str(start), str(count)])
+        for start in (0, 1_000_000)
+    ]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    found = ids_of(stores.open(path))
+    assert sorted(found) == sorted(start + i for start in (0, 1_000_000) for i in range(count * 7))
+    assert [version.operation for version in stores.open(path).versions()].count("append") == 2 * count
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("seed", seeds(200))
+def test_a_writer_killed_at_any_moment_loses_no_row_that_it_acknowledged(
+    tmp_path: Path, seed: int, backend: str
+) -> None:
+    if backend == "lance":
+        pytest.importorskip("lance")
+    check_crash(tmp_path / "store", seed, backend)
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Output files of `qkv ask`: a relation of queries is answered part by part into one file, which is complete or absent.
+"""Output files of `qkv ask` and `qkv join`: rows are written part by part into one file, which is complete or absent.
 
 Durations are written as numbers of days, except to Arrow files.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from qkv.core.files import write_atomic
-from qkv.core.printable import quoted_formula
+from qkv.core.printable import first_line, quoted_formula
 from qkv.core.untrusted_json import to_json
 from qkv.encoders.arrow_columns import to_python
 from qkv.errors import DataError, OptionError
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from qkv.cli.query_input import QueryLine
-    from qkv.database.relations.answer_relation import AnswerRelation
     from qkv.database.relations.query_relation import QueryRelation
 
-__all__ = ["SUFFIXES", "check_distinct", "line_relation", "write_answers"]
+__all__ = ["SUFFIXES", "check_distinct", "line_relation", "write_rows"]
 
 SUFFIXES = (".csv", ".parquet", ".arrow", ".jsonl")
 _ROWS_PER_GROUP = 65_536
@@ -70,28 +69,43 @@ def line_relation(chunks: Iterator[list[QueryLine]], name: str) -> QueryRelation
     return QueryRelation(name, schema, tables(), ("query",), "unreadable")
 
 
-def write_answers(relation: AnswerRelation, output: Path, quote_formulas: bool = False) -> None:
-    """Answer all queries, and write the answers to a file in the format of its suffix.
+def write_rows(
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    output: Path,
+    quote_formulas: bool = False,
+    option: str = "--output",
+    noun: str = "the answers",
+) -> None:
+    """Write batches of rows to a file in the format of its suffix, as they are computed.
+
+    Args:
+        batches: the rows.
+        schema: their schema.
+        output: the file.
+        quote_formulas: whether texts that spreadsheets execute are quoted in CSV.
+        option: names the file in errors.
+        noun: what is written, for errors.
 
     Raises:
-        DataError: The queries cannot be read, the file cannot be written, or its format does not support a column.
+        DataError: The file cannot be written, or its format does not support a column.
     """
     import pyarrow as pa
 
     def fill(stream: IO[bytes]) -> None:
         kind = output.suffix.lower()
-        schema = relation.schema if kind == ".arrow" else _without_durations(relation.schema)
+        written = schema if kind == ".arrow" else _without_durations(schema)
         try:
-            with _writer(kind, schema, stream, quote_formulas) as write:
-                for table in _groups(relation.batches(), relation.schema):
-                    write(table if schema is relation.schema else _in_days(table, schema))
+            with _writer(kind, written, stream, quote_formulas) as write:
+                for table in _groups(batches, schema):
+                    write(table if written is schema else _in_days(table, written))
         except pa.ArrowException as error:
             raise DataError(
-                f"--output must have a format that can store the answers, got {kind}, but writing it failed: "
-                f"{str(error).splitlines()[0].rstrip('.')}. Name a file that ends in .arrow."
+                f"{option} must have a format that can store {noun}, got {kind}, but writing it failed: "
+                f"{first_line(error)}. Name a file that ends in .arrow."
             ) from None
 
-    write_atomic(output, fill, "the answers")
+    write_atomic(output, fill, noun)
 
 
 @contextmanager
@@ -134,7 +148,7 @@ def _rows(table: pa.Table) -> Iterator[tuple[object, ...]]:
     return zip(*(to_python(column) for column in table.columns), strict=True)
 
 
-def _groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield batches as tables of some 65,536 rows, because a small row group of Parquet compresses badly."""
     import pyarrow as pa
 

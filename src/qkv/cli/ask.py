@@ -398,7 +398,7 @@ def _write_answers(
     options: AskCommand, database: Queryable, files: list[str], queries: list[str], output: Path
 ) -> None:
     """Write the answers to all queries to a file, and print how many there are."""
-    from qkv.cli.answer_file import check_distinct, line_relation, write_answers
+    from qkv.cli.answer_file import check_distinct, line_relation, write_rows
     from qkv.cli.query_input import is_query_table, read_queries
     from qkv.core.printable import printable
     from qkv.core.progress import ProgressBar
@@ -419,7 +419,7 @@ def _write_answers(
         asked = replace(asked, printed=True)
     with ProgressBar() as progress:
         answers = AnswerRelation(database, relation, replace(asked, progress=progress), options.id_)
-        write_answers(answers, output, options.quote_formulas)
+        write_rows(answers.batches(), answers.schema, output, options.quote_formulas)
     unread = f", {answers.invalid:,} could not be read" if answers.invalid else ""
     plural = "" if answers.answered == 1 else "s"
     print(f"{options.output}: {answers.answered:,} answer{plural}, {answers.found:,} with a match{unread}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,23 +12,18 @@ import typer
 
 from qkv.cli.shared_options import (
     Candidates,
-    Collection,
-    Components,
+    IndexOptions,
     JoinedOn,
-    Judgements,
+    JudgedCollection,
+    LearningOptions,
     LeftTable,
-    Passage,
-    Queries,
     RightTable,
-    Stem,
-    TextColumn,
-    TextEncoder,
+    expand_options,
 )
 from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
-    from qkv.cli.search import IndexOptions
     from qkv.search import collections
     from qkv.search.evaluation import Gain, RankingMeasures
     from qkv.search.index import Index
@@ -37,12 +33,8 @@ __all__ = ["evaluate", "fit", "fit_join", "fit_search"]
 
 
 def evaluate(
-    collection: Collection = None,
-    queries: Queries = None,
-    relevant: Judgements = None,
-    split: Annotated[
-        str, typer.Option(metavar="NAME", help="Split of a BEIR collection: the file in qrels/.")
-    ] = "test",
+    judged: JudgedCollection,
+    *,
     run: Annotated[
         list[str] | None,
         typer.Option(metavar="FILE", help="TREC run to evaluate; may be repeated."),
@@ -50,32 +42,17 @@ def evaluate(
     measures: Annotated[
         str, typer.Option(metavar="NAMES", help="Measures of ir-measures, separated by spaces.")
     ] = "nDCG@10 MAP R@100",
-    text: TextColumn = None,
-    encoder: TextEncoder = None,
-    n_components: Components = None,
+    texts: IndexOptions,
     mix: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="Share of vectors in the mixture with BM25, from 0 to 1; default: chosen."),
     ] = None,
-    passage: Annotated[
-        int | None, typer.Option(metavar="WORDS", help="Rank documents by their best passage of this many words.")
-    ] = None,
-    stem: Stem = False,
     learned: Annotated[
         bool,
         typer.Option("--learned", help="Also learn W_Q and W_K on half of the queries and test on the other half."),
     ] = False,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Number of random splits for --learned.")] = 5,
-    penalty: Annotated[
-        float | None,
-        typer.Option(metavar="NUMBER", help="Penalty on changes of W_Q and W_K, for --learned; default: 500."),
-    ] = None,
-    loss: Annotated[
-        str | None,
-        typer.Option(
-            metavar="each|mass", help="Loss of each relevant document, or of their total weight, for --learned."
-        ),
-    ] = None,
+    learning: LearningOptions,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object with every query.")] = False,
 ) -> None:
     """Evaluate rankings against relevance judgements by nDCG@10, MAP and recall@100, or by other measures.
@@ -102,7 +79,7 @@ def evaluate(
     rows: dict[str, RankingMeasures] = {}
     notes: list[str] = []
     gained: dict[str, Gain] = {}
-    if collection is None and not run:
+    if judged.collection is None and not run:
         raise DataError(
             "COLLECTION must be given unless --run is given. Name a collection, or pass --run FILE --relevant FILE."
         )
@@ -111,22 +88,19 @@ def evaluate(
 
     with ProgressBar() as progress:
         if run:
-            if relevant is None:
+            if judged.relevant is None:
                 raise DataError("--relevant must be given with --run. Name a file of relevance judgements.")
-            _evaluate_runs(run, relevant, names, rows, notes)
-        if collection is not None:
-            from qkv.cli.search import IndexOptions, open_index
+            _evaluate_runs(run, judged.relevant, names, rows, notes)
+        if judged.collection is not None:
+            from qkv.cli.search import open_index
 
-            options = IndexOptions(encoder, n_components, stem, text, passage)
-            opened = open_index(collection, options)
-            options = options._replace(passage=passage or 0)
-            index, read = open_judged(collection, opened, progress, options, queries, relevant, split)
+            opened = open_index(judged.collection, texts)
+            index, read = open_judged(judged, opened, progress, replace(texts, passage=texts.passage or 0), "test")
             notes += [_counts(read), *read.notes, f"vectors: {index.encoder}"]
             mix = index.mix if mix is None else mix
             _evaluate_systems(index, read, mix, names, rows, progress)
             if learned:
-                given = {name: value for name, value in (("penalty", penalty), ("loss", loss)) if value is not None}
-                gained = _evaluate_learned(index, read, mix, repeats, names, progress, given)
+                gained = _evaluate_learned(index, read, mix, repeats, names, progress, learning.given())
     if json_:
         print(json.dumps(_to_json(rows, gained, notes), ensure_ascii=False))
         return
@@ -161,26 +135,22 @@ def _evaluate_runs(
 
 
 def open_judged(
-    collection: str,
-    index: Index | None,
-    progress: Progress,
-    options: IndexOptions,
-    queries: str | None,
-    relevant: str | None,
-    split: str,
+    judged: JudgedCollection, index: Index | None, progress: Progress, texts: IndexOptions, split: str
 ) -> tuple[Index, collections.Collection]:
     """Return a search index, which is built unless it is given, and a collection with judgements for its documents."""
     from qkv.cli.search import build_index
     from qkv.search.collections import judged_collection, read_collection
     from qkv.search.text_sources import Document
 
+    assert judged.collection is not None
+    files = {"queries": judged.queries, "relevant": judged.relevant}
     if index is None:
-        read = read_collection(collection, queries=queries, relevant=relevant, column=options.text, split=split)
-        return build_index(read.documents, options, progress), read
+        read = read_collection(judged.collection, **files, column=texts.text, split=judged.split or split)
+        return build_index(read.documents, texts, progress), read
     # Judgements need the names of documents, but not their texts.
     titles = dict(zip(*(index.table.column(name).to_pylist() for name in ("name", "title")), strict=True))
     documents = [Document(name, name, title) for name, title in titles.items()]
-    return index, judged_collection(collection, documents, queries, relevant)
+    return index, judged_collection(judged.collection, documents, **files)
 
 
 def _evaluate_systems(
@@ -240,11 +210,12 @@ def _evaluate_learned(
 
 
 def _counts(read: collections.Collection) -> str:
-    pairs = sum(grade > 0 for grades in read.relevant.values() for grade in grades.values())
-    return (
-        f"{read.name}: {len(read.documents):,} documents, {len(read.queries):,} judged queries, "
-        f"{pairs:,} relevant pairs"
-    )
+    documents, queries = len(read.documents), len(read.queries)
+    return f"{read.name}: {documents:,} documents, {queries:,} judged queries, {_pairs(read):,} relevant pairs"
+
+
+def _pairs(read: collections.Collection) -> int:
+    return sum(grade > 0 for grades in read.relevant.values() for grade in grades.values())
 
 
 def _print(rows: dict[str, RankingMeasures], names: list[str]) -> None:
@@ -338,28 +309,15 @@ def _fit(context: typer.Context) -> None:
 
 
 def fit_search(
-    collection: Collection = None,
-    queries: Queries = None,
-    relevant: Judgements = None,
-    split: Annotated[
-        str, typer.Option(metavar="NAME", help="Split of a BEIR collection: the file in qrels/.")
-    ] = "train",
+    judged: JudgedCollection,
+    *,
     save: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Folder for the index; default: the given index.")
     ] = None,
-    text: TextColumn = None,
-    encoder: TextEncoder = None,
-    n_components: Components = None,
-    passage: Passage = None,
-    stem: Stem = False,
-    penalty: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="Penalty on changes of W_Q and W_K; default: 500.")
-    ] = None,
+    texts: IndexOptions,
+    learning: LearningOptions,
     temperature: Annotated[
         float | None, typer.Option(metavar="T", help="Temperature of the softmax in training; default: 0.05.")
-    ] = None,
-    loss: Annotated[
-        str | None, typer.Option(metavar="each|mass", help="Loss of each relevant document, or of their total weight.")
     ] = None,
     steps: Annotated[int | None, typer.Option(metavar="N", help="Maximum steps of L-BFGS; default: 20.")] = None,
 ) -> None:
@@ -376,35 +334,33 @@ def fit_search(
       qkv fit search scifact --split train --save scifact.index
       qkv fit search notes.index --queries queries.tsv --relevant judged.txt
     """
-    if collection is None:
+    if judged.collection is None:
         raise DataError("COLLECTION must be given. Name a collection, a folder of documents, or an index.")
 
-    from qkv.cli.search import IndexOptions, open_index
+    from qkv.cli.search import open_index
     from qkv.core.progress import ProgressBar
     from qkv.search.evaluation import learn
     from qkv.search.index_files import check_index_path
 
-    options = IndexOptions(encoder, n_components, stem, text, passage)
-    index = open_index(collection, options)
-    target = collection if save is None else save
+    index = open_index(judged.collection, texts)
+    target = judged.collection if save is None else save
     if index is None and save is None:
         raise OptionError("--save must be given unless COLLECTION is an index. Name a folder for the trained index.")
     check_index_path(Path(target))
-    given = {"penalty": penalty, "temperature": temperature, "loss": loss, "steps": steps}
-    training: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    given = {"temperature": temperature, "steps": steps}
+    training = learning.given() | {name: value for name, value in given.items() if value is not None}
     with ProgressBar() as progress:
-        index, read = open_judged(collection, index, progress, options, queries, relevant, split)
+        index, read = open_judged(judged, index, progress, texts, "train")
         learned, losses = learn(index, read.queries, read.relevant, progress=progress, **training)
         learned.save(target)
     for note in read.notes:
         print(f"· {note}")
-    pairs = sum(grade > 0 for grades in read.relevant.values() for grade in grades.values())
     change = f": loss {losses[0]:.3f} → {min(losses):.3f}" if losses else ""
-    print(f"{target}: learned from {len(read.queries):,} queries and {pairs:,} relevant documents{change}")
+    print(f"{target}: learned from {len(read.queries):,} queries and {_pairs(read):,} relevant documents{change}")
     if len(read.queries) < _FEW_QUERIES:
         advice = "measure the gain with qkv evaluate … --learned"
         print(f"· training on fewer than {_FEW_QUERIES} queries may not help: {advice}")
 
 
-fit.command("search", short_help="Train a search index from relevance judgements.")(fit_search)
+fit.command("search", short_help="Train a search index from relevance judgements.")(expand_options(fit_search))
 fit.command("join", short_help="Train a join model from labelled pairs.")(fit_join)

@@ -8,7 +8,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -219,9 +219,6 @@ def _side_by_side(columns: list[tuple[str, str]], left: pa.Table, right: pa.Tabl
     return grid
 
 
-_SUFFIXES = (".csv", ".parquet", ".arrow", ".jsonl")
-
-
 @dataclass(frozen=True, kw_only=True)
 class JoinCommand:
     """The arguments and options of `qkv join`."""
@@ -299,9 +296,10 @@ def join(options: JoinCommand) -> None:
     """
     check_rules(options, _RULES)
     if options.out is not None:
+        from qkv.cli.answer_file import SUFFIXES
         from qkv.core.files import check_writable
 
-        check_writable(Path(options.out), "the pairs", _SUFFIXES)
+        check_writable(Path(options.out), "the pairs", SUFFIXES)
 
     from qkv.core.progress import ProgressBar
     from qkv.join import SoftJoin
@@ -324,7 +322,10 @@ def join(options: JoinCommand) -> None:
     judged = None if options.evaluate is None else joined.evaluate(options.evaluate)
     if options.out is not None:
         # The file is written before anything is printed, so that a closed pipe cannot prevent it.
-        _write(_with_quoted_formulas(joined.table) if options.quote_formulas else joined.table, Path(options.out))
+        from qkv.cli.answer_file import write_rows
+
+        rows = joined.table
+        write_rows(rows.to_batches(), rows.schema, Path(options.out), options.quote_formulas, "--out", "the pairs")
     _print(joined, options.top)
     if judged is not None:
         print(judged)
@@ -362,54 +363,6 @@ def _learn(soft: SoftJoin, options: JoinCommand) -> None:
                 file=sys.stderr,
             )
             raise
-
-
-def _write(table: pa.Table, path: Path) -> None:
-    """Write a table to a file atomically, in the format that the suffix of `path` names."""
-    import json
-
-    import pyarrow as pa
-
-    from qkv.core.files import write_atomic
-
-    def fill(stream: IO[bytes]) -> None:
-        kind = path.suffix.lower()
-        try:
-            if kind == ".csv":
-                from pyarrow import csv
-
-                csv.write_csv(table, stream)
-            elif kind == ".parquet":
-                from pyarrow import parquet
-
-                parquet.write_table(table, stream)
-            elif kind == ".arrow":
-                with pa.ipc.new_file(stream, table.schema) as writer:
-                    writer.write_table(table)
-            else:
-                for batch in table.to_batches():
-                    for row in batch.to_pylist():
-                        stream.write(json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n")
-        except pa.ArrowException as error:
-            raise DataError(
-                f"--out must have a format that can store the pairs, got {kind}, but writing it failed: {error}. "
-                "Name a file that ends in .arrow."
-            ) from None
-
-    write_atomic(path, fill, "the pairs")
-
-
-def _with_quoted_formulas(table: pa.Table) -> pa.Table:
-    """Return a table whose texts a spreadsheet does not execute."""
-    import pyarrow as pa
-
-    from qkv.core.printable import quoted_formula
-
-    for place, field in enumerate(table.schema):
-        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
-            cells = [quoted_formula(cell) for cell in table.column(place).to_pylist()]
-            table = table.set_column(place, field, pa.array(cells, field.type))
-    return table
 
 
 def _print(joined: JoinResult, top: int) -> None:

@@ -6,11 +6,11 @@ import json
 import sys
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.shared_options import Components, Passage, Stem, TextColumn
+from qkv.cli.shared_options import IndexOptions
 from qkv.core.printable import escaped_json
 from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
@@ -24,17 +24,7 @@ if TYPE_CHECKING:
     from qkv.search.index import Index
     from qkv.search.text_sources import Document
 
-__all__ = ["IndexOptions", "build_index", "open_index", "search"]
-
-
-class IndexOptions(NamedTuple):
-    """Options that define how a search index is built. Those that are None have the defaults of `qkv search`."""
-
-    encoder: str | None
-    n_components: int | None
-    stem: bool
-    text: str | None
-    passage: int | None
+__all__ = ["build_index", "open_index", "search"]
 
 
 def search(
@@ -50,17 +40,14 @@ def search(
         typer.Option(metavar="FILE", help="Read queries from a file, one per line; - reads standard input."),
     ] = None,
     top: Annotated[int, typer.Option(metavar="N", min=1, help="Passages to show per query.")] = 5,
-    text: TextColumn = None,
-    encoder: Annotated[str | None, typer.Option(metavar="NAME|FOLDER", help="Text encoder; default: latent.")] = None,
-    n_components: Components = None,
+    *,
+    texts: IndexOptions,
     mix: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Share of vectors, from 0 (BM25 only) to 1; default: chosen.")
     ] = None,
     temperature: Annotated[
         float, typer.Option(metavar="T", help="Temperature of the softmax; lower is sharper.")
     ] = 1.0,
-    passage: Passage = None,
-    stem: Stem = False,
     save: Annotated[str | None, typer.Option(metavar="FOLDER", help="Save the index in this folder.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object per query.")] = False,
 ) -> None:
@@ -100,8 +87,7 @@ def search(
         check_index_path(Path(save))
 
     with ProgressBar() as progress:
-        options = IndexOptions(encoder, n_components, stem, text, passage)
-        index = open_index(source, options) or build_index(source, options, progress, mix)
+        index = open_index(source, texts) or build_index(source, texts, progress, mix)
         if save is not None:
             index.save(save)
             progress.clear()
@@ -135,12 +121,11 @@ def open_index(source: str, options: IndexOptions) -> Index | None:
 
     if not is_index(Path(source)):
         return None
-    for name, value in options._asdict().items():
-        if value is not None and value is not False:
-            raise OptionError(
-                f"--{name} must not be given for an existing index, got the index {source!r}. "
-                f"Omit --{name}, or name the texts to build a new index."
-            )
+    for name in options.given():
+        raise OptionError(
+            f"--{name} must not be given for an existing index, got the index {source!r}. "
+            f"Omit --{name}, or name the texts to build a new index."
+        )
     from qkv.search.index import Index
 
     return Index.open(source)
@@ -167,23 +152,7 @@ def build_index(
 
 
 def _print_json(query: str, hits: list[Hit]) -> None:
-    found = []
-    for hit in hits:
-        assert hit.contributions is not None
-        found.append(
-            {
-                "document": hit.document,
-                "title": hit.title,
-                "weight": hit.weight,
-                "score": hit.score,
-                "start": hit.start,
-                "end": hit.end,
-                "text": hit.text,
-                "words": hit.contributions.by_word(),
-                "query_words": hit.contributions.by_query_word(),
-                "rest": hit.contributions.rest,
-            }
-        )
+    found = [hit.record() for hit in hits]
     print(escaped_json(json.dumps({"query": query, "hits": found}, ensure_ascii=False)))
 
 

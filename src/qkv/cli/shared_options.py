@@ -19,26 +19,21 @@ from qkv.errors import OptionError, QkvError
 __all__ = [
     "PORT_RULE",
     "Candidates",
-    "Components",
-    "Collection",
+    "IndexOptions",
     "JoinedOn",
-    "Judgements",
+    "JudgedCollection",
     "KeyColumns",
+    "LearningOptions",
     "LeftTable",
     "MaxDistance",
     "MinSimilarity",
     "ModelFolder",
     "NormalizerName",
-    "Passage",
-    "Queries",
     "QuoteFormulas",
     "ReadingOptions",
     "RightTable",
     "Rule",
     "ScoreName",
-    "Stem",
-    "TextColumn",
-    "TextEncoder",
     "ValueColumn",
     "TableOptions",
     "check_rules",
@@ -183,28 +178,67 @@ QuoteFormulas = Annotated[
 
 # -- search, evaluate, fit search -----------------------------------------------------------------------
 
-Collection = Annotated[
-    str | None, typer.Argument(metavar="COLLECTION", help="Collection, documents or index.", show_default=False)
-]
-Queries = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Queries in .tsv (name, text), .jsonl or SMART format.")
-]
-Judgements = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Relevance judgements in TREC, BEIR or SMART format.")
-]
-TextColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="Text column, if the texts are a table.")]
-TextEncoder = Annotated[
-    str | None, typer.Option(metavar="NAME|FOLDER", help="Text encoder, as in qkv search; default: latent.")
-]
-Components = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Dimensions of latent semantics; default: chosen from the passages."),
-]
-Passage = Annotated[
-    int | None,
-    typer.Option(metavar="WORDS", min=0, help="Maximum words per passage; 0 keeps documents whole; default: 200."),
-]
-Stem = Annotated[bool, typer.Option("--stem", help="Compare English words by their stems.")]
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """How a search index is built from texts."""
+
+    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Text column, if the texts are a table.")] = None
+    encoder: Annotated[
+        str | None, typer.Option(metavar="NAME|FOLDER", help="Text encoder; default: latent. Others: qkv search -h.")
+    ] = None
+    n_components: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Dimensions of latent semantics; default: chosen from the passages."),
+    ] = None
+    passage: Annotated[
+        int | None,
+        typer.Option(
+            metavar="WORDS", min=0, help="Maximum words per passage; 0: whole documents; default: 200, in evaluate 0."
+        ),
+    ] = None
+    stem: Annotated[bool, typer.Option("--stem", help="Compare English words by their stems.")] = False
+
+    def given(self) -> list[str]:
+        """Return the names of the options that are given."""
+        given = [name for name, value in asdict(self).items() if value is not None and value is not False]
+        return [name.replace("_", "-") for name in given]
+
+
+@dataclass(frozen=True)
+class JudgedCollection:
+    """Documents, queries and relevance judgements."""
+
+    collection: Annotated[
+        str | None, typer.Argument(metavar="COLLECTION", help="Collection, documents or index.", show_default=False)
+    ] = None
+    queries: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Queries in .tsv (name, text), .jsonl or SMART format.")
+    ] = None
+    relevant: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Relevance judgements in TREC, BEIR or SMART format.")
+    ] = None
+    split: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Split of a BEIR collection, in qrels/; default: test; for fit: train."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class LearningOptions:
+    """How W_Q and W_K are learned."""
+
+    penalty: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="Penalty on changes of W_Q and W_K; default: 500.")
+    ] = None
+    loss: Annotated[
+        str | None, typer.Option(metavar="each|mass", help="Loss of each relevant document, or of their total weight.")
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that are given as keyword arguments."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
 
 # -- join, fit join -------------------------------------------------------------------------------------
 

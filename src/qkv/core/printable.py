@@ -1,4 +1,6 @@
-"""Text from outside, such as cells, tokens and queries, made safe to print: characters that act are written as escapes.
+"""Text from outside, such as cells, tokens and queries, made safe to print or to be part of a SQL query.
+
+Characters that act are written as escapes.
 
 An escape sequence in a cell could recolor the terminal, change its title or hide other lines, and a bidirectional
 override shows text in another order than it has.
@@ -8,7 +10,17 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["escaped_json", "printable", "printable_key", "quoted_formula", "quoted_key", "read_escapes"]
+__all__ = [
+    "escaped_json",
+    "first_line",
+    "printable",
+    "printable_key",
+    "quoted_formula",
+    "quoted_key",
+    "quoted_name",
+    "read_escapes",
+    "sql_text",
+]
 
 _CONTROLS = "\x00-\x1f\x7f-\x9f"  # C0 with NUL and ESC, DEL, C1
 _HIDDEN = (
@@ -61,6 +73,21 @@ def printable_key(text: str, backslashes: bool = True) -> str:
     ends = text[:start], text[start + len(inner) :]
     before, after = ("".join(map(_hexadecimal, end)) for end in ends)
     return before + _ACTING.sub(lambda found: _hexadecimal(found[0]), inner) + after
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of the message of an error, or its class if it has none, shortened to 200 characters."""
+    return (str(error).strip().split("\n")[0] or type(error).__name__)[:200].rstrip(". ")
+
+
+def quoted_name(name: str) -> str:
+    """Return the name of a column as a SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def sql_text(text: str) -> str:
+    """Return a text as a SQL literal."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def quoted_key(text: str) -> str:

@@ -30,6 +30,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cache
 
+from qkv.core.printable import sql_text
+
 __all__ = [
     "ABBREVIATIONS",
     "ISO",
@@ -250,7 +252,7 @@ def format_sql(cell: str, form: str) -> str:
     text, bare = f"trim({cell})", _without_zone(form)
     zoned, form = bare != form, bare
     if zoned:
-        text = f"regexp_replace({text}, {_literal(_ZONED)}, '\\1\\3', 'i')"
+        text = f"regexp_replace({text}, {sql_text(_ZONED)}, '\\1\\3', 'i')"
     if "%B" in form:
         text, form = _canonical_sql(text), _canonical_format(form)
     elif "%b" in form:
@@ -261,7 +263,7 @@ def format_sql(cell: str, form: str) -> str:
     )
     if re.findall("%[^YybpfdmHIMS]", form):
         shape = ".+"
-    read = f"(case when regexp_full_match({text}, {_literal(shape)}) then try_strptime({text}, {_literal(form)}) end)"
+    read = f"(case when regexp_full_match({text}, {sql_text(shape)}) then try_strptime({text}, {sql_text(form)}) end)"
     return _zoned_sql(f"strftime({read}, '%Y-%m-%d %H:%M:%S.%f')", cell) if zoned else read
 
 
@@ -276,15 +278,15 @@ def iso_sql(cell: str, type_: str) -> str:
     text, shape = f"trim({cell})", _ISO_DATE if type_ == "date" else ISO.pattern
     if not type_.startswith("timestamptz"):
         # A cast ignores what follows the time.
-        return f"(case when regexp_full_match({text}, {_literal(shape)}) then try_cast({text} as {type_}) end)"
-    matches = f"regexp_full_match({text}, {_literal(f'(?i){_ISO_DATE}{_ISO_CLOCK}')} || '\\s*' || {_literal(_ZONE)})"
-    bare = f"regexp_replace({text}, {_literal(_ZONED)}, '\\1', 'i')"
+        return f"(case when regexp_full_match({text}, {sql_text(shape)}) then try_cast({text} as {type_}) end)"
+    matches = f"regexp_full_match({text}, {sql_text(f'(?i){_ISO_DATE}{_ISO_CLOCK}')} || '\\s*' || {sql_text(_ZONE)})"
+    bare = f"regexp_replace({text}, {sql_text(_ZONED)}, '\\1', 'i')"
     return f"(case when {matches} then {_zoned_sql(bare, cell, type_)} end)"
 
 
 def _zoned_sql(text: str, cell: str, type_: str = "timestamptz") -> str:
     """Return the SQL expression of a time in ISO 8601 in the time zone that a cell names; null without a zone."""
-    zone = f"upper(regexp_extract(trim({cell}), {_literal(_ZONED)}, 2, 'i'))"
+    zone = f"upper(regexp_extract(trim({cell}), {sql_text(_ZONED)}, 2, 'i'))"
     names = ", ".join(f"'{name}': '{offset}'" for name, offset in ABBREVIATIONS.items())
     offset = f"regexp_replace(regexp_replace({zone}, '^(UTC|GMT)', ''), '^([+-])([0-9])(:|$)', '\\10\\2\\3')"
     named = f"case when contains({zone}, '/') then ' ' || {zone} else map {{{names}}}[{zone}] end"
@@ -473,10 +475,6 @@ def _normalized(text: str) -> str:
     for pattern, replacement in _REPLACED:
         text = re.sub(pattern, replacement, text, flags=re.IGNORECASE)
     return text
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _canonical_date(text: str) -> str:

@@ -319,18 +319,21 @@ class Answer:
         if len(self.keys) > 1 and any(isinstance(entry.query, str) for entry in self.entries):
             # Queries given as one text remain one text.
             columns = {"query": [format_query(entry.query, len(self.keys)) for entry in self.entries]}
-        columns["value"] = [
-            entry.value.tolist() if isinstance(entry.value, np.ndarray) else entry.value for entry in self.entries
-        ]
-        if any(entry.probabilities for entry in self.entries):
-            columns["probability"] = [entry.probabilities.get(entry.value) for entry in self.entries]
-        columns["standard_error"] = [entry.standard_error for entry in self.entries]
-        intervals = [entry.prediction_interval or (None, None) for entry in self.entries]
-        columns["lower"], columns["upper"] = [low for low, _ in intervals], [high for _, high in intervals]
-        for name in ("spread", "effective_rows", "found"):
-            columns[name] = [getattr(entry, name) for entry in self.entries]
-        columns["reason"] = [entry.reason or None for entry in self.entries]
+        columns |= self.cells(votes=any(entry.probabilities for entry in self.entries))
         return pa.table({name: exact_array(cells) for name, cells in columns.items()})
+
+    def cells(self, votes: bool) -> dict[str, list[Cell]]:
+        """Return the columns of `to_arrow` without the queries as lists, with the probability if `votes` is True."""
+        intervals = [entry.prediction_interval or (None, None) for entry in self.entries]
+        return {
+            "value": [e.value.tolist() if isinstance(e.value, np.ndarray) else e.value for e in self.entries],
+            **({"probability": [entry.probabilities.get(entry.value) for entry in self.entries]} if votes else {}),
+            "standard_error": [entry.standard_error for entry in self.entries],
+            "lower": [lower for lower, _ in intervals],
+            "upper": [upper for _, upper in intervals],
+            **{name: [getattr(each, name) for each in self.entries] for name in ("spread", "effective_rows", "found")},
+            "reason": [entry.reason or None for entry in self.entries],
+        }
 
     def to_frame(self, library: str | None = None) -> Any:
         """Return the answers as a pandas or polars data frame with one row per query.

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from qkv.core.checks import check_choice, check_integers
 from qkv.core.printable import read_escapes
 from qkv.core.progress import Progress
 from qkv.database.answer import Answer, Entry
-from qkv.database.execute.ask_options import AskOptions, check_aggregate, check_limits
+from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.base import Executor
 from qkv.database.keys.queries import split_text
 from qkv.encoders.columns import Column
@@ -167,16 +165,15 @@ class Queryable(ABC):
             >>> answer.value, answer.spread, answer.perplexity
             (15.0, 1.0, 2.0)
         """
-        check_integers(top=top)
-        check_choice("on_bad_query", on_bad_query, ("refuse", "report"))
-        check_aggregate(aggregate)
-        check_limits(min_similarity, max_distance)
+        limits = min_similarity, max_distance
         options = AskOptions(
-            score, normalizer, mask, where, top, min_similarity, max_distance, seed, progress, on_bad_query, aggregate
+            score, normalizer, mask, where, top, *limits, seed, progress, on_bad_query, aggregate, printed, candidates
         )
-        if candidates is not None:
-            options = replace(options, candidates=candidates)
-        if printed:
+        return self.ask_with(queries, options)
+
+    def ask_with(self, queries: object, options: AskOptions) -> Answer:
+        """Answer queries with the given options; see `ask`."""
+        if options.printed:
             return ask_printed(lambda given: self._ask(given, options), queries, len(self.key))
         return with_hints(self._ask(queries, options))
 
@@ -240,12 +237,8 @@ class Queryable(ABC):
         from qkv.database.relations.answer_relation import AnswerRelation
         from qkv.database.relations.query_relation import open_relation
 
-        check_integers(top=top)
-        check_aggregate(aggregate)
-        check_limits(min_similarity, max_distance)
-        options = AskOptions(
-            score, normalizer, mask, where, top, min_similarity, max_distance, seed, progress, aggregate=aggregate
-        )
+        limits = min_similarity, max_distance
+        options = AskOptions(score, normalizer, mask, where, top, *limits, seed, progress, aggregate=aggregate)
         return AnswerRelation(self, open_relation(queries, self.key, on), options, id).reader()
 
     def create_function(
@@ -295,9 +288,6 @@ class Queryable(ABC):
         """
         from qkv.database.relations.duckdb_function import create_function
 
-        check_integers(top=top)
-        check_aggregate(aggregate)
-        check_limits(min_similarity, max_distance)
         options = AskOptions(score, normalizer, None, where, top, min_similarity, max_distance, aggregate=aggregate)
         create_function(self, connection, name, options, id)
 

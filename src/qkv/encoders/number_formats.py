@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
+from qkv.core.printable import sql_text
+
 __all__ = ["NumberFormat", "affix_counts"]
 
 _CODES = """
@@ -82,20 +84,20 @@ class NumberFormat:
 
     def body(self, cell: str) -> str:
         """Return the SQL expression of the digits, the decimal point and the exponent of a cell in this format."""
-        body = f"regexp_replace({self._bare(cell)}, {_literal(self._dropped)}, '', 'g')"
+        body = f"regexp_replace({self._bare(cell)}, {sql_text(self._dropped)}, '', 'g')"
         return f"replace({body}, ',', '.')" if self.decimal == "," else body
 
     def _bare(self, cell: str) -> str:
         text = self.trimmed(cell)
-        return f"trim(replace({text}, {_literal(self.affix)}, ''), {_literal(_SPACES)})" if self.affix else text
+        return f"trim(replace({text}, {sql_text(self.affix)}, ''), {sql_text(_SPACES)})" if self.affix else text
 
     def matches(self, cell: str) -> str:
         """Return the SQL condition that a cell is a number in this format."""
-        return f"regexp_full_match({self.trimmed(cell)}, {_literal(self.pattern)})"
+        return f"regexp_full_match({self.trimmed(cell)}, {sql_text(self.pattern)})"
 
     def trimmed(self, cell: str) -> str:
         """Return the SQL expression of a cell without white space around it and with the minus sign of ASCII."""
-        return f"replace(trim({cell}, {_literal(_SPACES)}), '−', '-')"
+        return f"replace(trim({cell}, {sql_text(_SPACES)}), '−', '-')"
 
     @property
     def _dropped(self) -> str:
@@ -167,7 +169,3 @@ def _kind(affix: str) -> str:
     if affix in _CODES.split() or (len(affix) == 1 and unicodedata.category(affix) == "Sc"):
         return "currency"
     return "percent" if affix in _PERCENT else "unit" if affix in _UNITS.split() else "unknown"
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

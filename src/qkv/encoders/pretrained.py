@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkv.core.extras import import_optional, require_packages
+from qkv.core.printable import first_line
 from qkv.errors import DataError
 
 if TYPE_CHECKING:
@@ -82,10 +83,9 @@ def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokeni
             # A model with a head is loaded once: without it, transformers would report the weights of the head.
             model = kind.from_pretrained(str(folder), use_safetensors=True, **options)
     except (OSError, ValueError, KeyError) as error:
-        first = str(error).strip().split("\n")[0].rstrip(". ")
         raise DataError(
             f"folder must contain a model and a tokenizer that transformers can load, got {str(folder)!r}, but loading "
-            f"it failed: {first}. Check the files of the folder, or download the model again."
+            f"it failed: {first_line(error)}. Check the files of the folder, or download the model again."
         ) from None
     return tokenizer, model.eval()
 

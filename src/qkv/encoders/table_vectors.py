@@ -26,6 +26,7 @@ import numpy as np
 
 from qkv.core.checks import check_integers
 from qkv.core.extras import require_packages
+from qkv.core.printable import first_line
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Shaped
 from qkv.encoders.columns import Column, Kind, points_on_circle, with_periods
@@ -67,7 +68,7 @@ def _as_table(source: Table, names: tuple[str, ...] | None) -> pa.Table:
     except (pa.ArrowException, ValueError) as error:
         raise DataError(
             f"table must have columns of equal length, of types that pyarrow supports, got a {type(source).__name__}, "
-            f"but reading it with pyarrow failed: {str(error).splitlines()[0]}."
+            f"but reading it with pyarrow failed: {first_line(error)}."
         ) from None
     absent = [name for name in names or () if name not in table.column_names]
     if absent:

@@ -64,22 +64,17 @@ class LabelledRows:
         self._places = np.searchsorted(own, places)
         self._labels = labels
         self._counts = np.ones(len(labels)) if counts is None else counts
-        self._count = int(self._row.max(initial=-1)) + 1
 
     def loss(self, logits: Float[np.ndarray, " pairs"]) -> tuple[float, Float[np.ndarray, " pairs"]]:
         """Return the cross-entropy of the labels and its gradient, for the logits of the pairs of labelled rows."""
-        largest = np.zeros(self._count)  # starts at 0, the logit of "no match"
-        np.maximum.at(largest, self._row, logits)
-        shares = np.exp(logits - largest[self._row])
-        total = np.bincount(self._row, shares, self._count) + np.exp(-largest)
-        weights = shares / total[self._row]
+        weights = attention_weights(self._row, logits)[0]
         weight = weights[self._places].clip(_MIN_WEIGHT, 1.0 - _MIN_WEIGHT)
         match = self._labels == 1
         loss = float(-(self._counts * np.where(match, np.log(weight), np.log1p(-weight))).sum())
         # d loss / d log weight of each labelled pair, then through the softmax of its row.
         slope = self._counts * np.where(match, -1.0, weight / (1.0 - weight))
         own = np.bincount(self._places, slope, len(logits))
-        row = np.bincount(self._row[self._places], slope, self._count)
+        row = np.bincount(self._row[self._places], slope, self._row.max(initial=-1) + 1)
         return loss, own - row[self._row] * weights
 
 

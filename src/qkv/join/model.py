@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from qkv.core.container import Container, is_container, read_container, write_container
+from qkv.core.container import Container, read_container, write_container
 from qkv.core.typing import Float
-from qkv.core.untrusted_json import parse_json, read_bounded
-from qkv.errors import DamagedError, DataError
+from qkv.errors import DataError
 from qkv.join.compared_columns import COMPARED_AS, ComparedAs
 from qkv.join.comparison_vectors import LEVELS, ComparisonVectors, append_log_odds, level_log_odds, log_odds_weights
 
@@ -20,9 +19,6 @@ __all__ = ["JoinModel"]
 _CONTENT = "a join model"
 _VERSION = 3
 _REMEDY = "Fit the model again, or restore the file from a copy."
-_FORMAT = "qkv join"
-_JSON_VERSION = 2
-"""The version of models that qkv wrote as JSON, without checksums, before 2026-11-23."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,32 +78,7 @@ class JoinModel:
             DataError: the file does not exist, or contains no join model.
             DamagedError: the file is damaged.
         """
-        name = str(path)
-        if is_container(Path(path)):
-            return _from_container(read_container(Path(path), _CONTENT, _REMEDY, "the join model"))
-        try:
-            content = parse_json(read_bounded(Path(path)), name)
-        except OSError as error:
-            raise DataError(
-                f"the join model must be a readable file, got {name!r}: {error.strerror}. Check the path."
-            ) from None
-        except DamagedError:
-            raise DamagedError(
-                f"{name!r} must be a join model, got a file that is not JSON. Pass a file that `qkv fit join` wrote."
-            ) from None
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise DataError(f"{name!r} must be a join model, got other JSON. Pass a file that `qkv fit join` wrote.")
-        if content.get("version") != _JSON_VERSION:
-            raise DataError(
-                f"the model {name!r} must have version {_JSON_VERSION}, got {content.get('version')!r}. Fit the "
-                "model again, or load it with the version of qkv that saved it."
-            )
-        try:
-            return _from_json(content)
-        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-            raise DamagedError(
-                f"the join model {name!r} must be undamaged, but reading it failed: {error}. Fit the model again."
-            ) from None
+        return _from_container(read_container(Path(path), _CONTENT, _REMEDY, "the join model"))
 
 
 def _from_container(container: Container) -> JoinModel:
@@ -121,12 +92,12 @@ def _from_container(container: Container) -> JoinModel:
     content["log_odds"] = container.array("log_odds", 2)
     content["learned"] = container.array("learned", 1) if "learned" in container else None
     try:
-        return _from_json(content)
+        return _from_content(content)
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise container.damaged("hold an intact model", f"{error}") from None
 
 
-def _from_json(content: dict[str, Any]) -> JoinModel:
+def _from_content(content: dict[str, Any]) -> JoinModel:
     model = JoinModel(
         on=tuple((str(left), str(right)) for left, right in content["on"]),
         kinds=dict(content["kinds"]),

@@ -13,7 +13,7 @@ from qkv.database.cluster.opening import open_cluster
 from qkv.database.cluster.scheduler import Scheduler
 from qkv.database.cluster.task import FragmentRows
 from qkv.errors import DataError
-from qkv.search.index_files import index_container, parse_index
+from qkv.search.index_files import parse_index, read_index
 from qkv.search.passage_range import (
     BoundQueries,
     PassageRange,
@@ -36,18 +36,13 @@ def open_passages(path: Path, cluster: str) -> dict[str, Any]:
     """Return the arguments with which `Index` is created from a folder, with passages held by the workers of a cluster.
 
     Raises:
-        DataError: The folder contains no index, or one of an older format.
+        DataError: The folder contains no index.
         DamagedError: The index is damaged.
         OptionError: `cluster` names no workers.
         MissingPackageError: Ray is not installed.
     """
     folder = path.absolute()
-    container = index_container(folder)
-    if container is None:
-        raise DataError(
-            f"path must be an index of the present format, got {str(path)!r}, written before 2026-11-23. Open it "
-            "without cluster, and save it again."
-        )
+    container = read_index(folder)
     parts = parse_index(container)
     passages = ClusterPassages(str(folder), container.digest, len(parts["keys"]), open_cluster(cluster))
     return {**parts, "passages": passages}
@@ -127,8 +122,8 @@ class _IndexCall:
 def _parts(path: str, digest: str) -> Mapping[str, Any]:
     """Return the parts of an index, which stays open in this worker."""
     if path not in _open or _open[path][0] != digest:
-        container = index_container(Path(path))
-        if container is None or container.digest != digest:
+        container = read_index(Path(path))
+        if container.digest != digest:
             raise DataError(
                 f"the index {path!r} must be the one that was opened, but another one was saved there. Open it again."
             )

@@ -66,6 +66,14 @@ class Hit:
     score: float
     contributions: Contributions | None = field(default=None, repr=False)
 
+    def record(self) -> dict[str, object]:
+        """Return the passage as an object for JSON, with the contributions of words if there are any."""
+        names = ("document", "title", "weight", "score", "start", "end", "text")
+        found: dict[str, object] = {name: getattr(self, name) for name in names}
+        if (shares := self.contributions) is None:
+            return found
+        return found | {"words": shares.by_word(), "query_words": shares.by_query_word(), "rest": shares.rest}
+
 
 def merge_contributions(
     parts: list[tuple[list[str], list[str], Float[np.ndarray, "query_words words"]]], rest: float

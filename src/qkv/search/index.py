@@ -281,15 +281,15 @@ class Index:
                 a cluster of Ray such as "ray://host:10001". None: this process.
 
         Raises:
-            DataError: the folder contains no index, or one of an older format for a cluster.
+            DataError: the folder contains no index.
             DamagedError: the index is damaged.
             OptionError: `cluster` names no workers.
             MissingPackageError: Ray is not installed.
         """
         from qkv.search.cluster_passages import open_passages
-        from qkv.search.index_files import read_index
+        from qkv.search.index_files import parse_index, read_index
 
-        return cls(**(read_index(Path(path)) if cluster is None else open_passages(Path(path), cluster)))
+        return cls(**(parse_index(read_index(Path(path))) if cluster is None else open_passages(Path(path), cluster)))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the index to a folder atomically. An index that the folder already contains is replaced.

@@ -16,6 +16,7 @@ import numpy as np
 from qkv.core.progress import checkpoint
 from qkv.core.untrusted_json import to_json
 from qkv.database.answer import Answer, Call, Entry
+from qkv.database.relations.answer_relation import evidence_arrays
 from qkv.database.storage.stored import StoredDatabase
 from qkv.encoders.columns import Column
 from qkv.errors import DamagedError, DataError
@@ -150,12 +151,7 @@ def hits_object(answered: Answered) -> dict[str, Any]:
 
 def _hit_object(hit: Hit) -> object:
     checkpoint()
-    found: dict[str, object] = {"document": hit.document, "title": hit.title, "text": hit.text}
-    found |= {"start": hit.start, "end": hit.end, "weight": hit.weight, "score": hit.score}
-    if hit.contributions is not None:
-        found |= {"words": hit.contributions.by_word(), "query_words": hit.contributions.by_query_word()}
-        found["rest"] = hit.contributions.rest
-    return to_json(found)
+    return to_json(hit.record())
 
 
 def arrow_bytes(answered: Answered) -> bytes:
@@ -170,28 +166,16 @@ def arrow_bytes(answered: Answered) -> bytes:
     answer = answered.answer
     assert answer is not None
     table = _columns(answer)
-    counts = [len(entry.rows) for entry in answer.entries]
-    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
-    rows = np.concatenate([np.zeros(0, np.int64), *(entry.rows for entry in answer.entries)])
+    offsets, rows, numbers = evidence_arrays(answer.entries, answer.measure)
     evidence = EvidenceRows.of(answer)
     cells = evidence.rows.take(pa.array(np.searchsorted(evidence.indices, rows))).combine_chunks()
     arrays = [column.chunk(0) if column.num_chunks else pa.array([], column.type) for column in cells.columns]
     record = pa.StructArray.from_arrays(arrays, fields=list(cells.schema))
-    parts = {"weight": _joined([entry.weights for entry in answer.entries]), "index": pa.array(rows)}
-    if answer.measure:
-        blank = [np.full(count, np.nan) for count in counts]
-        near = [b if entry.nearness is None else entry.nearness for entry, b in zip(answer.entries, blank, strict=True)]
-        parts[answer.measure] = _joined(near)
-    structs = pa.StructArray.from_arrays([*parts.values(), record], names=[*parts, "record"])
+    parts = {"weight": numbers["weight"], "index": pa.array(rows), **numbers, "record": record}
+    structs = pa.StructArray.from_arrays(list(parts.values()), names=list(parts))
     table = table.append_column("evidence", pa.ListArray.from_arrays(offsets, structs))
     about = {"version": answered.version, "notes": list(answer.notes), "votes": answer.votes}
     return stream_bytes(table.replace_schema_metadata({"qkv": json.dumps(about)}))
-
-
-def _joined(arrays: list[Any]) -> pa.Array:
-    import pyarrow as pa
-
-    return pa.array(np.concatenate([np.zeros(0), *arrays]).astype(np.float64), from_pandas=True)
 
 
 def _columns(answer: Answer) -> pa.Table:

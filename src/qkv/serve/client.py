@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from qkv import errors
-from qkv.core.checks import check_choice, check_integers, describe
+from qkv.core.checks import describe
 from qkv.core.extras import require_packages
+from qkv.database.execute.ask_options import AskOptions
 from qkv.database.keys.queries import display_form, split_queries
 from qkv.errors import KindError, QkvError, ServerError
 from qkv.serve.answers import EXACT, read_exact
@@ -140,7 +141,9 @@ class Client:
             ServerError: The server cannot be reached or refuses the request; `status` is that of HTTP.
         """
         limits = min_similarity, max_distance
-        options = self._options(score, normalizer, where, top, *limits, seed, on_bad_query, aggregate, printed)
+        options = _sent_options(
+            AskOptions(score, normalizer, None, where, top, *limits, seed, None, on_bad_query, aggregate, printed)
+        )
         given, body = self._question(queries, options)
         response = self._send("POST", "/ask", body, EXACT)
         answer, self.version = read_exact(response.content, given)
@@ -163,7 +166,9 @@ class Client:
     ) -> str:
         """Answer queries, and return the plan by which the server did it, as text. The arguments are those of `ask`."""
         limits = min_similarity, max_distance
-        options = self._options(score, normalizer, where, top, *limits, seed, on_bad_query, aggregate, printed)
+        options = _sent_options(
+            AskOptions(score, normalizer, None, where, top, *limits, seed, None, on_bad_query, aggregate, printed)
+        )
         _, body = self._question(queries, options)
         return str(self._send("POST", "/explain", body).json()["plan"])
 
@@ -211,33 +216,6 @@ class Client:
 
     # -- private ----------------------------------------------------------------------------------------
 
-    def _options(
-        self,
-        score: object,
-        normalizer: object,
-        where: str | None,
-        top: int,
-        min_similarity: float | None,
-        max_distance: float | None,
-        seed: int | None,
-        on_bad_query: str,
-        aggregate: str | None,
-        printed: bool,
-    ) -> dict[str, object]:
-        """Return the options that differ from their defaults, after checking that they can be sent."""
-        check_integers(top=top)
-        check_choice("on_bad_query", on_bad_query, ("refuse", "report"))
-        for name, part in (("score", score), ("normalizer", normalizer)):
-            if part is not None and not isinstance(part, str):
-                raise KindError(
-                    f"{name} must be a name such as 'gaussian:0.1' or None, got {describe(part)}. Pass objects to the "
-                    "database itself."
-                )
-        options = {"score": score, "normalizer": normalizer, "where": where, "seed": seed}
-        options |= {"min_similarity": min_similarity, "max_distance": max_distance}
-        options |= {"aggregate": aggregate, "top": int(top), "on_bad_query": on_bad_query, "printed": printed or None}
-        return {name: encode(value) for name, value in options.items() if value is not None}
-
     def _question(self, queries: object, options: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
         """Return the queries as answers show them, and the fields of the request."""
         if options["on_bad_query"] == "report" and isinstance(queries, list):
@@ -266,6 +244,22 @@ class Client:
         if response.status_code == 200:
             return response
         raise _error_of(response)
+
+
+_LIMITS = ("min_similarity", "max_distance")
+_OPTIONS = ("score", "normalizer", "where", "seed", *_LIMITS, "aggregate", "top", "on_bad_query")
+
+
+def _sent_options(options: AskOptions) -> dict[str, object]:
+    """Return the options that differ from their defaults, after checking that they can be sent."""
+    for name, part in (("score", options.score), ("normalizer", options.normalizer)):
+        if part is not None and not isinstance(part, str):
+            raise KindError(
+                f"{name} must be a name such as 'gaussian:0.1' or None, got {describe(part)}. Pass objects to the "
+                "database itself."
+            )
+    given = {name: getattr(options, name) for name in _OPTIONS} | {"printed": options.printed or None}
+    return {name: encode(value) for name, value in given.items() if value is not None}
 
 
 def _error_of(response: httpx.Response) -> QkvError:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qkv.core.printable import first_line
 from qkv.errors import DamagedError
 from qkv.store.object_client import Folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["arrow_problem", "first_line", "map_file", "parse_schema", "parse_table"]
+__all__ = ["arrow_problem", "map_file", "parse_schema", "parse_table"]
 
 _REMEDY = "Restore the file from a copy."
 
@@ -97,8 +98,3 @@ def parse_schema(data: bytes, name: str) -> pa.Schema:
     if len(set(names)) < len(names):
         raise DamagedError(f"the schema in {name} must have distinct columns. Restore the file from a copy.")
     return schema
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of the message of an error, shortened to 200 characters."""
-    return (str(error).strip().split("\n")[0] or type(error).__name__)[:200].rstrip(". ")

@@ -15,10 +15,10 @@ import numpy as np
 
 from qkv.core.checks import check_choice
 from qkv.core.checksums import checksums_wanted
+from qkv.core.printable import first_line
 from qkv.core.progress import Progress
 from qkv.core.typing import Int
 from qkv.errors import DamagedStoreError, DataError, OptionError
-from qkv.store.arrow_files import first_line
 from qkv.store.block import Block, Damage, Version, unread_text
 from qkv.store.locking import writer_lock
 from qkv.store.object_client import ObjectPath

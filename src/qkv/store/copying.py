@@ -14,10 +14,10 @@ from typing import IO, TYPE_CHECKING, TypeVar
 
 from qkv.core.checks import check_choice
 from qkv.core.files import check_writable, write_atomic
+from qkv.core.printable import first_line
 from qkv.core.progress import Progress, track
 from qkv.errors import DamagedStoreError, DataError
 from qkv.store import row_files
-from qkv.store.arrow_files import first_line
 from qkv.store.attachments import attached_files, read_attached
 from qkv.store.base import Store
 from qkv.store.locations import Location, StorageOptions, locate

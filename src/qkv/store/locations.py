@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from qkv.core.extras import missing_package
+from qkv.core.printable import first_line
 from qkv.errors import DataError, OptionError, StorageError
-from qkv.store.arrow_files import first_line
 from qkv.store.object_client import Folder, FsspecClient, ObjectClient, ObjectPath
 
 __all__ = ["is_url", "locate", "Location", "StorageOptions"]

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.core.checksums import checksum
+from qkv.core.printable import first_line
 from qkv.core.typing import Bool, Int
 from qkv.errors import DamagedError, DamagedStoreError, StorageError
-from qkv.store.arrow_files import arrow_problem, first_line
+from qkv.store.arrow_files import arrow_problem
 from qkv.store.block import Damage, problem_of
 from qkv.store.block_cache import BlockCache
 from qkv.store.manifest import RowFile

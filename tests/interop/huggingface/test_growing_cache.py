@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 from qkv.interop import huggingface  # noqa: E402
 from tests.effort import cases  # noqa: E402
+from tests.interop.huggingface.test_decoding_step import tiny  # noqa: E402
 
 
 @settings(max_examples=cases(60), derandomize=True, deadline=None)
@@ -70,21 +70,11 @@ def test_keys_that_require_a_gradient_are_part_of_the_graph() -> None:
     assert torch.equal(torch.autograd.grad(keys.sum(), x)[0], torch.full_like(x, 3))
 
 
-def _model(window: int | None) -> Any:
-    torch.manual_seed(0)
-    config = transformers.MistralConfig(
-        vocab_size=31, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, bos_token_id=None, eos_token_id=None, pad_token_id=0, initializer_range=0.2,
-        sliding_window=window,
-    )  # fmt: skip
-    return transformers.MistralForCausalLM(config).eval()
-
-
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("attention", ["qkv", "sdpa"])
 def test_generation_gives_the_tokens_of_the_dynamic_cache(window: int | None, attention: str) -> None:
     huggingface.register()
-    model, assistant = _model(window), _model(None)
+    model, assistant = tiny(2, sliding_window=window), tiny(2, sliding_window=None)
     with torch.no_grad():
         for x in assistant.parameters():
             x += 0.02 * torch.randn_like(x)

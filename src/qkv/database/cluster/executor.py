@@ -137,7 +137,7 @@ class ClusterExecutor(StreamedExecutor):
     """Executor that answers queries over one version of a store by the workers of a cluster.
 
     Args:
-        store, key, value, name, fold, progress, hidden, cache: as in `StreamedExecutor`.
+        store, key, value, name, fold, progress, hidden: as in `StreamedExecutor`.
         scheduler: the workers. If it skips fragments that cannot be read, the notes of an answer state them.
     """
 
@@ -152,10 +152,9 @@ class ClusterExecutor(StreamedExecutor):
         fold: bool,
         progress: Progress | None,
         hidden: Sequence[str],
-        cache: bool,
         scheduler: Scheduler,
     ) -> None:
-        super().__init__(store, key, value, name, fold, progress, hidden, cache)
+        super().__init__(store, key, value, name, fold, progress, hidden)
         self.scheduler = scheduler
         self.fragments = FragmentRows.of(self.table.store)
         self._found = _Unreadable()

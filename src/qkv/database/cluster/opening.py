@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from qkv.core.extras import require_packages
+from qkv.core.printable import first_line
 from qkv.database.cluster.scheduler import LostResultError, Scheduler, WorkerDiedError
 from qkv.database.cluster.task import merge_replies
 from qkv.database.cluster.worker import FragmentWorker, read_message, write_message
@@ -50,7 +51,7 @@ def connect(address: str | None) -> int:
             ray.init(address, log_to_driver=False, include_dashboard=False, configure_logging=False)
         except (ConnectionError, TimeoutError) as error:
             raise ServerError(
-                f"no cluster of Ray answers at {address!r}: {str(error).strip().splitlines()[0]} Check the address, or "
+                f"no cluster of Ray answers at {address!r}: {first_line(error)}. Check the address, or "
                 "use cluster='ray' for a cluster on this machine."
             ) from None
     return int(ray.cluster_resources().get("CPU", 1))

@@ -1,4 +1,4 @@
-"""The class `AskOptions`, the arguments of `Database.ask` except the queries, and checks of them."""
+"""The class `AskOptions`, the arguments of `Database.ask` except the queries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING
 
-from qkv.core.checks import check_choice
+from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import Progress
 from qkv.database.keys.comparisons import MatchLimits
 from qkv.errors import OptionError
@@ -18,16 +18,19 @@ from qkv.scores.base import Score
 if TYPE_CHECKING:
     from qkv.database.candidates.candidates import Candidates
 
-__all__ = ["AGGREGATES", "AskOptions", "check_aggregate", "check_limits"]
+__all__ = ["AGGREGATES", "AskOptions"]
 
 AGGREGATES = ("mean", "vote", "local-linear")
 """The values of the argument `aggregate` of `Database.ask`; None: mean or vote, by the kind of the values."""
-_LIMITS = {"min_similarity": "least similarity", "max_distance": "largest distance"}
 
 
 @dataclass(frozen=True, eq=False)
 class AskOptions:
-    """The arguments of `Database.ask` except the queries."""
+    """The arguments of `Database.ask` except the queries.
+
+    Raises:
+        OptionError: `top`, `on_bad_query`, `aggregate` or a limit is not allowed.
+    """
 
     score: Score | str | None = None
     normalizer: Normalizer | str | None = None
@@ -44,6 +47,17 @@ class AskOptions:
     candidates: Candidates | None = None
     default_limits: bool = False
 
+    def __post_init__(self) -> None:
+        check_integers(top=self.top)
+        check_choice("on_bad_query", self.on_bad_query, ("refuse", "report"))
+        if self.aggregate is not None:
+            check_choice("aggregate", self.aggregate, AGGREGATES)
+        for name, noun in (("min_similarity", "least similarity"), ("max_distance", "largest distance")):
+            limit = getattr(self, name)
+            number = isinstance(limit, Real) and not isinstance(limit, bool) and not math.isnan(limit)
+            if limit is not None and not number:
+                raise OptionError(f"{name} must be a number, got {limit!r}. Pass the {noun} of a match.")
+
     @property
     def limits(self) -> MatchLimits:
         """The limits of a match."""
@@ -53,17 +67,3 @@ class AskOptions:
     def linear(self) -> bool:
         """Whether answers are on a line through the rows near the query."""
         return self.aggregate == "local-linear"
-
-
-def check_aggregate(aggregate: str | None, name: str = "aggregate") -> None:
-    """Raise an `OptionError` if `aggregate` is neither None nor one of `AGGREGATES`."""
-    if aggregate is not None:
-        check_choice(name, aggregate, AGGREGATES)
-
-
-def check_limits(min_similarity: object, max_distance: object) -> None:
-    """Raise an `OptionError` if a limit of a match is neither None nor a number."""
-    for name, limit in (("min_similarity", min_similarity), ("max_distance", max_distance)):
-        number = isinstance(limit, Real) and not isinstance(limit, bool) and not math.isnan(limit)
-        if limit is not None and not number:
-            raise OptionError(f"{name} must be a number, got {limit!r}. Pass the {_LIMITS[name]} of a match.")

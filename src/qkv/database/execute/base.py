@@ -113,7 +113,7 @@ class Executor(ABC):
         """Return an executor over the same rows whose answers are votes if `votes` is True. The last one is cached."""
         if votes != self.votes and self._otherwise is None:
             self._otherwise = other = copy.copy(self)
-            other.votes = votes
+            other.votes, other.choices = votes, self.choices.with_options(by_vote=votes)
             other._forget()
         return self if votes == self.votes or self._otherwise is None else self._otherwise
 

@@ -13,7 +13,7 @@ import numpy as np
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Int, Shaped
 from qkv.database.answer import Entry
-from qkv.database.execute.aggregates import Aggregator, aggregator_for, votes_by_kind
+from qkv.database.execute.aggregates import Aggregator, aggregator_for
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.base import Executor
 from qkv.database.execute.entries import NO_MATCHING_ROW, QueryResults, build_entries
@@ -143,9 +143,7 @@ class InMemoryExecutor(Executor):
         if self._chooser is None:
             aggregator = self.aggregator
             columns = self.query_columns, aggregator.column
-            unusual = self.votes and not votes_by_kind(aggregator.column)
-            choices = self.choices.with_options(by_vote=True) if unusual else self.choices
-            self._chooser = ComparisonChooser(*columns, self.complete, aggregator.targets, choices)
+            self._chooser = ComparisonChooser(*columns, self.complete, aggregator.targets, self.choices)
         return self._chooser
 
     def restrict(self, selected: Bool[np.ndarray, " rows"], progress: Progress | None) -> Self:

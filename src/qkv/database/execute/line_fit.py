@@ -14,7 +14,7 @@ from qkv.core.partial import merge_means
 from qkv.core.typing import Bool, Float, Int, Num, Shaped
 from qkv.database.execute.aggregates import Aggregate, LineFit, average_aggregate
 from qkv.database.execute.partial_sums import ValueSums
-from qkv.database.execute.top_rows import largest_weights
+from qkv.database.execute.row_lists import largest_weights
 from qkv.database.execute.uncertainty import Precision
 from qkv.database.keys.comparisons import (
     Comparison,

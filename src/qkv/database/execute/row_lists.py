@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.core.ordering import RunningTopK
+from qkv.core.ordering import RunningTopK, top_k_indices
 from qkv.core.typing import Bool, Float, Int
 from qkv.normalizers.base import Normalizer
 from qkv.normalizers.linear import LinearNormalizer
@@ -19,7 +19,7 @@ from qkv.normalizers.linear import LinearNormalizer
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FRAGMENT_ROWS", "RowLists", "select_rows"]
+__all__ = ["FRAGMENT_ROWS", "RowLists", "largest_weights", "rows_of_any_query", "select_rows"]
 
 FRAGMENT_ROWS = 2**40
 """Number of positions of a fragment."""
@@ -123,3 +123,20 @@ def select_rows(rows: RowLists, normalizer: Normalizer, queries: int) -> RowList
         above = ~(logits < (bound - _SLACK * (1.0 + np.abs(bound)))[rows.query])
     present: Bool[np.ndarray, " n"] = np.where(broken[rows.query], first, above & (logits > -np.inf))
     return rows.take(np.flatnonzero(present))
+
+
+def rows_of_any_query(top: RunningTopK) -> Int[np.ndarray, " rows"]:
+    """Return the indices of the rows that are among the top rows of any query, in ascending order."""
+    rows = np.unique(top.index)
+    return rows[rows >= 0]
+
+
+def largest_weights(
+    weights: Float[np.ndarray, "q rows"], top: int
+) -> tuple[Int[np.ndarray, "q n"], Float[np.ndarray, "q n"]]:
+    """Return for each query the column indices of its largest weights, −1 for a weight of 0, and these weights."""
+    weights = weights if weights.shape[1] else np.zeros((len(weights), 1))
+    rank = np.where(weights == 0, -np.inf, weights)
+    order = np.asarray(top_k_indices(rank, min(top, weights.shape[1])))
+    heavy = np.take_along_axis(weights, order, axis=1)
+    return np.where(heavy == 0, -1, order), heavy

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,6 @@ from qkv.database.keys.row_sample import MOST_ROWS, RowSampler
 from qkv.encoders import arrow_columns
 from qkv.encoders.columns import Column
 from qkv.errors import DamagedError
-from qkv.estimators.regression.bandwidth import Bandwidth
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,12 +75,6 @@ class TableStatistics:
         sample: indices of a sample of the complete rows.
         incomplete_tiles: indices of the tiles with an incomplete row.
         without_value: a bit for each row, 1 if it has a key and no value; empty if there is no such row.
-        bandwidths: the bandwidths of standardized points that were chosen, for the aggregates "mean" and "linear", with
-            " by vote" if answers are votes.
-        nearest_quantiles: 99th percentiles of nearest-neighbor distances, by unit.
-        tile: number of rows of a tile.
-        path: the file in which the statistics are saved.
-        made_from: identifies the rows and the options.
         selected_missing: number of missing cells of the selected rows by column; empty if all rows are selected.
     """
 
@@ -91,11 +84,6 @@ class TableStatistics:
     sample: Int[np.ndarray, " _"]
     incomplete_tiles: Int[np.ndarray, " _"]
     without_value: Int[np.ndarray, " bytes"]
-    bandwidths: dict[str, Bandwidth] = field(default_factory=dict)
-    nearest_quantiles: dict[str, float] = field(default_factory=dict)
-    tile: int = 0
-    path: Path | None = None
-    made_from: dict[str, object] = field(default_factory=dict)
     selected_missing: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -109,25 +97,6 @@ class TableStatistics:
             return np.zeros(0, np.int64)
         marked = np.unpackbits(self.without_value, count=self.rows).astype(bool)
         return np.flatnonzero(marked if selected is None else marked & selected)
-
-    def save(self) -> None:
-        """Save the statistics in the cache folder. Errors are ignored, because the statistics can be computed again."""
-        if self.path is None:
-            return
-        record = {
-            "complete": self.complete,
-            "columns": {name: asdict(column) for name, column in self.columns.items()},
-            "bandwidths": {name: asdict(bandwidth) for name, bandwidth in self.bandwidths.items()},
-            "nearest_quantiles": self.nearest_quantiles,
-        }
-        arrays = {"sample": self.sample, "incomplete_tiles": self.incomplete_tiles, "without_value": self.without_value}
-        save_note(self.path, self.made_from, record, arrays)
-        for older in sorted(self.path.parent.glob(f"*{_SUFFIX}"))[:-_MOST_SAVED]:
-            older.unlink(missing_ok=True)
-
-    def without_choices(self) -> TableStatistics:
-        """Return the statistics without bandwidths and distances, which will not be saved either."""
-        return replace(self, bandwidths={}, nearest_quantiles={}, path=None)
 
 
 def load_statistics(
@@ -173,8 +142,12 @@ def _load(scan: _StatisticsScan, options: list[object], progress: Progress | Non
     }
     statistics = _saved(path, made_from, scan)
     if statistics is None:
-        statistics = replace(scan.run(progress), path=path, made_from=made_from)
-        statistics.save()
+        statistics = scan.run(progress)
+        columns = {name: asdict(column) for name, column in statistics.columns.items()}
+        arrays = {name: getattr(statistics, name) for name in ("sample", "incomplete_tiles", "without_value")}
+        save_note(path, made_from, {"complete": statistics.complete, "columns": columns}, arrays)
+        for older in sorted(path.parent.glob(f"*{_SUFFIX}"))[:-_MOST_SAVED]:
+            older.unlink(missing_ok=True)
     return statistics
 
 
@@ -188,9 +161,6 @@ def _saved(path: Path, made_from: dict[str, object], scan: _StatisticsScan) -> T
         columns = {name: _parse_column(each, rows) for name, each in fields.record("columns").items()}
         if set(columns) != set(scan.names):
             return None
-        quantiles = Fields(fields.record("nearest_quantiles"), note.path.name)
-        chosen = Fields(fields.record("bandwidths"), note.path.name)
-        bandwidths = {name: Bandwidth.parse(Fields(chosen.record(name), "the bandwidth")) for name in chosen.fields}
         sample, incomplete_tiles = note.array("sample", 1), note.array("incomplete_tiles", 1)
         without_value = note.array("without_value", 1)
         if not all(_are_indices(each, rows) for each in (sample, incomplete_tiles)):
@@ -204,11 +174,6 @@ def _saved(path: Path, made_from: dict[str, object], scan: _StatisticsScan) -> T
             sample.copy(),
             incomplete_tiles.copy(),
             without_value.copy(),
-            bandwidths,
-            {name: quantiles.number(name) for name in quantiles.fields},
-            scan.tile,
-            path,
-            made_from,
         )
     except DamagedError:
         return None
@@ -282,7 +247,7 @@ class _StatisticsScan:
         sample = self.sampler.rows
         without_value = np.zeros(0, np.uint8) if self.without_value is None else np.packbits(self.without_value)
         arrays = sample, incomplete, without_value
-        return TableStatistics(self.rows.num_rows, complete, self.statistics, *arrays, tile=self.tile)
+        return TableStatistics(self.rows.num_rows, complete, self.statistics, *arrays)
 
     def _add_tile(self, tile: RowTile, selected: Bool[np.ndarray, " rows"] | None) -> Bool[np.ndarray, " rows"]:
         """Add the selected rows of a tile, and return a boolean array that is True for those with key and value."""

@@ -23,6 +23,7 @@ from qkv.core.ordering import RunningTopK
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Num, Shaped
 from qkv.database.answer import Entry
+from qkv.database.choice_cache import ChoiceCache
 from qkv.database.execute import block_scan
 from qkv.database.execute.aggregates import aggregator_for
 from qkv.database.execute.ask_options import AskOptions
@@ -32,17 +33,16 @@ from qkv.database.execute.entries import NO_MATCHING_ROW, QueryResults, build_en
 from qkv.database.execute.in_memory import RowsWithoutValue, attend_to_rows
 from qkv.database.execute.line_fit import LineSums, effective_evidence, largest_effective
 from qkv.database.execute.partial_sums import PartialSums, accumulates, tile_weights, value_sums
+from qkv.database.execute.row_lists import largest_weights, rows_of_any_query
 from qkv.database.execute.row_reader import RowTile, StoredRows, read_note, save_note
 from qkv.database.execute.scan import CellLogits, VectorLogits, VectorNorms
 from qkv.database.execute.statistics import TableStatistics, load_statistics, restricted_statistics
 from qkv.database.execute.stream_plan import StreamedPlan
-from qkv.database.execute.top_rows import largest_weights, rows_of_any_query
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.comparisons import Comparison, MixedComparison, find_coordinates
 from qkv.database.keys.queries import Queries
 from qkv.encoders.columns import Column
 from qkv.errors import DamagedError, KindError, OptionError, RefusedError, ShapeError
-from qkv.estimators.regression.bandwidth import Bandwidth
 from qkv.masks import AllowedKeys
 from qkv.normalizers.base import Normalizer
 from qkv.plan.checks import check_problem, read_problem
@@ -251,14 +251,11 @@ class StreamedCall:
 class SampledChooser(ComparisonChooser):
     """A `ComparisonChooser` for stores that uses a sample of the rows and statistics of all rows.
 
-    Chosen bandwidths and distances are saved with the statistics.
-
     Args:
         columns: the key columns of the sample.
         value: the value column of the sample.
         statistics: the statistics of all rows.
-        targets: as in `ComparisonChooser`.
-        votes: whether answers are votes, for which bandwidths are chosen apart.
+        targets, cache: as in `ComparisonChooser`.
     """
 
     def __init__(
@@ -267,21 +264,10 @@ class SampledChooser(ComparisonChooser):
         value: Column,
         statistics: TableStatistics,
         targets: Callable[[Int[np.ndarray, " n"]], Float[np.ndarray, "n targets"] | str],
-        votes: bool = False,
+        cache: ChoiceCache,
     ) -> None:
-        super().__init__(tuple(columns), value, np.ones(len(columns[0].cells), bool), targets)
-        self.statistics, self.votes = statistics, votes
-
-    def bandwidth(self, points: Float[np.ndarray, "rows width"], progress: Progress | None) -> Bandwidth:
-        """Return the bandwidth saved with the statistics. If there is none, choose one from the sample and save it."""
-        saved = self.statistics.bandwidths
-        name = ("linear" if self.linear else "mean") + " by vote" * self.votes
-        if name not in saved:
-            targets = self.targets(np.arange(len(points)))
-            saved[name] = self.search(points, targets, progress, self.total, self._groups)
-            self.statistics.save()
-        self._bandwidths[self.search] = saved[name]
-        return saved[name]
+        super().__init__(tuple(columns), value, np.ones(len(columns[0].cells), bool), targets, cache)
+        self.statistics = statistics
 
     @property
     def sample(self) -> Int[np.ndarray, " sample"]:
@@ -309,13 +295,6 @@ class SampledChooser(ComparisonChooser):
 
     def form(self, column: Column) -> str:
         return self.statistics.columns[column.name].form
-
-    def nearest_quantile(self, key: Float[np.ndarray, "rows width"], unit: str) -> float:
-        saved = self.statistics.nearest_quantiles
-        if unit not in saved:
-            saved[unit] = super().nearest_quantile(key, unit)
-            self.statistics.save()
-        return saved[unit]
 
 
 def load_example_rows(rows: StoredRows, indices: Int[np.ndarray, " n"], columns: Sequence[str]) -> pa.Table:
@@ -350,7 +329,6 @@ class StreamedExecutor(Executor):
         key, value, name, fold: as in `Executor`.
         progress: called while the statistics are computed.
         hidden: columns that are compared but not shown.
-        cache: whether bandwidths and distances are saved with the statistics, and read from there.
 
     Raises:
         DataError: No row has both key and value.
@@ -368,14 +346,11 @@ class StreamedExecutor(Executor):
         fold: bool = True,
         progress: Progress | None = None,
         hidden: Sequence[str] = (),
-        cache: bool = True,
     ) -> None:
         super().__init__(tuple(key), value, name, fold)
         self.table = StoredRows(store, hidden)
         self.title = f"{name}, version {self.table.store.version}"
-        statistics = load_statistics(self.table, key, value, fold, progress)
-        self.cache = cache
-        self.statistics = statistics if cache else statistics.without_choices()
+        self.statistics = load_statistics(self.table, key, value, fold, progress)
         missing = {name: column.missing for name, column in self.statistics.columns.items()}
         self._set_counts(missing, self.statistics.complete)
         self.examples = self.read_columns(load_example_rows(self.table, self.statistics.examples, self._names))
@@ -405,19 +380,18 @@ class StreamedExecutor(Executor):
             numeric = any(column.traits.compared == "distance" for column in self.query_columns)
             columns = self.columns[:-1] if numeric else self.query_columns
             value = self.columns[-1] if numeric else self.examples[-1]
-            self._chooser = SampledChooser(columns, value, self.statistics, self._targets, self.votes)
+            self._chooser = SampledChooser(columns, value, self.statistics, self._targets, self.choices)
         return self._chooser
 
     def restrict(self, selected: Bool[np.ndarray, " rows"], progress: Progress | None) -> Self:
         """Return an executor over the selected rows, with statistics of these rows; see `Executor.restrict`."""
         out = copy.copy(self)
         columns = self.key, self.value, self.fold
-        statistics = restricted_statistics(self.statistics, self.table, *columns, selected, progress)
-        out.statistics = statistics if self.cache else statistics.without_choices()
+        out.statistics = restricted_statistics(self.statistics, self.table, *columns, selected, progress)
         out.choices = self.choices.with_rows(selected)
         out.selected = selected
         out.selected_rows, out.selected_count = out.statistics.complete, int(selected.sum())
-        out.selected_missing = self._by_source(statistics.selected_missing)
+        out.selected_missing = self._by_source(out.statistics.selected_missing)
         out._columns = out._rows_without_value = None
         out._forget()
         out._interpret_values(out.value_column, out.statistics.columns[self.value].largest)

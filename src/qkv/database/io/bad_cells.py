@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.printable import quoted_name
 from qkv.core.times import is_compact_date
 from qkv.core.typing import Num
 from qkv.database.io.cell_notes import CellNote, with_cell_note
@@ -28,7 +29,6 @@ from qkv.database.io.text_readings import (
     first_texts,
     number_reading,
     numbers_remark,
-    quoted_name,
     text_remark,
 )
 from qkv.encoders.arrow_columns import null_mask, stored_numbers, with_metadata

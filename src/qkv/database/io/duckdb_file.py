@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from qkv.core.extras import require_packages
+from qkv.core.printable import quoted_name
 from qkv.core.times import ISO, has_format, is_compact_date, iso_sql
 from qkv.database.io.exact_types import inexact_columns
 from qkv.database.io.identifier_names import has_identifier_name
@@ -30,7 +31,7 @@ from qkv.database.io.read_options import (
     read_ends,
 )
 from qkv.database.io.table_layout import Layout, copy_table, find_fault, read_layout
-from qkv.database.io.text_readings import first_texts, has_one_spelling, quoted_name
+from qkv.database.io.text_readings import first_texts, has_one_spelling
 from qkv.errors import DataError, QkvError
 
 if TYPE_CHECKING:

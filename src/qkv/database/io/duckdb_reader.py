@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from qkv.core.printable import quoted_name
 from qkv.database.io.bad_cells import Conversions, add_cell_notes, detect_conversions
 from qkv.database.io.cell_notes import with_line_note
 from qkv.database.io.duckdb_file import (
@@ -20,7 +21,7 @@ from qkv.database.io.duckdb_file import (
 )
 from qkv.database.io.exact_types import with_microsecond_columns
 from qkv.database.io.read_options import ReadOptions
-from qkv.database.io.text_readings import TextReading, quoted_name
+from qkv.database.io.text_readings import TextReading
 from qkv.errors import QueryError
 
 if TYPE_CHECKING:

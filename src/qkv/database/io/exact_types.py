@@ -15,6 +15,7 @@ import decimal
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from qkv.core.printable import quoted_name
 from qkv.encoders.exact_cells import MOST_DIGITS, is_written_float
 
 if TYPE_CHECKING:
@@ -118,14 +119,13 @@ def _find_inexact(numbers: duckdb.DuckDBPyRelation) -> Literal["", "merged", "ro
 def with_microsecond_columns(relation: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
     """Return a relation whose timestamps in nanoseconds are in microseconds where no digit of the column is lost."""
     types = dict(zip(relation.columns, map(str, relation.types), strict=True))
-    quoted = {name: '"' + name.replace('"', '""') + '"' for name in types}
     names = [name for name, type_ in types.items() if type_ in _NANOSECONDS]
     if not names:
         return relation
-    tests = ", ".join(f"coalesce(bool_or(epoch_ns({quoted[name]}) % 1000 <> 0), false)" for name in names)
+    tests = ", ".join(f"coalesce(bool_or(epoch_ns({quoted_name(name)}) % 1000 <> 0), false)" for name in names)
     (lossy,) = relation.aggregate(tests).fetchall()
     casts = [
-        f"{quoted[name]}::{_NANOSECONDS[types[name]]} as {quoted[name]}"
+        f"{quoted_name(name)}::{_NANOSECONDS[types[name]]} as {quoted_name(name)}"
         for name, lost in zip(names, lossy, strict=True)
         if not lost
     ]

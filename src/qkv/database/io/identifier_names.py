@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.printable import quoted_name
 from qkv.core.typing import Float
 from qkv.encoders.arrow_columns import null_mask, stored_numbers
 
@@ -145,8 +146,7 @@ def is_mostly_whole(relation: duckdb.DuckDBPyRelation, name: str, number: str, e
     """
     if not has_identifier_name(name):
         return False
-    quoted = '"' + name.replace('"', '""') + '"'
-    numbers = relation.project(f"{quoted} as x").project(f"{number} as x")
+    numbers = relation.project(f"{quoted_name(name)} as x").project(f"{number} as x")
     counts = f"count(*) filter ({whole_sql('x')}), count(*) filter (isfinite(x)), count(*) filter (isinf(x))"
     ((whole, finite, infinite),) = numbers.aggregate(counts).fetchall()
     return bool(whole == finite > 0 == infinite if entirely else 2 * whole > finite)

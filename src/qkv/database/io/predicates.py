@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qkv.core.printable import quoted_name
 from qkv.core.progress import checkpoint
 from qkv.core.threads import can_start_threads
 from qkv.core.typing import Bool
 from qkv.database.io.duckdb_file import CLOSED, interruptible, open_connection
-from qkv.database.io.text_readings import quoted_name
 from qkv.encoders import arrow_columns
 from qkv.errors import QkvError, QueryError
 

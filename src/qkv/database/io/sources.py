@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.core.extras import missing_package
+from qkv.core.printable import first_line
 from qkv.core.progress import Progress, report
 from qkv.database.io import duckdb_reader
 from qkv.database.io.bad_cells import add_cell_notes
@@ -41,7 +42,7 @@ from qkv.database.io.read_options import (
 from qkv.database.io.table_layout import copy_table, read_layout
 from qkv.encoders.arrow_columns import with_microseconds, with_uuid_texts
 from qkv.errors import DamagedError, DataError, OptionError, QkvError
-from qkv.store.arrow_files import first_line, map_file, parse_table
+from qkv.store.arrow_files import map_file, parse_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -212,7 +213,7 @@ def read(source: object, required: tuple[str, ...] = (), options: ReadOptions = 
             raise
         except Exception as error:  # pyarrow, pandas and polars each raise their own kinds
             raise DataError(
-                f"the {type(source).__name__} cannot be read as a table: {_first_line(error)}. "
+                f"the {type(source).__name__} cannot be read as a table: {first_line(error)}. "
                 "Pass columns of equal length, each with cells of one type."
             ) from None
         _refuse_repeated_names(table)
@@ -396,7 +397,7 @@ def _read_paths(paths: list[Path], required: tuple[str, ...], options: ReadOptio
         table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
         raise DataError(
-            f"files must have columns of the same types, got {type_conflict(tables, names) or _first_line(error)} in "
+            f"files must have columns of the same types, got {type_conflict(tables, names) or first_line(error)} in "
             f"{len(paths):,} files from {str(paths[0])!r} on. Convert the columns, or name fewer files."
         ) from None
     return join_cell_notes(table, tables, required)
@@ -417,7 +418,7 @@ def _read_stream(stream: io.IOBase, required: tuple[str, ...], options: ReadOpti
             with open_binary(file) as unpacked:
                 kind = stream_suffix(unpacked.read(64))
         except unpacking_errors() as error:
-            raise DataError(f"{name} cannot be decompressed: {_first_line(error)}. Check the input.") from None
+            raise DataError(f"{name} cannot be decompressed: {first_line(error)}. Check the input.") from None
         named = file.rename(Path(folder) / f"input{kind}{packed}")
         try:
             return _read_path(named, required, options)
@@ -522,7 +523,3 @@ def _refuse_repeated_names(table: pa.Table) -> None:
         raise DataError(
             f"column names must be unique, got {', '.join(repeated)} more than once. Rename the repeated columns."
         )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().split("\n")[0] or type(error).__name__).rstrip(". ")

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from qkv.core.printable import quoted_name, sql_text
 from qkv.core.times import (
     candidate_formats,
     choose_format,
@@ -296,7 +297,7 @@ def detect_reading(
     some_zoned = some_iso and any(split_zone(text)[1] for text in texts)
     tests = {
         "filled": f"{_CELL} <> ''",
-        "present": f"{_CELL} not in ({', '.join(map(_literal, MISSING))})",
+        "present": f"{_CELL} not in ({', '.join(map(sql_text, MISSING))})",
         "plain": plain if some_plain else "false",
         "codes": "regexp_full_match(trim(x), '[+-]?0[0-9].*')" if some_plain or numbers else "false",
         "iso": iso if some_iso else "false",
@@ -339,12 +340,12 @@ def detect_reading(
 
 def _mark_note(column: duckdb.DuckDBPyRelation, name: str) -> CellNote | None:
     """Return a note about a cell of a column of texts that marks a missing value in other files, such as "n/a"."""
-    marks = ", ".join(_literal(mark) for mark in MISSING[1:MARKS])
+    marks = ", ".join(sql_text(mark) for mark in MISSING[1:MARKS])
     found = column.filter(f"{_CELL} in ({marks})").aggregate("min(trim(x))").fetchall()
     mark = found[0][0] if found else None
     if mark is None:
         return None
-    where = f"{quoted_name(name) if not name.isidentifier() else name} <> {_literal(mark)}"
+    where = f"{quoted_name(name) if not name.isidentifier() else name} <> {sql_text(mark)}"
     return CellNote(remark=f"holds texts, and {mark!r} is one of them; --where {where!r} leaves it out")
 
 
@@ -483,11 +484,6 @@ def _remark(texts: Sequence[str], stated: bool) -> CellNote | None:
     return CellNote(remark=remark) if remark else None
 
 
-def quoted_name(name: str) -> str:
-    """Return a column name as a SQL identifier."""
-    return '"' + name.replace('"', '""') + '"'
-
-
 def _is_number(cell: str) -> str:
     # DuckDB reads 3_5 as 35.
     return f"(isfinite(try_cast({cell} as double)) and not contains({cell}, '_'))"
@@ -496,8 +492,4 @@ def _is_number(cell: str) -> str:
 def _with_point(cell: str, decimal: str) -> str:
     if decimal == ".":
         return f"trim({cell})"
-    return f"(case when not contains({cell}, '.') then replace(trim({cell}), {_literal(decimal)}, '.') end)"
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+    return f"(case when not contains({cell}, '.') then replace(trim({cell}), {sql_text(decimal)}, '.') end)"

@@ -47,11 +47,6 @@ class QueryCells:
     unequal: Bool[np.ndarray, " q"] | None = None
     original: Shaped[np.ndarray, " q"] | None = None
 
-    def slice(self, start: int, stop: int) -> QueryCells:
-        """Return the cells of the queries with the indices from `start` to `stop`, exclusive."""
-        arrays = (self.cells, self.integers, self.unequal, self.original)
-        return QueryCells(*(None if array is None else array[start:stop] for array in arrays))  # type: ignore[arg-type]
-
     def take(self, indices: Int[np.ndarray, " n"]) -> QueryCells:
         """Return the cells of the queries with the given indices."""
         arrays = (self.cells, self.integers, self.unequal, self.original)
@@ -84,10 +79,7 @@ class Queries:
 
     def slice(self, start: int, stop: int) -> Queries:
         """Return the queries with the indices from `start` to `stop`, exclusive."""
-        columns = tuple(column.slice(start, stop) for column in self.columns)
-        missing_cells = tuple(column[start:stop] for column in self.missing_cells)
-        missing, errors = self.missing[start:stop], self.errors[start:stop]
-        return Queries(self.originals[start:stop], columns, missing, False, missing_cells, errors)
+        return self.take(np.arange(len(self))[start:stop])
 
     def take(self, indices: Int[np.ndarray, " n"]) -> Queries:
         """Return the queries with the given indices."""

@@ -35,7 +35,35 @@ if TYPE_CHECKING:
     from qkv.database.protocol import Queryable
 
 
-__all__ = ["AnswerRelation", "samples"]
+__all__ = ["AnswerRelation", "evidence_arrays", "samples"]
+
+
+def evidence_arrays(
+    entries: Sequence[Entry], measure: str
+) -> tuple[pa.Array, Int[np.ndarray, " rows"], dict[str, pa.Array]]:
+    """Return the rows of evidence of answers, one after the other.
+
+    Args:
+        entries: the answers.
+        measure: "similarity" or "distance", which the evidence states; "" for neither.
+
+    Returns:
+        The offsets of the answers, as `pyarrow.ListArray` takes them; the indices of the rows; and their weights and
+        similarities or distances, by name.
+    """
+    import pyarrow as pa
+
+    counts = [len(entry.rows) for entry in entries]
+    numbers = {"weight": [entry.weights for entry in entries]}
+    if measure:
+        unknown = [np.full(count, np.nan) for count in counts]
+        numbers[measure] = [u if e.nearness is None else e.nearness for e, u in zip(entries, unknown, strict=True)]
+    joined = {name: np.concatenate([np.zeros(0), *each]).astype(np.float64) for name, each in numbers.items()}
+    return (
+        pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)),
+        np.concatenate([np.zeros(0, np.int64), *(entry.rows for entry in entries)]),
+        {name: pa.array(array, from_pandas=True) for name, array in joined.items()},
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,21 +122,9 @@ class AnswerColumns:
         """Return the columns of some answers, in the order of `schema`."""
         import pyarrow as pa
 
-        entries = answer.entries
-        intervals = [entry.prediction_interval or (None, None) for entry in entries]
-        columns: dict[str, list[object]] = {
-            "value": [e.value.tolist() if isinstance(e.value, np.ndarray) else e.value for e in entries],
-            "probability": [e.probabilities.get(e.value) for e in entries] if self.votes else [],
-            "standard_error": [entry.standard_error for entry in entries],
-            "lower": [lower for lower, _ in intervals],
-            "upper": [upper for _, upper in intervals],
-            "spread": [entry.spread for entry in entries],
-            "effective_rows": [entry.effective_rows for entry in entries],
-            "found": [entry.found for entry in entries],
-            "reason": [entry.reason or None for entry in entries],
-        }
-        simple = [pa.array(columns[field.name], field.type) for field in self.schema if field.name in columns]
-        return [*simple, self._evidence(entries)]
+        columns = answer.cells(self.votes)
+        simple = [pa.array(cells, self.schema.field(name).type) for name, cells in columns.items()]
+        return [*simple, self._evidence(answer.entries)]
 
     def _evidence_type(self) -> pa.DataType:
         import pyarrow as pa
@@ -120,18 +136,11 @@ class AnswerColumns:
     def _evidence(self, entries: Sequence[Entry]) -> pa.Array:
         import pyarrow as pa
 
-        counts = [len(entry.rows) for entry in entries]
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        rows = np.concatenate([np.zeros(0, np.int64), *(entry.rows for entry in entries)])
-        weights = np.concatenate([np.zeros(0), *(entry.weights for entry in entries)])
-        parts = [pa.array(rows) if self.id is None else self._rows(rows), pa.array(weights)]
-        if self.measure:
-            unknown = [np.full(count, np.nan) for count in counts]
-            near = [u if e.nearness is None else e.nearness for e, u in zip(entries, unknown, strict=True)]
-            parts.append(pa.array(np.concatenate([np.zeros(0), *near]).astype(np.float64), from_pandas=True))
+        offsets, rows, numbers = evidence_arrays(entries, self.measure)
+        parts = [pa.array(rows) if self.id is None else self._rows(rows), *numbers.values()]
         type_ = self._evidence_type()
         structs = pa.StructArray.from_arrays(parts, fields=list(type_))
-        return pa.ListArray.from_arrays(pa.array(offsets), structs, type=pa.list_(type_))
+        return pa.ListArray.from_arrays(offsets, structs, type=pa.list_(type_))
 
     def _rows(self, rows: np.ndarray) -> pa.Array:
         """Return the cells of the column `id` in some rows."""
@@ -277,22 +286,9 @@ class AnswerRelation:
                 yield part, answers
 
     def _ask(self, queries: Sequence[object], options: AskOptions) -> Answer:
-        return self.database.ask(
-            list(queries),
-            score=options.score,
-            normalizer=options.normalizer,
-            mask=options.mask,
-            where=options.where,
-            top=options.top,
-            min_similarity=options.min_similarity,
-            max_distance=options.max_distance,
-            seed=options.seed,
-            # The progress is that of the relation.
-            progress=None if queries else options.progress,
-            on_bad_query="report",
-            aggregate=options.aggregate,
-            printed=options.printed,
-        )
+        # Without queries, the bandwidth is chosen, which takes long. The progress of answers is reported by parts.
+        progress = None if queries else options.progress
+        return self.database.ask_with(list(queries), replace(options, on_bad_query="report", progress=progress))
 
 
 def _check_type(type_: pa.DataType, kind: str, key: str, column: str) -> None:

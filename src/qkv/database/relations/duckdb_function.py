@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from qkv.core.printable import first_line
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.relations.answer_relation import AnswerRelation, samples
 from qkv.database.relations.query_relation import QueryRelation
@@ -60,9 +61,9 @@ def create_function(
     try:
         connection.create_function(name, answer, types, struct, type="arrow", null_handling="special")
     except (duckdb.Error, ValueError) as error:
-        text = str(error).strip().splitlines()[0].rstrip(".")
         raise OptionError(
-            f"name must be that of a new function, got {name!r}, but DuckDB refused it: {text}. Choose another name."
+            f"name must be that of a new function, got {name!r}, but DuckDB refused it: {first_line(error)}. Choose "
+            "another name."
         ) from None
 
 

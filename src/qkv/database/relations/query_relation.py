@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from qkv.core.printable import first_line
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import describe, is_delimited, is_paths, read, read_parts, suggest_name
 from qkv.errors import DataError, QkvError, QueryError
@@ -144,10 +145,9 @@ def _cast(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
     except (KeyError, pa.ArrowException) as error:
         raise DataError(
             f"the files of queries must have the same columns with the same types, got others in {name}: "
-            f"{str(error).splitlines()[0]}. Convert the columns, or answer the files one by one."
+            f"{first_line(error)}. Convert the columns, or answer the files one by one."
         ) from None
 
 
 def _unreadable(name: str, error: Exception) -> DataError:
-    text = str(error).strip().splitlines() or [type(error).__name__]
-    return DataError(f"the queries in {name} cannot be read: {text[0].rstrip('.')}. Check the source.")
+    return DataError(f"the queries in {name} cannot be read: {first_line(error)}. Check the source.")

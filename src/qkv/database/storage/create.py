@@ -18,8 +18,7 @@ from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import iterate_tables, requested_columns, require_columns
 from qkv.database.keys.part_registry import parse_normalizer, parse_score
 from qkv.database.keys.row_sample import sample_rows
-from qkv.database.storage.encoding import FILE, Encoding
-from qkv.database.storage.row_preparation import prepare_rows
+from qkv.database.storage.encoding import FILE, Encoding, prepare_rows
 from qkv.database.storage.stored import StoredDatabase
 from qkv.encoders.columns import Column, key_names, with_periods
 from qkv.errors import DataError, OptionError

@@ -22,18 +22,20 @@ from qkv.core.typing import Bool, Float, Shaped
 from qkv.core.untrusted_json import Fields
 from qkv.database.answer import Answer, Entry
 from qkv.database.execute.stream_plan import StreamedPlan
+from qkv.database.io.sources import report_rows
 from qkv.database.keys.queries import Queries, QueryCells
 from qkv.encoders.columns import Column
 from qkv.errors import DataError, OptionError
 from qkv.store import Store, read_attached
 from qkv.store.attachments import attached_files
+from qkv.store.base import fit_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from qkv.encoders.encoder import Encoder
 
-__all__ = ["FILE", "Encoding"]
+__all__ = ["FILE", "Encoding", "prepare_rows"]
 
 FILE = "encoder.npz"
 _BATCH = 1024
@@ -275,6 +277,29 @@ class Encoding:
                 f"got {vectors.shape[1]} elements. Restore the original encoder, or create the store again."
             )
         return np.asarray(vectors, np.float32)
+
+
+def prepare_rows(
+    encoding: Encoding | None,
+    tables: Iterator[pa.Table],
+    schema: pa.Schema,
+    name: str,
+    progress: Progress | None = None,
+    done: int = 0,
+) -> Iterator[pa.Table]:
+    """Yield tables in the form in which a store keeps them, with a column of vectors if the store has an encoder.
+
+    Args:
+        encoding: the encoder of the store, or None.
+        tables: tables with the visible columns.
+        schema: the visible columns of the store.
+        name: names the store in errors.
+        progress: as in `StoredDatabase.append`.
+        done: number of rows that were already prepared.
+    """
+    if encoding is None:
+        return report_rows(tables, progress)
+    return encoding.encode_tables((fit_table(table, schema, name) for table in tables), progress, done)
 
 
 def _check(encoder: Encoder, columns: Sequence[str], table: pa.Table) -> None:

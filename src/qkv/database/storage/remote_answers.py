@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from qkv.database.answer import Answer
 from qkv.database.execute.in_memory import InMemoryExecutor
@@ -46,12 +47,8 @@ def load_executor(
 
 def with_missing(answer: Answer, text: str) -> Answer:
     """Return a copy of an answer whose notes and plan state which fragments are missing."""
-    plan = answer.plan
-    if isinstance(plan, StreamedPlan):
-        plan = replace(plan, missing="; ".join([*([plan.missing] if plan.missing else []), text]))
-    else:
-        plan = replace(plan, rewrites=(*plan.rewrites, f"missing: {text}"))
-    return replace(answer, plan=plan, common_notes=(*answer.common_notes, text))
+    before = getattr(answer.plan, "missing", "")
+    return _with_note(answer, text, f"missing: {text}", missing=f"{before}; {text}" if before else text)
 
 
 def with_traffic(answer: Answer, url: str, traffic: Traffic) -> Answer:
@@ -59,9 +56,11 @@ def with_traffic(answer: Answer, url: str, traffic: Traffic) -> Answer:
     text = f"{memory_text(traffic.read)} in {counted(traffic.requests, 'request', 'requests')} from {url}"
     if traffic.cached:
         text += f", {memory_text(traffic.cached)} from the block cache"
+    return _with_note(answer, f"read {text}", f"rows read: {text}", read=text)
+
+
+def _with_note(answer: Answer, note: str, rewrite: str, **fields: Any) -> Answer:
     plan = answer.plan
-    if isinstance(plan, StreamedPlan):
-        plan = replace(plan, read=text)
-    else:
-        plan = replace(plan, rewrites=(*plan.rewrites, f"rows read: {text}"))
-    return replace(answer, plan=plan, common_notes=(*answer.common_notes, f"read {text}"))
+    fields = fields if isinstance(plan, StreamedPlan) else {"rewrites": (*plan.rewrites, rewrite)}
+    plan = replace(plan, **fields)
+    return replace(answer, plan=plan, common_notes=(*answer.common_notes, note))

@@ -31,9 +31,8 @@ from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import iterate_tables, require_columns
 from qkv.database.keys.part_registry import parse_score
 from qkv.database.protocol import Queryable
-from qkv.database.storage.encoding import Encoding
+from qkv.database.storage.encoding import Encoding, prepare_rows
 from qkv.database.storage.remote_answers import load_executor, with_missing, with_traffic
-from qkv.database.storage.row_preparation import prepare_rows
 from qkv.encoders.columns import Column, key_names
 from qkv.errors import DataError
 from qkv.plan.cost import counted, memory_bytes
@@ -386,9 +385,9 @@ class StoredDatabase(Queryable):
             hidden = [name for name in self.store.schema.names if name not in visible]
             rows = self.store, key, self.value, self.name, self.fold
             if self.cluster is not None:
-                executor = ClusterExecutor(*rows, progress, hidden, self.cache, self.cluster)
+                executor = ClusterExecutor(*rows, progress, hidden, self.cluster)
             elif self._exceeds_memory(vectors):
-                executor = StreamedExecutor(*rows, progress, hidden, self.cache)
+                executor = StreamedExecutor(*rows, progress, hidden)
             else:
                 executor = load_executor(*rows, hidden, [*visible, *hidden] if vectors else visible)
             if self.cache:

@@ -25,7 +25,15 @@ from qkv.readouts.base import flatten, unflatten
 if TYPE_CHECKING:
     from qkv.plan.plan import Plan
 
-__all__ = ["AttentionRecord", "ObservedCall", "ReadoutResult", "SavedCall", "observe_call", "requires_gradient"]
+__all__ = [
+    "AttentionRecord",
+    "ObservedCall",
+    "ReadoutResult",
+    "SavedCall",
+    "check_heads",
+    "observe_call",
+    "requires_gradient",
+]
 
 ReadoutResult: TypeAlias = Any
 """The result of a readout: an array, or a named tuple of arrays; each readout of `qkv.readouts` documents its own."""
@@ -225,14 +233,20 @@ def observe_call(
     return ObservedCall(observation.plan, results, output)
 
 
+def check_heads(heads: Sequence[int], count: int) -> None:
+    """Raise an `OptionError` if an index is that of none of `count` heads."""
+    for head in heads:
+        if not -count <= head < count:
+            raise OptionError(
+                f"each index in heads must be between {-count} and {count - 1}, got {head}. The layer has "
+                f"{count} heads."
+            )
+
+
 def _observe_heads(call: AttentionCall, readouts: Sequence[Readout], heads: Sequence[int]) -> ObservedCall:
     plan, per_head = None, []
+    check_heads(heads, call.heads)
     for head in heads:
-        if not -call.heads <= head < call.heads:
-            raise OptionError(
-                f"each index in heads must be between {-call.heads} and {call.heads - 1}, got {head}. The layer has "
-                f"{call.heads} heads."
-            )
         head_call = call.select_head(head % call.heads)
         observation = observe(head_call.query, head_call.key, head_call.value, readouts=readouts, **head_call.options)
         plan = observation.plan

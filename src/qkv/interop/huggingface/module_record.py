@@ -9,9 +9,8 @@ import torch
 
 from qkv.cache.kernel import concat_chunks
 from qkv.core.typing import Shaped, Tensor
-from qkv.errors import OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall, is_causal, key_padding
-from qkv.interop.huggingface.attention_record import AttentionRecord, ReadoutResult, SavedCall
+from qkv.interop.huggingface.attention_record import AttentionRecord, ReadoutResult, SavedCall, check_heads
 from qkv.nn.attention import Attention
 from qkv.nn.cache import StateCache
 from qkv.nn.multihead import MultiHeadAttention
@@ -86,12 +85,7 @@ def record_module(
     lead = query.ndim - 2 + several
     total = call.module.heads if several else query.shape[-3] if lead > 1 else 1
     assert isinstance(total, int)
-    for head in heads or ():
-        if not -total <= head < total:
-            raise OptionError(
-                f"each index in heads must be between {-total} and {total - 1}, got {head}. The layer has "
-                f"{total} heads."
-            )
+    check_heads(heads or (), total)
 
     def reshape(x: Shaped[Tensor, "*axes"]) -> Shaped[Tensor, "batch heads *rest"]:
         x = x.detach()
