@@ -111,10 +111,10 @@ class TiledKernel(Kernel):
 
     def work(self, problem: Problem) -> dict[str, float]:
         axes, sizes = problem.axes, tile_sizes(problem, self.budget)
-        in_forward = readable_in_forward(problem.readouts, problem.normalizer) and not problem.gradient
-        one_pass = not problem.readouts or (in_forward and all(readout.largest for readout in problem.readouts))
-        pairs = visible_pairs(problem, sizes.rows) * (1 if one_pass else 2)
-        tiles = -(-axes.batch_size // sizes.batch) * -(-axes.q // sizes.rows) * -(-axes.k // sizes.cols)
+        # Readouts compute the weights again, or select the largest, which takes as long; one batch element in a tile.
+        pairs = visible_pairs(problem, sizes.rows) * (2 if problem.readouts else 1)
+        elements = axes.batch_size if problem.readouts else -(-axes.batch_size // sizes.batch)
+        tiles = elements * -(-axes.q // sizes.rows) * -(-axes.k // sizes.cols)
         return amounts_of_work(problem, pairs, tiles * pairs / max(1, axes.pairs), array_elements=0)
 
     def run(self, call: TorchCall, problem: Problem) -> Result:  # type: ignore[override]
