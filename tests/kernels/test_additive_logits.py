@@ -1,5 +1,7 @@
 """Additive scores by tiles, compared with tanh in float64, also where exponentials overflow."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.processes import run_python
@@ -8,9 +10,8 @@ torch = pytest.importorskip("torch")
 
 from qkv.kernels.runtime.microbenchmarks import FasterOps  # noqa: E402
 from qkv.kernels.runtime.workspace import Workspace  # noqa: E402
-from qkv.kernels.tiled.logits import additive, tanh_expansion  # noqa: E402
-from qkv.kernels.tiled.logits.additive import prepare_units  # noqa: E402
-from qkv.kernels.tiled.logits.tanh_expansion import expansion_limit  # noqa: E402
+from qkv.kernels.tiled.logits import additive  # noqa: E402
+from qkv.kernels.tiled.logits.additive import EXPONENT_RANGES, prepare_units  # noqa: E402
 
 INF, NAN = float("inf"), float("nan")
 
@@ -32,7 +33,7 @@ def sides(name, q=53, k=71, h=7, dtype=torch.float32):
     elif name == "zeros":
         left, right = left * 0, right * 0
     elif name in ("just within", "just beyond"):
-        edge = expansion_limit(4) * (0.999 if name == "just within" else 1.001)
+        edge = EXPONENT_RANGES[dtype.itemsize].half_range * (0.999 if name == "just within" else 1.001)
         left, right = (x / x.abs().amax(dim=0) * edge for x in (left, right))
         for unit in range(h):  # both signs of both sides, so that centering changes nothing
             left[:2, unit] = right[:2, unit] = torch.tensor([edge, -edge])
@@ -54,8 +55,8 @@ def exactly(left, right, vector, d_logits):
 
 def logits_of(prepared, rows=(0, 53), cols=(0, 71), workspace=None, dtype=torch.float32):
     """The logits of a tile."""
-    out = torch.zeros(rows[1] - rows[0], cols[1] - cols[0], dtype=dtype)
-    for units in prepared.forward:
+    out = torch.full((rows[1] - rows[0], cols[1] - cols[0]), prepared.constant, dtype=dtype)
+    for units in prepared.terms:
         units.add_logits(rows, cols, out, workspace or Workspace())
     return out
 
@@ -69,7 +70,7 @@ def by_tiles(left, right, vector, d_logits, rows=20, cols=32):
         for j in range(0, len(right), cols):
             r, c = (i, min(i + rows, len(left))), (j, min(j + cols, len(right)))
             found[slice(*r), slice(*c)] = logits_of(prepared, r, c, workspace, left.dtype)
-            for units in prepared.backward:
+            for units in prepared.terms:
                 units.add_gradient(r, c, d_logits[slice(*r), slice(*c)].contiguous(), *to, workspace)
     return found, to, prepared
 
@@ -110,36 +111,16 @@ def test_double_precision_keeps_its_digits_at_every_range(name):
 @pytest.mark.parametrize("sigmoid", [False, True])
 @pytest.mark.parametrize("name", ["plain", "15", "thousand", "one unit wide"])
 def test_units_beyond_exponentials_are_exact_by_tanh_and_by_sigmoid(name, sigmoid, monkeypatch):
-    monkeypatch.setattr(additive, "expansion_limit", lambda itemsize: 1.0)
+    monkeypatch.setitem(EXPONENT_RANGES, 4, replace(EXPONENT_RANGES[4], half_range=1.0))
     monkeypatch.setattr(additive, "faster_ops", lambda like: FasterOps(exp2=False, sigmoid_tanh=sigmoid, onednn=False))
     prepared = assert_agrees(*sides(name), eps=1.0)
     assert ("one sigmoid for each pair" if sigmoid else "one tanh for each pair") in prepared.note
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("h", [1, 5, 8])
-def test_every_size_of_group_gives_the_same(size, h, monkeypatch):
-    monkeypatch.setattr(tanh_expansion, "GROUP_SIZES", {1: (size,), 2: (min(size, 3),)})
-    prepared = assert_agrees(*sides("plain", h=h), eps=1.0)
-    assert f"{size} at a time" in prepared.note
-
-
-def test_patterns_computed_per_tile_equal_stored_patterns(monkeypatch):
-    left, right, vector = sides("plain")
-    kept = by_tiles(left, right, vector, torch.ones(53, 71))
-    monkeypatch.setattr(tanh_expansion, "MAX_PATTERN_BYTES", 0)
-    made = by_tiles(left, right, vector, torch.ones(53, 71))
-    assert kept[2].forward[0].key_patterns is not None
-    assert made[2].forward[0].key_patterns is None
-    for one, other in zip((kept[0], *kept[1]), (made[0], *made[1]), strict=True):
-        assert torch.allclose(one, other, rtol=1e-6, atol=1e-5)
-
-
 def test_a_tile_cut_into_blocks_for_the_cache_gives_the_same(monkeypatch):
-    whole = by_tiles(*sides("plain"), torch.ones(53, 71), rows=53, cols=71)
-    monkeypatch.setattr(tanh_expansion, "STEP_BYTES", {1: 0, 2: 0})  # sixteen rows to a block
+    whole = by_tiles(*sides("thousand"), torch.ones(53, 71), rows=53, cols=71)
     monkeypatch.setattr(additive, "ELEMENTWISE_BYTES", 0)  # one row to a block
-    cut = by_tiles(*sides("plain"), torch.ones(53, 71), rows=53, cols=71)
+    cut = by_tiles(*sides("thousand"), torch.ones(53, 71), rows=53, cols=71)
     for one, other in zip((whole[0], *whole[1]), (cut[0], *cut[1]), strict=True):
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-4)
 
@@ -158,13 +139,13 @@ def test_a_tile_cut_into_blocks_for_the_cache_gives_the_same(monkeypatch):
 )
 def test_the_guard_is_by_unit_and_only_where_both_sides_are_wide(name, terms):
     prepared = prepare_units(*sides(name))
-    assert len(prepared.forward) == terms
+    assert len(prepared.terms) == terms
     if name in ("just beyond", "thousand"):
         assert prepared.note.startswith("7 of 7 hidden units: one ")
     elif terms == 1:
-        assert prepared.note.startswith("7 of 7 hidden units: products of exponentials")
+        assert prepared.note.startswith("7 of 7 hidden units: one division")
     else:
-        assert prepared.note.startswith("6 of 7 hidden units: products of exponentials")
+        assert prepared.note.startswith("6 of 7 hidden units: one division")
         assert "1 of 7 hidden units: one " in prepared.note
 
 
@@ -180,7 +161,7 @@ def test_a_nan_stays_in_its_row_and_its_column(name):
     assert not wrong.any()
     clean = torch.tanh(left[:, None].double() + right[None].double()) @ vector.double()
     assert torch.allclose(found.double(), clean, atol=2e-5, equal_nan=True)
-    assert ("products of exponentials" in prepared.note) == (name == "plain")
+    assert ("one division" in prepared.note) == (name == "plain")
 
 
 @pytest.mark.parametrize("name", ["plain", "15", "one unit wide"])
@@ -248,8 +229,8 @@ def test_memory_stays_below_an_array_of_all_pairs_and_units():
         "        for j in range(0, n, 512):\n"
         "            r, c = (i, min(i + 512, n)), (j, min(j + 512, n))\n"
         "            t = torch.zeros(r[1] - i, c[1] - j)\n"
-        "            for units in prepared.forward: units.add_logits(r, c, t, workspace)\n"
-        "            for units in prepared.backward: units.add_gradient(r, c, t, *to, workspace)\n"
+        "            for units in prepared.terms:\n"
+        "                units.add_logits(r, c, t, workspace); units.add_gradient(r, c, t, *to, workspace)\n"
         "run(64); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "run(1024); print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)"
     )

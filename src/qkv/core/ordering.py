@@ -7,13 +7,14 @@ returns.
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 
 from qkv.core.arrays import is_ndarray, is_tensor, library, namespace, statically_known_true, stop_gradient, where
 from qkv.core.typing import Array, Bool, DType, Float, Int, Num, Tensor
 
-__all__ = ["RunningTopK", "finite_top_k_indices", "index_mask", "kth_largest", "top_k_mask", "top_k_indices"]
+__all__ = ["RunningTopK", "index_mask", "kth_largest", "nonzero_top_k_indices", "top_k_mask", "top_k_indices"]
 
 _LONG_ROW = 4096
 """Length from which the maxima of groups of a NumPy row bound its largest elements."""
@@ -54,33 +55,32 @@ def _nan_to_inf(x: Num[Array, "*shape"]) -> Num[Array, "*shape"]:
     return where(namespace(x).isnan(x), math.inf, x)
 
 
-def finite_top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "*batch top"]:
-    """Return the same indices as `top_k_indices`, except that elements of −inf may come in any order.
-
-    This avoids sorting long rows with many masked keys.
+def nonzero_top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "*batch top"]:
+    """Return the same indices as `top_k_indices`, except that elements of 0 come last, in any order.
 
     Example:
-        >>> finite_top_k_indices(np.array([[1.0, 3.0, 3.0, 2.0, np.nan]]), 3)
-        array([[4, 1, 2]])
+        >>> nonzero_top_k_indices(np.array([[0.0, 3.0, 3.0, -2.0, np.nan]]), 4)
+        array([[4, 1, 2, 3]])
     """
-    xp = namespace(x)
-    if not is_tensor(x) or 4 * count >= x.shape[-1]:
-        return top_k_indices(x, count)
-    x = _nan_to_inf(x)
+    if not is_tensor(x) or count >= x.shape[-1]:
+        return top_k_indices(_zero_last(x), count)
+    x = stop_gradient(x)
     assert is_tensor(x)
-    best, index = x.topk(count, dim=-1)
-    last = best[..., -1:]
-    # If more entries equal the last one than were taken, those with the lowest indices may be missing.
-    ambiguous = ((x == last).sum(dim=-1) > (best == last).sum(dim=-1)) & (last[..., 0] != -xp.inf)
-    try:
-        any_ambiguous = bool(ambiguous.any())
-    except Exception:  # a tracer has no value
-        return top_k_indices(x, count)
-    if any_ambiguous:
-        index[ambiguous] = _torch_top_k(x[ambiguous].detach(), count)
-    index = index.sort(dim=-1).values
-    by_rank = xp.argsort(xp.take_along_axis(x, index, axis=-1), axis=-1, descending=True, stable=True)
-    return xp.take_along_axis(index, by_rank, axis=-1)
+    values, order = x.topk(count + 1, dim=-1)
+    # In most rows the elements are larger than 0 and decrease, so that there are no equal ones, 0 or NaN among them.
+    unclear = ~(values[..., :-1] > values[..., 1:].clamp(min=0)).all(dim=-1)
+    order = order[..., :-1]
+    if statically_known_true(~unclear.any()):
+        return order
+    if not statically_known_true(unclear.any()):  # a tracer has no values to compare
+        return top_k_indices(_zero_last(x), count)
+    rows = cast("Tensor", _nan_to_inf(_zero_last(x[unclear])))
+    order[unclear] = _torch_top_k(rows, count, finite=True)
+    return order
+
+
+def _zero_last(x: Num[Array, "*shape"]) -> Num[Array, "*shape"]:
+    return where(x == 0, -math.inf, x)
 
 
 def top_k_mask(x: Num[Array, "*batch n"], count: int) -> Bool[Array, "*batch n"]:
@@ -151,13 +151,15 @@ def kth_largest(x: Num[Array, "*batch n"], count: int) -> Num[Array, "*batch 1"]
     return np.partition(np.asarray(x), at, axis=-1)[..., at : at + 1]
 
 
-def _torch_top_k(x: Num[Tensor, "*batch n"], count: int) -> Int[Tensor, "*batch top"]:
+def _torch_top_k(x: Num[Tensor, "*batch n"], count: int, finite: bool = False) -> Int[Tensor, "*batch top"]:
+    """Return the indices of the largest elements, largest first; with `finite` those of −inf may come in any order."""
     import torch
 
     # torch.topk does not define which of equal entries it takes. One entry more than `count` shows whether there are
     # equal ones.
     values, order = x.topk(count + 1, dim=-1)
-    tied = (values[..., 1:] == values[..., :-1]).any(dim=-1)
+    tied = values[..., 1:] == values[..., :-1]
+    tied = (tied & (values[..., 1:] != -math.inf) if finite else tied).any(dim=-1)
     if statically_known_true(~tied.any()):
         return order[..., :count]
     if not statically_known_true(tied.any()):  # a tracer has no values to compare

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from qkv.core.arrays import namespace, where, zeros
-from qkv.core.ordering import finite_top_k_indices
+from qkv.core.ordering import nonzero_top_k_indices
 from qkv.core.parts import require_positive_integer
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Int, Num
@@ -85,7 +84,7 @@ class TopWeights(Readout):
     ) -> Top:
         """Return the k largest weights and their keys, of which `keys_at` returns those at some places."""
         xp = namespace(weights)
-        order = finite_top_k_indices(_rank(weights), self.k)
+        order = nonzero_top_k_indices(weights, self.k)
         top = xp.take_along_axis(weights, order, axis=-1)
         keys = where(top == 0, -1, keys_at(order))
         missing = self.k - order.shape[-1]
@@ -114,10 +113,5 @@ class TopWeights(Readout):
         """
         xp = namespace(*old)
         weights, keys = (xp.concat(list(both), axis=-1) for both in zip(old, new, strict=True))
-        order = finite_top_k_indices(_rank(weights), self.k)
+        order = nonzero_top_k_indices(weights, self.k)
         return tuple(xp.take_along_axis(x, order, axis=-1) for x in (weights, keys))
-
-
-def _rank(weights: Float[Array, "*batch q k"]) -> Float[Array, "*batch q k"]:
-    # Keys without weight rank last, after negative weights.
-    return where(weights == 0, -math.inf, weights)

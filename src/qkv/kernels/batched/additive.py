@@ -63,7 +63,7 @@ def tanh_sums(
     (batch, q, hidden), k = left.shape, right.shape[1]
     fast = has_fast_tanh(left)
     # NaN fails this comparison and those below.
-    if not float(torch.linalg.vector_norm(vector, math.inf)) * hidden <= LARGEST_FACTOR:
+    if not float(torch.linalg.vector_norm(vector, 1, dim=-1).amax()) <= LARGEST_FACTOR:
         return None
     if batch * q * k * hidden <= (_FEW_ELEMENTS_FAST if fast else _FEW_ELEMENTS[gradient]):
         # Without a gradient NaN shows in the output, and σ(∞) is 1 as it should be.

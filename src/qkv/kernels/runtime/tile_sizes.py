@@ -12,7 +12,6 @@ from qkv.plan.problem import Problem
 from qkv.scores.forms import Gated, Tanh
 
 __all__ = [
-    "MAX_PATTERN_BYTES",
     "ROW_BLOCK_BUDGET",
     "TileSizes",
     "partial_elements",
@@ -25,8 +24,6 @@ __all__ = [
     "tile_sizes",
 ]
 
-MAX_PATTERN_BYTES = 2**23
-"""Largest size in bytes at which the sign patterns of all keys (see `tanh_expansion.py`) are stored for all tiles."""
 ROW_BLOCK_BUDGET = 2**23
 """Largest number of elements in all arrays of a row block together."""
 _MIN_TILE_PAIRS = 256
@@ -159,13 +156,12 @@ def tile_arrays(problem: Problem, nonfinite: bool = False) -> int:
 
 
 def projection_bytes(problem: Problem) -> int:
-    """Return the number of bytes of the projections and sign patterns of an additive score, or 0 for other scores."""
+    """Return the number of bytes of the projections of an additive score and their exponentials, or 0 for others."""
     axes = problem.axes
     if not isinstance(problem.score.form, Tanh):
         return 0
-    sides = axes.batch_size * (axes.q + axes.k) * problem.elements_per_logit * problem.itemsize
-    patterns = 4 * axes.k * problem.elements_per_logit * problem.itemsize
-    return sides + min(patterns, MAX_PATTERN_BYTES)
+    # The exponentials are those of one batch element.
+    return (axes.batch_size + 1) * (axes.q + axes.k) * problem.elements_per_logit * problem.itemsize
 
 
 def _elements_per_logit(problem: Problem, nonfinite: bool) -> int:

@@ -61,7 +61,7 @@ class TiledKernel(Kernel):
     runs_on_gpu: ClassVar[bool] = True
     guards: ClassVar[tuple[str, ...]] = (
         "if no logit can exceed ±30: no maximum of rows; else: a running maximum",
-        "for an additive score, if hidden units have a moderate range: products of exponentials; else: one tanh for "
+        "for an additive score, if hidden units have a moderate range: exponentials and a division; else: one tanh for "
         "each pair",
         "for a gate, if the gates of queries or keys have a moderate range: exponentials and a division; else: one "
         "sigmoid for each pair",
@@ -86,18 +86,15 @@ class TiledKernel(Kernel):
         # The statistics of each query, and the projections.
         projections = sum(lifted_elements(problem))
         numbers = 4 * axes.batch_size * axes.q + projections
-        if isinstance(problem.score.form, Tanh):
-            # Exponentials of the projected queries, and forward a part of the projected keys.
-            rows = axes.q if problem.gradient else axes.q + axes.k // 3
-            numbers += axes.batch_size * rows * _hidden_units(problem)
-        # The output times its gradient, before the gradients of query, key and value are there.
+        # The output times its gradient, before the gradients and the exponentials of an additive score are there.
         results = math.prod(axes.query) + math.prod(axes.key) + math.prod(axes.value)
-        row_sums = numbers + math.prod(axes.output) - results
+        row_sums = numbers + math.prod(axes.output) - results - (axes.q + axes.k) * _hidden_units(problem)
         if problem.gradient:
             # The gradients of projections, or later a copy of the gradient of keys or values while its layout changes.
             projected = projections or axes.batch_size * (axes.q + axes.k) * _hidden_units(problem)
             numbers += max(projected, axes.batch_size * axes.k * max(axes.key_width, axes.value_width))
-            numbers += backward_copies(problem)
+            # The exponentials of the queries are released before the gradient of the queries is there.
+            numbers += backward_copies(problem) - axes.q * _hidden_units(problem)
             if problem.score.form.lift == "up_to_query_constant":  # columns are joined to the lifted vectors
                 numbers += 3 * projections // 2
             numbers = max(numbers, row_sums)
@@ -114,10 +111,10 @@ class TiledKernel(Kernel):
 
     def work(self, problem: Problem) -> dict[str, float]:
         axes, sizes = problem.axes, tile_sizes(problem, self.budget)
-        in_forward = readable_in_forward(problem.readouts, problem.normalizer) and not problem.gradient
-        one_pass = not problem.readouts or (in_forward and all(readout.largest for readout in problem.readouts))
-        pairs = visible_pairs(problem, sizes.rows) * (1 if one_pass else 2)
-        tiles = -(-axes.batch_size // sizes.batch) * -(-axes.q // sizes.rows) * -(-axes.k // sizes.cols)
+        # Readouts compute the weights again, or select the largest, which takes as long; one batch element in a tile.
+        pairs = visible_pairs(problem, sizes.rows) * (2 if problem.readouts else 1)
+        elements = axes.batch_size if problem.readouts else -(-axes.batch_size // sizes.batch)
+        tiles = elements * -(-axes.q // sizes.rows) * -(-axes.k // sizes.cols)
         return amounts_of_work(problem, pairs, tiles * pairs / max(1, axes.pairs), array_elements=0)
 
     def run(self, call: TorchCall, problem: Problem) -> Result:  # type: ignore[override]
