@@ -105,11 +105,11 @@ def test_all_digits_of_a_weight_are_those_of_the_model(opened, served, model, vi
     page.get_by_role("button", name="All digits").wait_for(state="hidden")
 
 
-def test_an_exported_file_states_that_its_weights_have_three_digits(opened, views, tmp_path):
+def test_an_exported_file_states_how_its_weights_are_rounded(opened, views, tmp_path):
     page = opened(export_html(Page.from_views(views[:1]), tmp_path / "all.html").as_uri())
     page.get_by_role("button", name="All digits").wait_for(state="hidden")
     missing = page.locator(".missing").text_content()
-    assert "three significant digits" in missing
+    assert "rounded queries and keys" in missing
     assert "“All digits”" in missing
 
 

@@ -130,7 +130,6 @@ def long_view(tokens=600):
 def test_a_page_serves_tiled_maps_in_tiles_and_rows():
     view = long_view()
     page = Page.from_views(view)
-    assert page.tiled
     assert len(page.read("tile", (0, 0, 1, 0, 1, 1))) == 2 * 2 * TILE_SIZE * TILE_SIZE
     assert page.read("row", (0, 0, 1, 5)) == json.dumps(view.head(0, 1).row(5)).encode()
     assert len(page.read("thumbnails", (0,))) == 2 * 2 * 32 * 32

@@ -153,7 +153,10 @@ def _sequence_views(
         kind = "cross" if call.kind == "cross" else "decoder" if in_decoder else "self"
         rows = slice(-len(steps.tokens) if kind == "decoder" else None, None)
         allowed = None if call.allowed is None else call.allowed[..., rows, :]
-        groups[kind].add(call._replace(weights=call.weights[:, rows], allowed=allowed))
+        weights = call.weights[:, rows]
+        first = call.weights.shape[1] - weights.shape[1]
+        calls = None if call.calls is None else tuple(head._replace(first=first) for head in call.calls)
+        groups[kind].add(call._replace(weights=weights, allowed=allowed, calls=calls))
 
     whole = {**arguments, "use_cache": False}
     output = run_dense(model, whole, collect)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.core.typing import ArrayLike, Bool, Float, Num
-from qkv.errors import DataError, ShapeError
+from qkv.errors import DataError, OptionError, ShapeError
 from qkv.look.allowed_pairs import allowed_of_record, infer_causal
+from qkv.look.head_call import HeadCall, PairProduct
 from qkv.look.quantize import MASKED, dequantize, exponent_of, quantize, thumbnails, to_numpy
 from qkv.look.rollout import flow
 
@@ -133,6 +134,7 @@ class LayerMaps:
         codes: `(heads, q, k)` uint16, from `qkv.look.quantize`.
         ranges: range of the weights of each head.
         value_norms: `(heads, k)`, Euclidean norm of the value of each key; None: unknown.
+        calls: the attention call of each head, with its queries and keys; None: unknown.
     """
 
     name: str
@@ -140,6 +142,7 @@ class LayerMaps:
     codes: Num[np.ndarray, "heads q k"] = field(repr=False)
     ranges: tuple[MapRange, ...] = field(repr=False)
     value_norms: Float[np.ndarray, "heads k"] | None = field(default=None, repr=False)
+    calls: tuple[HeadCall, ...] | None = field(default=None, repr=False)
 
     @classmethod
     def from_weights(
@@ -149,12 +152,13 @@ class LayerMaps:
         heads: Sequence[str] | None = None,
         allowed: Bool[np.ndarray, "*#heads q k"] | None = None,
         value_norms: Float[np.ndarray, "heads k"] | None = None,
+        calls: tuple[HeadCall, ...] | None = None,
     ) -> LayerMaps:
         """Create the maps of a layer by quantizing weights `(heads, q, k)` of any supported array library."""
         array = to_numpy(weights)
         ranges = tuple(map(MapRange.from_weights, array))
         codes, _ = quantize(array, allowed, [one.exponent for one in ranges])
-        return cls(name, tuple(heads or (f"head {i}" for i in range(len(codes)))), codes, ranges, value_norms)
+        return cls(name, tuple(heads or (f"head {i}" for i in range(len(codes)))), codes, ranges, value_norms, calls)
 
 
 @dataclass(frozen=True)
@@ -299,7 +303,14 @@ class View:
         rows, columns = _axes(queries, keys)
         arrays = _check_shapes(maps, rows, columns)
         layers = tuple(
-            LayerMaps.from_weights(f"layer {i}", weights, None, allowed_of_record(call, weights, element))
+            LayerMaps.from_weights(
+                f"layer {i}",
+                weights,
+                None,
+                allowed_of_record(call, weights, element),
+                None,
+                HeadCall.of_record(call, element),
+            )
             for i, (weights, call) in enumerate(zip(arrays, last, strict=True))
         )
         return cls(name, model, "self" if columns is None else "cross", rows, columns, layers)
@@ -313,6 +324,25 @@ class View:
         """Return whether each query of one head may attend to each key, `(q, k)`."""
         allowed: Bool[np.ndarray, "q k"] = self.layers[layer].codes[head] != MASKED
         return allowed
+
+    def pair(self, layer: int, head: int, query: int, key: int) -> PairProduct:
+        """Return query, key and their product dimension by dimension for one pair of tokens, as `qkv.look.pair` does.
+
+        Raises:
+            DataError: the queries and keys are unknown, or the score is not a scaled dot product.
+            OptionError: the layer, head, query or key does not exist.
+        """
+        if not (0 <= layer < len(self.layers) and 0 <= head < len(self.layers[layer].heads)):
+            raise OptionError(f"layer and head must exist in the view, got {layer} and {head}.")
+        maps = self.layers[layer]
+        if maps.calls is None:
+            raise DataError(
+                f"view must have been made with a model whose queries and keys can be read, got {maps.name!r} of "
+                f"{self.name!r} without them. Choose a layer that uses the attention interface of transformers, "
+                "torch.nn.MultiheadAttention or a module of qkv.nn with one batch axis."
+            )
+        norms = maps.value_norms
+        return maps.calls[head].pair(query, key, float("nan") if norms is None else float(norms[head, key]))
 
     def map(self, layer: int, head: int) -> bytes:
         """Return the codes of one head as bytes in row-major order, two bytes per weight, the lower byte first."""
@@ -357,6 +387,7 @@ class View:
             "flow": self.layer_means is not None,
             "predictions": self.predictions is not None,
             "live": self.live is not None,
+            "pairs": any(layer.calls is not None for layer in self.layers),
             "values": any(layer.value_norms is not None for layer in self.layers),
             "picture": None if self.picture is None else list(self.picture.shape[:2]),
             "opening": None if self.opening is None else asdict(self.opening),

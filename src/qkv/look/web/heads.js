@@ -42,7 +42,7 @@ const KEYS =
 /** @param {{model: any, el: HTMLElement, hash?: string}} options `hash`: the link to show; default: that of the address */
 function render({ model, el, hash }) {
   const meta = withNumberedTokens(model.get("meta"));
-  const source = model.get("source") || fromKernel(model);
+  const source = model.get("source") || fromKernel(meta, model);
   const linked = model.get("linked") === true;
   const hashFields = new URLSearchParams(linked ? (hash ?? location.hash).slice(1) : "");
   const number = (/** @type {string} */ name, /** @type {number} */ maximum) => {

@@ -1,0 +1,266 @@
+"""Calls of single attention heads, from which weights are recomputed: one pair at a time, or in exported files.
+
+An exported file stores the queries and keys of a head instead of its weights, if its logits are products:
+
+    logit_ij = c tanh(scale · <q_i, k_j> / c) + b_(j − i)        weight_ij = e^(logit_ij − log-sum-exp_i)
+
+Soft cap c and bias b (ALiBi, relative positions) are optional, and the log-sum-exp includes sinks. Each column of the
+queries and keys is rounded to multiples of a step, so that all columns contribute equally to the error of a logit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from qkv.core.equation import BoundCall
+from qkv.core.typing import Array, Float, Int, Num
+from qkv.errors import DataError, OptionError
+from qkv.look.quantize import to_numpy
+from qkv.scores.forms import Capped, Offset, ScaledProduct
+
+if TYPE_CHECKING:
+    from qkv.interop.huggingface.attention_record import AttentionRecord
+
+__all__ = ["FINE", "SMALL", "HeadCall", "PairProduct", "pack_heads"]
+
+FINE, SMALL = 4e-5, 1.5e-2
+"""Root-mean-square error of a logit in exported files, and in small ones, where the median error of a weight is 1 %."""
+_SPREAD_SHARE = 1e-5
+"""Smallest error in proportion to the products of a head, so that a vector element takes about 17 bits."""
+_MOST_ERRORS = 100
+"""Largest error of a logit in units of the intended error. A bias that is not of this form has larger ones."""
+_FLOAT_ERROR = 1e-6
+"""Rounding error of a logit in float32 in proportion to the largest logit, of the weights of the model, too."""
+_BLOCK_PAIRS = 2**20
+
+
+class PairProduct(NamedTuple):
+    """Query and key vector of one pair of tokens, and the parts of its weight.
+
+    Attributes:
+        query: `(width,)`, after the rotation of rotary embeddings.
+        key: `(width,)`.
+        product: `(width,)`, scale · query · key of each dimension; the sum is the scaled dot product.
+        scale: factor of the dot product.
+        logit: the logit of the pair; it differs from the sum of `product` by soft caps and position biases, and is
+            −∞ for masked pairs.
+        weight: the attention weight.
+        value_norm: Euclidean norm of the value of the key; NaN if it is unknown.
+    """
+
+    query: Float[np.ndarray, " width"]
+    key: Float[np.ndarray, " width"]
+    product: Float[np.ndarray, " width"]
+    scale: float
+    logit: float
+    weight: float
+    value_norm: float
+
+    def meta(self) -> dict[str, object]:
+        """Return the pair as a JSON-serializable dictionary, in which numbers that are not finite are None."""
+        return {
+            **{name: [float(f"{x:.6g}") for x in getattr(self, name)] for name in ("query", "key", "product")},
+            **{
+                name: float(f"{x:.6g}") if np.isfinite(x := getattr(self, name)) else None
+                for name in ("scale", "weight", "value_norm", "logit")
+            },
+        }
+
+
+class HeadCall(NamedTuple):
+    """The attention call of one head.
+
+    Attributes:
+        call: the bound call, without batch axes.
+        log_sum_exp: `(q,)`, the log-sum-exp of the logits of each query; None if the normalizer has none.
+        first: the query that is the first one of the view.
+    """
+
+    call: BoundCall
+    log_sum_exp: Float[Array, " q"] | None
+    first: int = 0
+
+    @classmethod
+    def of_record(cls, record: AttentionRecord, element: int = 0) -> tuple[HeadCall, ...] | None:
+        """Return the calls of the heads of a recorded call; None if the record has no saved inputs."""
+        saved = record.saved
+        if saved is None:
+            return None
+        sums = saved.log_sum_exp
+        return tuple(
+            cls(saved.bind(element, head), None if sums is None else sums[element, head]) for head in record.heads
+        )
+
+    def logits(self, rows: tuple[int, int]) -> Float[np.ndarray, "q k"]:
+        """Return the prepared logits of a range of queries of the view, −∞ for masked pairs."""
+        start, stop = (row + self.first for row in rows)
+        found = self.call.logits((start, stop), (0, self.call.tile.k_total))
+        if found is None:
+            return np.full((stop - start, self.call.tile.k_total), -np.inf, np.float32)
+        prepared = to_numpy(self.call.normalizer.prepare(found))
+        return np.broadcast_to(prepared, (stop - start, self.call.tile.k_total))
+
+    def pair(self, query: int, key: int, value_norm: float = float("nan")) -> PairProduct:
+        """Return query, key and product of one pair of tokens, dimension by dimension.
+
+        Raises:
+            DataError: the score of the call is not a scaled dot product.
+            OptionError: the query or key does not exist.
+        """
+        call, row = self.call, query + self.first
+        if not (query >= 0 and row < call.tile.q_total and 0 <= key < call.tile.k_total):
+            raise OptionError(f"query and key must exist in the head, got {query} and {key}.")
+        form = _scaled_product(call)
+        if form is None:
+            raise DataError(
+                f"the score of the layer must be a scaled dot product, got {type(call.score).__name__}. Its dimensions "
+                "cannot be separated."
+            )
+        tile = call.tile.restrict((row, row + 1), (0, call.tile.k_total))
+        logits = call.logits(tile.rows, tile.cols)
+        logit, weight = -np.inf, 0.0
+        if logits is not None:
+            prepared = call.normalizer.prepare(logits)
+            logit = float(logits[0, key])
+            if self.log_sum_exp is None:
+                weight = float(call.normalizer.weights(logits, tile)[0, key])
+            elif np.isfinite(logit):
+                weight = float(np.exp(to_numpy(prepared)[0, key] - to_numpy(self.log_sum_exp)[row]))
+        q, k = (to_numpy(array, np.float64)[i] for array, i in ((call.query, row), (call.key, key)))
+        return PairProduct(q, k, form[0] * q * k, form[0], logit, weight, value_norm)
+
+
+def pack_heads(heads: Sequence[HeadCall], rows: int, error: float = FINE) -> bytes | None:
+    """Return the queries and keys of the heads of a layer in a compressible form, or None if they give no weights.
+
+    Args:
+        heads: the calls of the heads.
+        rows: number of queries of the view.
+        error: root-mean-square error of the logits.
+
+    Returns:
+        A line of JSON with the numbers of heads, queries and keys, and for each head its width, scale, cap and the
+        bound of the relative error of its weights; then words of four bytes, the lowest bytes of all words first. They
+        are, each over all heads: offsets and steps of the columns of the queries and of the keys; the multiples, column
+        by column, of the queries and of the keys; the log-sum-exp of the queries; the biases. Last are the first key
+        and the one after the last key of each query.
+    """
+    packed = [_pack(head, rows, error) for head in heads]
+    found = [one for one in packed if one is not None]
+    if len(found) < len(heads) or any(not np.array_equal(one.ranges, found[0].ranges) for one in found):
+        return None
+    if len({one.arrays[-1].size for one in found}) > 1:
+        return None
+    header = {
+        "heads": len(found),
+        "queries": rows,
+        "keys": heads[0].call.tile.k_total,
+        "bias": found[0].arrays[-1].size,
+        **{name: [getattr(one, name) for one in found] for name in ("width", "scale", "cap", "error")},
+    }
+    arrays = [array.ravel() for several in zip(*(one.arrays for one in found), strict=True) for array in several]
+    words = np.concatenate([array.view(np.uint32) for array in [*arrays, found[0].ranges.ravel()]]).astype("<u4")
+    return json.dumps(header).encode() + b"\n" + words.view(np.uint8).reshape(-1, 4).T.tobytes()
+
+
+class _Packed(NamedTuple):
+    width: int
+    scale: float
+    cap: float
+    error: float
+    arrays: tuple[Num[np.ndarray, "*_"], ...]
+    ranges: Int[np.ndarray, "2 q"]
+
+
+def _pack(head: HeadCall, rows: int, error: float) -> _Packed | None:
+    call = head.call
+    form = None if call.projected or head.log_sum_exp is None else _scaled_product(call)
+    if form is None:
+        return None
+    scale, cap, biased = form
+    part = slice(head.first, head.first + rows)
+    query, key = to_numpy(call.query, np.float64)[part], to_numpy(call.key, np.float64)
+    if query.shape[-1] != key.shape[-1] or not (np.isfinite(query).all() and np.isfinite(key).all()):
+        return None
+    sizes = [np.sqrt(np.square(one).mean(axis=0)) for one in (query, key)]
+    spread = abs(scale) * float(np.linalg.norm(query.std(axis=0) * sizes[1]))
+    # The errors of the 2 · width columns, of variance step² / 12, add up to this error.
+    unit = max(error, _SPREAD_SHARE * spread) * np.sqrt(6 / query.shape[-1]) / max(abs(scale), 1e-30)
+    sides = [_round(one, unit, other) for one, other in ((query, sizes[1]), (key, sizes[0]))]
+    # A bias of relative positions is that of the first query for later keys, and that of the last for earlier ones.
+    k = len(key)
+    bias = np.zeros(rows + k - 1 if biased else 0)
+    decoded = [(side.offset + side.step * side.codes.T).astype(np.float32) for side in sides]
+    ranges = np.zeros((2, rows), np.int32)
+    if biased:
+        for row in (0, rows - 1):
+            rest = head.logits((row, row + 1))[0] - _products(query[row : row + 1], key, scale, cap)[0]
+            bias[rows - 1 - row : rows - 1 - row + k] = np.where(np.isfinite(rest), rest, bias[rows - 1 - row :][:k])
+    largest = most = 0.0
+    step = max(1, _BLOCK_PAIRS // k)
+    columns = np.arange(k)
+    for start in range(0, rows, step):
+        stop = min(rows, start + step)
+        exact = head.logits((start, stop))
+        allowed = exact > -np.inf
+        counts = allowed.sum(axis=1)
+        ranges[0, start:stop] = np.where(counts, allowed.argmax(axis=1), 0)
+        ranges[1, start:stop] = ranges[0, start:stop] + counts
+        between = (columns >= ranges[0, start:stop, None]) & (columns < ranges[1, start:stop, None])
+        if not np.array_equal(allowed, between):
+            return None
+        found = _products(decoded[0][start:stop], decoded[1], scale, cap)
+        if biased:
+            found += bias[rows - 1 + columns - np.arange(start, stop)[:, None]]
+        largest = max(largest, float(np.abs(np.subtract(found, exact, where=allowed, out=np.zeros_like(found))).max()))
+        most = max(most, float(np.abs(exact).max(initial=0.0, where=allowed)))
+    if not largest <= _MOST_ERRORS * max(error, _SPREAD_SHARE * spread):
+        return None
+    log_sum_exp = to_numpy(head.log_sum_exp, np.float32)[part]
+    floats = [array.astype(np.float32) for side in sides for array in (side.offset, side.step)]
+    codes = [side.codes for side in sides]
+    return _Packed(
+        query.shape[-1],
+        scale,
+        cap,
+        float(np.expm1(largest + _FLOAT_ERROR * (1 + most))),
+        (*floats, *codes, log_sum_exp, bias.astype(np.float32)),
+        ranges,
+    )
+
+
+class _Columns(NamedTuple):
+    offset: Float[np.ndarray, " width"]
+    step: Float[np.ndarray, " width"]
+    codes: Int[np.ndarray, "width n"]
+
+
+def _round(vectors: Float[np.ndarray, "n width"], unit: float, sizes: Float[np.ndarray, " width"]) -> _Columns:
+    """Round each column to multiples of a step, which is smaller if the elements it is multiplied with are larger."""
+    offset, extent = vectors.min(axis=0).astype(np.float32), np.ptp(vectors, axis=0)
+    step = np.clip(unit / np.maximum(sizes, 1e-30), extent * 2.0**-30, np.maximum(extent, 1e-30)).astype(np.float32)
+    return _Columns(offset, step, np.rint((vectors - offset) / step).T.astype(np.int32))
+
+
+def _products(
+    query: Float[np.ndarray, "q width"], key: Float[np.ndarray, "k width"], scale: float, cap: float
+) -> Float[np.ndarray, "q k"]:
+    products: Float[np.ndarray, "q k"] = query @ key.T
+    products *= scale
+    return np.asarray(cap * np.tanh(products / cap)) if cap else products
+
+
+def _scaled_product(call: BoundCall) -> tuple[float, float, bool] | None:
+    """Return the scale of a scaled dot product, its cap or 0, and whether a bias is added; None for other scores."""
+    form, cap, biased = call.score.form, 0.0, False
+    while isinstance(form, (Offset, Capped)) and form.inner is not None:
+        if isinstance(form, Capped):
+            cap = float(to_numpy(form.cap).reshape(-1)[0])
+        else:
+            biased = True
+        form = form.inner.form
+    return (float(form.factor(call.query.shape[-1])), cap, biased) if isinstance(form, ScaledProduct) else None
