@@ -33,6 +33,7 @@ TEXT = {
     "initializer_range": 0.8, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 GROUPED = {**TEXT, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
+CAPPED = {**GROUPED, "attn_logit_softcapping": 2.0}
 T5 = {"d_model": 16, "d_kv": 8, "num_heads": 2, "num_layers": 2, "d_ff": 16, "vocab_size": 20}
 BART = {
     "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "vocab_size": 20,
@@ -42,7 +43,7 @@ MODELS = {
     "padded encoder": ("BertModel", TEXT, {"input_ids": IDS, "attention_mask": PADDED}),
     "rotary, grouped": ("LlamaModel", GROUPED, {"input_ids": IDS}),
     "sinks": ("GptOssModel", {**GROUPED, "num_local_experts": 2, "num_experts_per_tok": 1}, {"input_ids": IDS}),
-    "soft cap, window": ("Gemma2Model", {**GROUPED, "sliding_window": 3, "attn_logit_softcapping": 2.0}, {"input_ids": IDS}),
+    "soft cap, window": ("Gemma2Model", {**CAPPED, "sliding_window": 3}, {"input_ids": IDS}),
     "relative bias": ("T5EncoderModel", T5, {"input_ids": IDS}),
     "cross-attention": ("BartModel", BART, {"input_ids": IDS, "decoder_input_ids": IDS[:, :5]}),
 }  # fmt: skip
