@@ -58,7 +58,7 @@ class PairProduct(NamedTuple):
     scale: float
     logit: float
     weight: float
-    value_norm: float
+    value_norm: float = float("nan")
 
     def meta(self) -> dict[str, object]:
         """Return the pair as a JSON-serializable dictionary, in which numbers that are not finite are None."""
@@ -104,34 +104,39 @@ class HeadCall(NamedTuple):
         prepared = to_numpy(self.call.normalizer.prepare(found))
         return np.broadcast_to(prepared, (stop - start, self.call.tile.k_total))
 
-    def pair(self, query: int, key: int, value_norm: float = float("nan")) -> PairProduct:
+    def weight(self, query: int, key: int) -> float:
+        """Return one weight.
+
+        Raises:
+            OptionError: the query or key does not exist.
+        """
+        row, keys = query + self.first, self.call.tile.k_total
+        if not (query >= 0 and row < self.call.tile.q_total and 0 <= key < keys):
+            raise OptionError(f"query and key must exist in the head, got {query} and {key}.")
+        if self.log_sum_exp is None:
+            tile = self.call.tile.restrict((row, row + 1), (0, keys))
+            logits = self.call.logits(tile.rows, tile.cols)
+            return 0.0 if logits is None else float(self.call.normalizer.weights(logits, tile)[0, key])
+        logit = self.logits((query, query + 1))[0, key]
+        return 0.0 if logit == -np.inf else float(np.exp(logit - to_numpy(self.log_sum_exp)[row]))
+
+    def pair(self, query: int, key: int) -> PairProduct:
         """Return query, key and product of one pair of tokens, dimension by dimension.
 
         Raises:
             DataError: the score of the call is not a scaled dot product.
             OptionError: the query or key does not exist.
         """
-        call, row = self.call, query + self.first
-        if not (query >= 0 and row < call.tile.q_total and 0 <= key < call.tile.k_total):
-            raise OptionError(f"query and key must exist in the head, got {query} and {key}.")
-        form = _scaled_product(call)
+        weight, form = self.weight(query, key), _scaled_product(self.call)
         if form is None:
             raise DataError(
-                f"the score of the layer must be a scaled dot product, got {type(call.score).__name__}. Its dimensions "
-                "cannot be separated."
+                f"the score of the layer must be a scaled dot product, got {type(self.call.score).__name__}. Its "
+                "dimensions cannot be separated."
             )
-        tile = call.tile.restrict((row, row + 1), (0, call.tile.k_total))
-        logits = call.logits(tile.rows, tile.cols)
-        logit, weight = -np.inf, 0.0
-        if logits is not None:
-            prepared = call.normalizer.prepare(logits)
-            logit = float(logits[0, key])
-            if self.log_sum_exp is None:
-                weight = float(call.normalizer.weights(logits, tile)[0, key])
-            elif np.isfinite(logit):
-                weight = float(np.exp(to_numpy(prepared)[0, key] - to_numpy(self.log_sum_exp)[row]))
-        q, k = (to_numpy(array, np.float64)[i] for array, i in ((call.query, row), (call.key, key)))
-        return PairProduct(q, k, form[0] * q * k, form[0], logit, weight, value_norm)
+        row = query + self.first
+        logit = self.call.logits((row, row + 1), (key, key + 1))
+        q, k = (to_numpy(array, np.float64)[i] for array, i in ((self.call.query, row), (self.call.key, key)))
+        return PairProduct(q, k, form[0] * q * k, form[0], -np.inf if logit is None else float(logit), weight)
 
 
 def pack_heads(heads: Sequence[HeadCall], rows: int, error: float = FINE) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Questions that run the model of a view again: the effect of changed heads, and a weight with all its digits."""
+"""The question that runs the model of a view again: what changes if heads are ablated or scaled."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from qkv.core.typing import Shaped, Tensor
-    from qkv.interop.huggingface.attention_record import AttentionRecord
     from qkv.look.head_call import PairProduct
     from qkv.look.views import View
-    from qkv.readouts.base import Readout
 
 __all__ = ["Effect", "LiveModel", "effect", "output_rows", "pair"]
 
@@ -81,7 +79,6 @@ class LiveModel:
             tensor.
         layers: name of the attention module of each layer of the view.
         first_row: row of the model's output that belongs to the first query of the view.
-        first_query: query of the attention layers that is the first query of the view.
         targets: `(q,)`, id of the token that each query should predict; −1: none.
         kind: what the logits of a query predict; None: the outputs are not logits.
         tokenizer: the tokenizer, for the texts of predicted tokens.
@@ -93,7 +90,6 @@ class LiveModel:
     inputs: object
     layers: tuple[str, ...]
     first_row: int = 0
-    first_query: int = 0
     targets: Int[np.ndarray, " q"] | None = None
     kind: TargetKind | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -128,43 +124,12 @@ class LiveModel:
                 self._last[key] = self._compare(before, after)
             return self._last[key]
 
-    def weight(self, layer: int, head: int, query: int, key: int) -> np.float32:
-        """Return one attention weight as it is computed in float32.
-
-        The codes of a view hold three digits of it, so the model runs again. The rounding in the layers before, which
-        depends on the implementation of attention, changes the last two or three digits.
-        """
-        from qkv.readouts import Dense
-
-        name = self._layer(layer)
-        call = self._recorded(layer, Dense())
-        assert call is not None  # the view shows what a recorder collected from the layer
-        weights = to_numpy(call.readouts[0])[self.element]
-        place = head, query + self.first_query, key
-        if min(place) < 0 or any(index >= length for index, length in zip(place, weights.shape, strict=True)):
-            raise OptionError(f"head, query and key must exist in layer {name!r}, got {head}, {query} and {key}.")
-        return np.float32(weights[place])
-
     def _layer(self, layer: int) -> str:
         if not 0 <= layer < len(self.layers):
             raise OptionError(
                 f"layer must be between 0 and {len(self.layers) - 1}, got {layer}. Maps over all heads have no model."
             )
         return self.layers[layer]
-
-    def _recorded(self, layer: int, readout: Readout) -> AttentionRecord | None:
-        """Run the model and return what a recorder collects from a layer, or None if it collects nothing."""
-        from qkv.interop import record
-
-        found: list[AttentionRecord] = []
-        name = self._layer(layer)
-        with (
-            _LOCK,
-            record(self.module, [readout], layers=name, consume=lambda _, call: found.append(call)),
-        ):
-            self._run()
-        # A module that several layers share is called once for each.
-        return found[self.layers[:layer].count(name)] if found else None
 
     def _run(self) -> object:
         import torch

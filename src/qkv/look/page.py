@@ -58,9 +58,7 @@ def _pair(view: View | TiledView, layer: int, head: int, query: int, key: int) -
 
 def _weight(view: View, layer: int, head: int, query: int, key: int) -> bytes:
     """Return one weight as JSON, a text with all digits of its float32 number."""
-    if view.live is None:
-        raise IndexError
-    return _json(_all_digits(view.live.weight(layer, head, query, key)))
+    return _json(_all_digits(view.weight(layer, head, query, key)))
 
 
 def _effect(view: View, query: int, *heads: int) -> bytes:

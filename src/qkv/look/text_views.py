@@ -180,9 +180,8 @@ def _sequence_views(
             title = f"{name} ({part})"
             view = View(title, text_model.name, kind, queries, keys, layers, steps=steps_shown)
             if keys is not None:
-                offset = 0 if encoder_decoder else start - 1
                 tokenizer, names = text_model.tokenizer if has_head else None, tuple(groups[kind].modules)
-                live = LiveModel(model, whole, names, start - 1, offset, targets, "step", tokenizer)
+                live = LiveModel(model, whole, names, start - 1, targets, "step", tokenizer)
                 view = replace(view, predictions=predictions, live=live)
             views.append(mark_roles(view))
     return views

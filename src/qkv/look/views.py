@@ -332,6 +332,20 @@ class View:
             DataError: the queries and keys are unknown, or the score is not a scaled dot product.
             OptionError: the layer, head, query or key does not exist.
         """
+        found = self._call(layer, head).pair(query, key)
+        norms = self.layers[layer].value_norms
+        return found if norms is None else found._replace(value_norm=float(norms[head, key]))
+
+    def weight(self, layer: int, head: int, query: int, key: int) -> np.float32:
+        """Return one weight as the model computes it in float32; its last two or three digits depend on rounding.
+
+        Raises:
+            DataError: the queries and keys are unknown.
+            OptionError: the layer, head, query or key does not exist.
+        """
+        return np.float32(self._call(layer, head).weight(query, key))
+
+    def _call(self, layer: int, head: int) -> HeadCall:
         if not (0 <= layer < len(self.layers) and 0 <= head < len(self.layers[layer].heads)):
             raise OptionError(f"layer and head must exist in the view, got {layer} and {head}.")
         maps = self.layers[layer]
@@ -341,8 +355,7 @@ class View:
                 f"{self.name!r} without them. Choose a layer that uses the attention interface of transformers, "
                 "torch.nn.MultiheadAttention or a module of qkv.nn with one batch axis."
             )
-        norms = maps.value_norms
-        return maps.calls[head].pair(query, key, float("nan") if norms is None else float(norms[head, key]))
+        return maps.calls[head]
 
     def map(self, layer: int, head: int) -> bytes:
         """Return the codes of one head as bytes in row-major order, two bytes per weight, the lower byte first."""

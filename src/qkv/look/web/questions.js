@@ -23,7 +23,7 @@ export function missingParts(meta, source) {
   const some = (/** @type {string} */ field) => meta.views.some((/** @type {any} */ view) => view[field]);
   return [
     ...(some("live") && !source.effect ? ["“What changes without this head?”"] : []),
-    ...(some("live") && !source.weight ? ["“All digits”"] : []),
+    ...(some("pairs") && !source.weight ? ["“All digits”"] : []),
     ...(some("flow") && !source.flow ? ["“Flow of this pair”"] : []),
     ...(meta.views.length > 1 && !source.differences ? ["“Which heads differ most?”"] : []),
   ];
