@@ -206,23 +206,23 @@ def _pack(head: HeadCall, rows: int, error: float) -> _Packed | None:
             rest = head.logits((row, row + 1))[0] - _products(query[row : row + 1], key, scale, cap)[0]
             bias[rows - 1 - row : rows - 1 - row + k] = np.where(np.isfinite(rest), rest, bias[rows - 1 - row :][:k])
     largest = most = 0.0
-    step = max(1, _BLOCK_PAIRS // k)
-    columns = np.arange(k)
+    step, columns = max(1, _BLOCK_PAIRS // k), np.arange(k)
     for start in range(0, rows, step):
         stop = min(rows, start + step)
-        exact = head.logits((start, stop))
-        allowed = exact > -np.inf
-        counts = allowed.sum(axis=1)
-        ranges[0, start:stop] = np.where(counts, allowed.argmax(axis=1), 0)
-        ranges[1, start:stop] = ranges[0, start:stop] + counts
-        between = (columns >= ranges[0, start:stop, None]) & (columns < ranges[1, start:stop, None])
-        if not np.array_equal(allowed, between):
-            return None
-        found = _products(decoded[0][start:stop], decoded[1], scale, cap)
+        exact, found = head.logits((start, stop)), _products(decoded[0][start:stop], decoded[1], scale, cap)
         if biased:
             found += bias[rows - 1 + columns - np.arange(start, stop)[:, None]]
-        largest = max(largest, float(np.abs(np.subtract(found, exact, where=allowed, out=np.zeros_like(found))).max()))
-        most = max(most, float(np.abs(exact).max(initial=0.0, where=allowed)))
+        allowed = exact > -np.inf
+        first, last = ranges[:, start:stop]
+        last[:] = allowed.sum(axis=1)
+        first[:] = np.where(last, allowed.argmax(axis=1), 0)
+        last += first
+        if not allowed.all():
+            if not np.array_equal(allowed, (columns >= first[:, None]) & (columns < last[:, None])):
+                return None
+            exact, found = np.where(allowed, exact, 0), np.where(allowed, found, 0)
+        found -= exact
+        largest, most = max(largest, _magnitude(found)), max(most, _magnitude(exact))
     if not largest <= _MOST_ERRORS * max(error, _SPREAD_SHARE * spread):
         return None
     log_sum_exp = to_numpy(head.log_sum_exp, np.float32)[part]
@@ -249,6 +249,10 @@ def _round(vectors: Float[np.ndarray, "n width"], unit: float, sizes: Float[np.n
     offset, extent = vectors.min(axis=0).astype(np.float32), np.ptp(vectors, axis=0)
     step = np.clip(unit / np.maximum(sizes, 1e-30), extent * 2.0**-30, np.maximum(extent, 1e-30)).astype(np.float32)
     return _Columns(offset, step, np.rint((vectors - offset) / step).T.astype(np.int32))
+
+
+def _magnitude(array: Float[np.ndarray, "q k"]) -> float:
+    return max(float(array.max()), -float(array.min()))
 
 
 def _products(

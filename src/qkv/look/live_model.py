@@ -12,7 +12,6 @@ import numpy as np
 from qkv.core.typing import Float, Int
 from qkv.errors import DataError, OptionError
 from qkv.look.predictions import COUNT, Predictions, TargetKind, predict, token_names
-from qkv.look.quantize import to_numpy
 from qkv.look.recorded_layers import call_module
 
 if TYPE_CHECKING:
