@@ -109,7 +109,7 @@ def test_an_exported_file_states_how_its_weights_are_rounded(opened, views, tmp_
     page = opened(export_html(Page.from_views(views[:1]), tmp_path / "all.html").as_uri())
     page.get_by_role("button", name="All digits").wait_for(state="hidden")
     missing = page.locator(".missing").text_content()
-    assert "rounded queries and keys" in missing
+    assert "rounded queries and keys in this file" in page.locator(".keys").text_content()
     assert "“All digits”" in missing
 
 

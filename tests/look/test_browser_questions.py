@@ -346,7 +346,6 @@ def test_links_and_saved_files_keep_the_pins_of_both_maps(page, address, tmp_pat
     missing = page.locator(".missing").text_content()
     assert "“What changes without this head?”" in missing
     assert "“Why this weight?”" not in missing
-    assert "printed with the digits that are certain" in missing
     # A released pin is not restored.
     page.get_by_role("button", name="“he” is pinned").click()
     page.wait_for_function("() => !location.hash.includes('pin=1')")

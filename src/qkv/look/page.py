@@ -56,7 +56,7 @@ def _pair(view: View | TiledView, layer: int, head: int, query: int, key: int) -
     return _json(view.pair(layer, head, query, key).meta())
 
 
-def _weight(view: View, layer: int, head: int, query: int, key: int) -> bytes:
+def _weight(view: View | TiledView, layer: int, head: int, query: int, key: int) -> bytes:
     """Return one weight as JSON, a text with all digits of its float32 number."""
     return _json(_all_digits(view.weight(layer, head, query, key)))
 
@@ -273,7 +273,7 @@ class Page:
         views = [self.views[view]]
         if request in OF_TWO_VIEWS:
             views.append(self.views[arguments.pop(0)])
-        if request != "pair" and any(isinstance(one, TiledView) for one in views):
+        if request not in ("pair", "weight") and any(isinstance(one, TiledView) for one in views):
             raise IndexError
         return partial(QUESTIONS[request], *views)
 

@@ -335,6 +335,11 @@ class TiledView:
         self.head(layer, head)
         return self.calls(layer)[head].pair(query, key)
 
+    def weight(self, layer: int, head: int, query: int, key: int) -> np.float32:
+        """Return one weight with all its digits in float32."""
+        self.head(layer, head)
+        return np.float32(self.calls(layer)[head].weight(query, key))
+
     def calls(self, layer: int) -> tuple[HeadCall, ...]:
         """Return the calls of the heads of a layer."""
         return tuple(HeadCall(one.call, one.log_sum_exp) for one in self.layers[layer][1].values())

@@ -58,8 +58,9 @@ export class Questions {
     });
     this.element = createElement("section", { class: "questions", "aria-label": "questions" }, this.sections);
     const missing = missingParts(meta, source);
-    const lacks = missing.length ? `Not in this file: ${missing.join(", ")}. They need the page that qkv look serves. ` : "";
-    if (source.digits) this.element.append(createElement("p", { class: "quiet missing", text: lacks + source.digits }));
+    if (missing.length) {
+      this.element.append(createElement("p", { class: "quiet missing", text: `Not in this file: ${missing.join(", ")}. They need the page that qkv look serves.` }));
+    }
     /** @type {Place | null} */
     this.place = null;
     /** @type {ReturnType<typeof setTimeout> | undefined} */

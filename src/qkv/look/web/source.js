@@ -127,8 +127,7 @@ export function fromParts(meta, part) {
   const vectors = (/** @type {number} */ view, /** @type {number} */ layer) => open(`vectors/${view}/${layer}`, (bytes) => new Vectors(bytes));
   const count = (/** @type {any} */ side) => side.count ?? side.tokens.length;
   const digits = meta.views.some((/** @type {any} */ view, /** @type {number} */ i) => view.layers.some((/** @type {any} */ _, /** @type {number} */ j) => part(`vectors/${i}/${j}`)))
-    ? "This file stores rounded queries and keys. Weights are computed from them and printed with the digits that are certain, at most three."
-    : "Weights have three significant digits in this file.";
+    ? "Weights are computed from the rounded queries and keys in this file, and printed with the digits that are certain, at most three." : undefined;
   /** Return weights of some queries of a head. */
   const weights = async (/** @type {number} */ view, /** @type {number} */ layer, /** @type {number} */ head, /** @type {number} */ start, /** @type {number} */ stop) => {
     const { queries, keys, ranges } = meta.views[view];
