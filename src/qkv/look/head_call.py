@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from qkv.core.equation import BoundCall
-from qkv.core.typing import Array, Float, Int, Num
+from qkv.core.typing import Array, Float, Num
 from qkv.errors import DataError, OptionError
 from qkv.look.quantize import to_numpy
 from qkv.scores.forms import Capped, Offset, ScaledProduct
@@ -148,40 +148,27 @@ def pack_heads(heads: Sequence[HeadCall], rows: int, error: float = FINE) -> byt
         error: root-mean-square error of the logits.
 
     Returns:
-        A line of JSON with the numbers of heads, queries and keys, and for each head its width, scale, cap and the
+        A line of JSON with the numbers of queries, keys and biases, and for each head its width, scale, cap and the
         bound of the relative error of its weights; then words of four bytes, the lowest bytes of all words first. They
-        are, each over all heads: offsets and steps of the columns of the queries and of the keys; the multiples, column
-        by column, of the queries and of the keys; the log-sum-exp of the queries; the biases. Last are the first key
-        and the one after the last key of each query.
+        are, each over all heads: offsets, steps and multiples of the queries, column by column, and of the keys; the
+        log-sum-exp of the queries; the biases. Last are the first key and the one after the last key of each query.
     """
-    packed = [_pack(head, rows, error) for head in heads]
-    found = [one for one in packed if one is not None]
-    if len(found) < len(heads) or any(not np.array_equal(one.ranges, found[0].ranges) for one in found):
+    packed = [one for one in (_pack(head, rows, error) for head in heads) if one is not None]
+    if len(packed) < len(heads):
         return None
-    if len({one.arrays[-1].size for one in found}) > 1:
+    headers, arrays = zip(*packed, strict=True)
+    *several, biases, ranges = zip(*arrays, strict=True)
+    if any(not np.array_equal(one, ranges[0]) for one in ranges) or len({one.size for one in biases}) > 1:
         return None
-    header = {
-        "heads": len(found),
-        "queries": rows,
-        "keys": heads[0].call.tile.k_total,
-        "bias": found[0].arrays[-1].size,
-        **{name: [getattr(one, name) for one in found] for name in ("width", "scale", "cap", "error")},
-    }
-    arrays = [array.ravel() for several in zip(*(one.arrays for one in found), strict=True) for array in several]
-    words = np.concatenate([array.view(np.uint32) for array in [*arrays, found[0].ranges.ravel()]]).astype("<u4")
+    header: dict[str, object] = {name: [one[name] for one in headers] for name in headers[0]}
+    header |= {"queries": rows, "keys": heads[0].call.tile.k_total, "bias": biases[0].size}
+    ordered = [array for each in (*several, biases, ranges[:1]) for array in each]
+    words = np.concatenate([array.ravel().view("<u4") for array in ordered])
     return json.dumps(header).encode() + b"\n" + words.view(np.uint8).reshape(-1, 4).T.tobytes()
 
 
-class _Packed(NamedTuple):
-    width: int
-    scale: float
-    cap: float
-    error: float
-    arrays: tuple[Num[np.ndarray, "*_"], ...]
-    ranges: Int[np.ndarray, "2 q"]
-
-
-def _pack(head: HeadCall, rows: int, error: float) -> _Packed | None:
+def _pack(head: HeadCall, rows: int, error: float) -> tuple[dict[str, float], list[Num[np.ndarray, "*_"]]] | None:
+    """Return the header and the arrays of one head, in the order of `pack_heads`."""
     call = head.call
     form = None if call.projected or head.log_sum_exp is None else _scaled_product(call)
     if form is None:
@@ -189,26 +176,30 @@ def _pack(head: HeadCall, rows: int, error: float) -> _Packed | None:
     scale, cap, biased = form
     part = slice(head.first, head.first + rows)
     query, key = to_numpy(call.query, np.float64)[part], to_numpy(call.key, np.float64)
-    if query.shape[-1] != key.shape[-1] or not (np.isfinite(query).all() and np.isfinite(key).all()):
+    if not (np.isfinite(query).all() and np.isfinite(key).all()):
         return None
     sizes = [np.sqrt(np.square(one).mean(axis=0)) for one in (query, key)]
-    spread = abs(scale) * float(np.linalg.norm(query.std(axis=0) * sizes[1]))
+    error = max(error, _SPREAD_SHARE * abs(scale) * float(np.linalg.norm(query.std(axis=0) * sizes[1])))
     # The errors of the 2 · width columns, of variance step² / 12, add up to this error.
-    unit = max(error, _SPREAD_SHARE * spread) * np.sqrt(6 / query.shape[-1]) / max(abs(scale), 1e-30)
-    sides = [_round(one, unit, other) for one, other in ((query, sizes[1]), (key, sizes[0]))]
-    # A bias of relative positions is that of the first query for later keys, and that of the last for earlier ones.
+    unit = error * np.sqrt(6 / query.shape[-1]) / max(abs(scale), 1e-30)
+    arrays: list[Num[np.ndarray, "*_"]] = []
+    decoded = []
+    for vectors, others in ((query, sizes[1]), (key, sizes[0])):
+        offset, extent = vectors.min(axis=0).astype("<f4"), np.ptp(vectors, axis=0)
+        step = np.clip(unit / np.maximum(others, 1e-30), extent * 2.0**-30, np.maximum(extent, 1e-30)).astype("<f4")
+        codes = np.rint((vectors - offset) / step).astype("<i4")
+        decoded.append((offset + step * codes).astype("<f4"))
+        arrays += [offset, step, np.ascontiguousarray(codes.T)]
     k = len(key)
-    bias = np.zeros(rows + k - 1 if biased else 0)
-    decoded = [(side.offset + side.step * side.codes.T).astype(np.float32) for side in sides]
-    ranges = np.zeros((2, rows), np.int32)
-    if biased:
-        for row in (0, rows - 1):
-            rest = head.logits((row, row + 1))[0] - _products(query[row : row + 1], key, scale, cap)[0]
-            bias[rows - 1 - row : rows - 1 - row + k] = np.where(np.isfinite(rest), rest, bias[rows - 1 - row :][:k])
+    bias, ranges = np.zeros(rows + k - 1 if biased else 0), np.zeros((2, rows), "<i4")
+    # A bias of relative positions is that of the first query for later keys, and that of the last for earlier ones.
+    for row in (0, rows - 1) if biased else ():
+        rest = head.logits((row, row + 1))[0] - _products(query[row : row + 1], key, scale, cap)[0]
+        bias[rows - 1 - row :][:k] = np.where(np.isfinite(rest), rest, bias[rows - 1 - row :][:k])
     largest = most = 0.0
-    step, columns = max(1, _BLOCK_PAIRS // k), np.arange(k)
-    for start in range(0, rows, step):
-        stop = min(rows, start + step)
+    count, columns = max(1, _BLOCK_PAIRS // k), np.arange(k)
+    for start in range(0, rows, count):
+        stop = min(rows, start + count)
         exact, found = head.logits((start, stop)), _products(decoded[0][start:stop], decoded[1], scale, cap)
         if biased:
             found += bias[rows - 1 + columns - np.arange(start, stop)[:, None]]
@@ -223,32 +214,11 @@ def _pack(head: HeadCall, rows: int, error: float) -> _Packed | None:
             exact, found = np.where(allowed, exact, 0), np.where(allowed, found, 0)
         found -= exact
         largest, most = max(largest, _magnitude(found)), max(most, _magnitude(exact))
-    if not largest <= _MOST_ERRORS * max(error, _SPREAD_SHARE * spread):
+    if not largest <= _MOST_ERRORS * error:
         return None
-    log_sum_exp = to_numpy(head.log_sum_exp, np.float32)[part]
-    floats = [array.astype(np.float32) for side in sides for array in (side.offset, side.step)]
-    codes = [side.codes for side in sides]
-    return _Packed(
-        query.shape[-1],
-        scale,
-        cap,
-        float(np.expm1(largest + _FLOAT_ERROR * (1 + most))),
-        (*floats, *codes, log_sum_exp, bias.astype(np.float32)),
-        ranges,
-    )
-
-
-class _Columns(NamedTuple):
-    offset: Float[np.ndarray, " width"]
-    step: Float[np.ndarray, " width"]
-    codes: Int[np.ndarray, "width n"]
-
-
-def _round(vectors: Float[np.ndarray, "n width"], unit: float, sizes: Float[np.ndarray, " width"]) -> _Columns:
-    """Round each column to multiples of a step, which is smaller if the elements it is multiplied with are larger."""
-    offset, extent = vectors.min(axis=0).astype(np.float32), np.ptp(vectors, axis=0)
-    step = np.clip(unit / np.maximum(sizes, 1e-30), extent * 2.0**-30, np.maximum(extent, 1e-30)).astype(np.float32)
-    return _Columns(offset, step, np.rint((vectors - offset) / step).T.astype(np.int32))
+    bound = float(np.expm1(largest + _FLOAT_ERROR * (1 + most)))
+    header = {"width": query.shape[-1], "scale": scale, "cap": cap, "error": bound}
+    return header, [*arrays, to_numpy(head.log_sum_exp)[part].astype("<f4"), bias.astype("<f4"), ranges]
 
 
 def _magnitude(array: Float[np.ndarray, "q k"]) -> float:

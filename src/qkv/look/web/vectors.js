@@ -28,17 +28,18 @@ export class Vectors {
     const { queries, keys } = header;
     this.queries = queries;
     this.keys = keys;
-    const [offsets, steps, keyOffsets, keySteps] = Array.from({ length: 4 }, () => read(Float32Array, (width) => width));
-    const codes = read(Int32Array, (width) => width * queries);
-    const keyCodes = read(Int32Array, (width) => width * keys);
+    const [query, key] = [queries, keys].map((count) => {
+      const [offsets, steps] = [0, 1].map(() => read(Float32Array, (width) => width));
+      const codes = read(Int32Array, (width) => width * count);
+      return { rows: codes.map((/** @type {Int32Array} */ own, /** @type {number} */ h) => rowsOf(offsets[h], steps[h], own)), steps };
+    });
     const sums = read(Float32Array, () => queries);
     const biases = read(Float32Array, () => header.bias);
     /** first key of each query, and the one after its last @type {[Int32Array, Int32Array]} */
     this.ranges = [new Int32Array(buffer, 4 * at, queries), new Int32Array(buffer, 4 * (at + queries), queries)];
     /** @type {Head[]} */
     this.heads = header.width.map((/** @type {number} */ width, /** @type {number} */ h) => ({
-      query: rowsOf(offsets[h], steps[h], codes[h]), key: rowsOf(keyOffsets[h], keySteps[h], keyCodes[h]),
-      steps: [steps[h], keySteps[h]], sums: sums[h], bias: biases[h],
+      query: query.rows[h], key: key.rows[h], steps: [query.steps[h], key.steps[h]], sums: sums[h], bias: biases[h],
       width, scale: header.scale[h], cap: header.cap[h], error: header.error[h],
     }));
   }
