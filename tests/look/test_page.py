@@ -74,6 +74,11 @@ def test_a_map_that_does_not_exist_is_refused(place):
         Page.from_views(view()).read("map", place)
 
 
+def test_a_view_is_printed_in_one_line():
+    printed = repr(view(["a" * 50] * 100, name="three words"))
+    assert printed == "View('three words', 2 layers, 6 maps of 100 queries × 100 keys)"
+
+
 def test_a_page_without_views_is_refused():
     with pytest.raises(OptionError, match="at least one view"):
         Page.from_views([])

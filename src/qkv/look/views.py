@@ -181,7 +181,7 @@ class Opening:
     key: int = 0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class View:
     """The quantized attention maps of one text in one model.
 
@@ -212,11 +212,11 @@ class View:
     roles: dict[tuple[int, int], tuple[HeadRole, ...]] = field(default_factory=dict)
     steps: bool = False
     note: str = ""
-    layer_means: Float[np.ndarray, "layers q k"] | None = field(default=None, repr=False)
-    predictions: Predictions | None = field(default=None, repr=False)
-    live: LiveModel | None = field(default=None, repr=False)
+    layer_means: Float[np.ndarray, "layers q k"] | None = None
+    predictions: Predictions | None = None
+    live: LiveModel | None = None
     opening: Opening | None = None
-    picture: Num[np.ndarray, "height width 3"] | None = field(default=None, repr=False)
+    picture: Num[np.ndarray, "height width 3"] | None = None
 
     @classmethod
     def from_weights(
@@ -314,6 +314,11 @@ class View:
             for i, (weights, call) in enumerate(zip(arrays, last, strict=True))
         )
         return cls(name, model, "self" if columns is None else "cross", rows, columns, layers)
+
+    def __repr__(self) -> str:
+        maps, q = sum(len(layer.heads) for layer in self.layers), len(self.queries.tokens)
+        k = len((self.keys or self.queries).tokens)
+        return f"View({self.name!r}, {len(self.layers)} layers, {maps} maps of {q} queries × {k} keys)"
 
     def weights(self, layer: int, head: int) -> Float[np.ndarray, "q k"]:
         """Return the weights of one head, `(q, k)`, rounded to three significant digits; 0 for masked pairs."""
