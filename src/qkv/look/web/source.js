@@ -148,7 +148,11 @@ export function fromParts(meta, part) {
       heads.map((_, head) => weights(view, layer, head, start, stop)))),
     tile: async (view, layer, head, level, y, x) => {
       const { base, levels, overview, ranges } = meta.views[view];
-      if (level < base) return (await vectors(view, layer)).tile(head, TILE_SIZE, 2 ** level, y, x);
+      if (level < base) {
+        // The page draws coarser tiles between the tiles that it computes.
+        await new Promise((done) => setTimeout(done));
+        return (await vectors(view, layer)).tile(head, TILE_SIZE, 2 ** level, y, x);
+      }
       const codes = await open(`tiles/${view}/${layer}`, (bytes) => codesOf(interleave(bytes, 2)));
       const tilesOf = (/** @type {number} */ at) => overview.map((/** @type {number} */ cells) => Math.ceil(cells / (TILE_SIZE * 2 ** (at - base))));
       let [own, index] = [0, 0];
