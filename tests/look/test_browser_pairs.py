@@ -95,7 +95,7 @@ def test_all_digits_of_a_weight_are_those_of_the_model(opened, served, model, vi
         assert np.float32(every) == pytest.approx(weights[3, key], rel=1e-5)  # rounding in the layers before
         assert float(f"{float(every):.3g}") == float(three)
         assert len(every) > len(three)
-        assert views[0].live.weight(1, 1, 3, key) == np.float32(every)
+        assert views[0].weight(1, 1, 3, key) == np.float32(every)
     # Maps over all heads have no weights of a model, and masked pairs have none.
     page.get_by_role("gridcell", name="all heads, mean").click()
     page.wait_for_function("() => document.querySelector('h2').textContent.includes('mean')")
@@ -105,11 +105,11 @@ def test_all_digits_of_a_weight_are_those_of_the_model(opened, served, model, vi
     page.get_by_role("button", name="All digits").wait_for(state="hidden")
 
 
-def test_an_exported_file_states_that_its_weights_have_three_digits(opened, views, tmp_path):
+def test_an_exported_file_states_how_its_weights_are_rounded(opened, views, tmp_path):
     page = opened(export_html(Page.from_views(views[:1]), tmp_path / "all.html").as_uri())
     page.get_by_role("button", name="All digits").wait_for(state="hidden")
     missing = page.locator(".missing").text_content()
-    assert "three significant digits" in missing
+    assert "rounded queries and keys in this file" in page.locator(".keys").text_content()
     assert "“All digits”" in missing
 
 
@@ -156,4 +156,4 @@ def test_another_text_with_fewer_layers_shows_a_head_that_can_be_ablated(opened,
 def test_python_refuses_weights_that_do_not_exist(views):
     for place in ((0, 9, 0, 0), (0, 0, 99, 0), (9, 0, 0, 0), (0, 0, 0, -1)):
         with pytest.raises(OptionError, match="must"):
-            views[0].live.weight(*place)
+            views[0].weight(*place)

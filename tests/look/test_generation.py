@@ -93,6 +93,7 @@ def test_a_decoder_shows_the_attention_of_each_generated_token_to_all_before():
     names = reader("gpt2").tokenizer.convert_ids_to_tokens(out.sequences[0].tolist())
     assert list(view.queries.tokens) == names[7:]
     assert list(view.keys.tokens) == names[:-1]
+    assert view.note.startswith("Each row is named by the token that was generated")
     for number, step in enumerate(own):
         row = step[1][0, 1, -1].numpy()
         assert np.allclose(view.weights(1, 1)[number, : len(row)], row, rtol=5.2e-3)

@@ -1,6 +1,5 @@
 """The data sent to the browser: views, the server's responses, the exported file and the widget."""
 
-import base64
 import dataclasses
 import gzip
 import http.client
@@ -75,6 +74,11 @@ def test_a_map_that_does_not_exist_is_refused(place):
         Page.from_views(view()).read("map", place)
 
 
+def test_a_view_is_printed_in_one_line():
+    printed = repr(view(["a" * 50] * 100, name="three words"))
+    assert printed == "View('three words', 2 layers, 6 maps of 100 queries × 100 keys)"
+
+
 def test_a_page_without_views_is_refused():
     with pytest.raises(OptionError, match="at least one view"):
         Page.from_views([])
@@ -125,8 +129,15 @@ def test_no_module_loads_anything_from_elsewhere():
 def data_of(text):
     """Return the metadata and the compressed parts of an exported file."""
     meta = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
-    parts = dict(re.findall(r'<script type="text/plain" id="([\w/]+)">([\w+/=]+)</script>', text))
-    return {"meta": meta, "parts": parts}
+    parts = dict(re.findall(r'<script type="text/plain" id="([\w/]+)">(.*?)</script>', text, re.DOTALL))
+    return {"meta": meta, "parts": {name: unpacked(part) for name, part in parts.items()}}
+
+
+def unpacked(text):
+    """Return the bytes of a part, of which each letter holds seven bits."""
+    letters = np.array([b"\0\r<"[ord(letter) - 128] if ord(letter) > 127 else ord(letter) for letter in text], np.uint8)
+    bits = np.unpackbits(letters[:, None], axis=1)[:, 1:].ravel()
+    return gzip.decompress(np.packbits(bits[: len(bits) // 8 * 8]).tobytes())
 
 
 def test_an_exported_file_holds_every_map():
@@ -134,7 +145,7 @@ def test_an_exported_file_holds_every_map():
     data = data_of(page_html(pages))
     for i, one in enumerate(pages.views):
         for j, layer in enumerate(one.layers):
-            raw = gzip.decompress(base64.b64decode(data["parts"][f"layer/{i}/{j}"]))
+            raw = data["parts"][f"layer/{i}/{j}"]
             low, high = np.frombuffer(raw, np.uint8).reshape(2, -1).astype(int)
             np.testing.assert_array_equal(low + 256 * high, layer.codes.ravel())
     assert data["meta"] == json.loads(json.dumps(pages.meta()))

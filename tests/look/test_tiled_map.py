@@ -130,9 +130,11 @@ def long_view(tokens=600):
 def test_a_page_serves_tiled_maps_in_tiles_and_rows():
     view = long_view()
     page = Page.from_views(view)
-    assert page.tiled
     assert len(page.read("tile", (0, 0, 1, 0, 1, 1))) == 2 * 2 * TILE_SIZE * TILE_SIZE
     assert page.read("row", (0, 0, 1, 5)) == json.dumps(view.head(0, 1).row(5)).encode()
+    exact = view.head(0, 1).weights((5, 6), (7, 8))[0, 0]
+    assert float(json.loads(page.read("weight", (0, 0, 1, 5, 7)))) == pytest.approx(exact, rel=1e-5)
+    assert json.loads(page.read("pair", (0, 0, 1, 5, 7)))["weight"] == pytest.approx(exact, rel=1e-5)
     assert len(page.read("thumbnails", (0,))) == 2 * 2 * 32 * 32
     assert np.frombuffer(page.read("key_counts", (0, 0, 1)), "<u4").tolist() == [600] * 600
     with pytest.raises(LookupError, match="must be one of thumbnails"):

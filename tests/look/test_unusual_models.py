@@ -100,3 +100,20 @@ def test_models_without_a_weight_for_each_pair_are_refused_in_one_sentence(kind,
         text_views(model, [TEXT])
     with pytest.raises(DataError, match=says):
         recorded_view(model.model, {"input_ids": encoded["input_ids"]}, axis, name="", model_name=kind, layers=None)
+
+
+def test_loading_reports_only_weights_that_are_missing(tmp_path, capfd, recwarn):
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**BERT))
+    tokenizer(transformers).save_pretrained(tmp_path)
+    kept = {name: value for name, value in model.state_dict().items() if "pooler" not in name}
+    model.save_pretrained(tmp_path, state_dict=dict(kept))
+    recwarn.clear()
+    capfd.readouterr()
+    load_text_model(tmp_path)  # without the head, and with a new pooler
+    assert "".join(capfd.readouterr()) == ""
+    assert not [str(one.message) for one in recwarn if "lacks weights" in str(one.message)]
+    del kept[next(name for name in kept if name.endswith("query.weight"))]
+    model.save_pretrained(tmp_path, state_dict=dict(kept))
+    with pytest.warns(UserWarning, match=r"lacks weights of BertModel, .*query\.weight\."):
+        load_text_model(tmp_path)

@@ -49,7 +49,9 @@ def check_export(export: str, width: str, layer: int | None, head: int | None) -
     return inches
 
 
-def save_export(page: Page, export: str, layer: int | None, head: int | None, width: float | str) -> list[Path]:
+def save_export(
+    page: Page, export: str, layer: int | None, head: int | None, width: float | str, small: bool = False
+) -> list[Path]:
     """Write a page to one file, or each of its views to a figure, and return the files.
 
     The figures of several views have numbers: `a-1.pdf`, `a-2.pdf` …
@@ -61,7 +63,7 @@ def save_export(page: Page, export: str, layer: int | None, head: int | None, wi
 
     target = Path(export)
     if target.suffix.lower() not in FORMATS:
-        return [export_html(page, target)]
+        return [export_html(page, target, small=small)]
     many = len(page.views) > 1
     targets = [target.with_stem(f"{target.stem}-{i}") if many else target for i in range(1, len(page.views) + 1)]
     for view in page.views:
@@ -108,6 +110,9 @@ def look(
         str | None,
         typer.Option(metavar="FILE", help="Write the page to an .html file, or a figure to a .pdf, .svg or .png file."),
     ] = None,
+    small: Annotated[
+        bool, typer.Option("--small", help="Halve the exported .html file; the median error of a weight is then 1 %.")
+    ] = False,
     width: Annotated[
         str, typer.Option(metavar="WIDTH", help="Width of the figure: single or double (columns), or inches.")
     ] = "double",
@@ -204,11 +209,10 @@ def look(
         raise OptionError(f"--port must be between 0 and 65535, got {port}. Pass 0 to use any free port.")
     from qkv.look.figure import FORMATS
 
-    if arrays is not None and ((export is not None and Path(export).suffix.lower() not in FORMATS) or terminal):
-        raise OptionError(
-            "--arrays must not be given with --export FILE.html or --terminal, which show dense maps only. "
-            "Omit --export and --terminal, or export a figure."
-        )
+    if arrays is not None and terminal:
+        raise OptionError("--arrays must not be given with --terminal, which shows dense maps only. Omit --terminal.")
+    if small and (export is None or Path(export).suffix.lower() in FORMATS):
+        raise OptionError("--small must be given with --export FILE.html. Omit --small.")
     if layer is not None and head is not None and arrays is not None:
         raise OptionError("--layer and --head must not be given with --arrays. Omit them to write all heads.")
     chosen = _parse_layers(layers)
@@ -276,7 +280,7 @@ def look(
     if terminal:
         _draw(page, layer or 0, head or 0)
     if export is not None:
-        for written in save_export(page, export, layer, head, inches):
+        for written in save_export(page, export, layer, head, inches, small):
             print(f"{written} ({_size(written)})")
 
 

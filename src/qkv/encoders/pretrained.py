@@ -6,10 +6,11 @@ Weights are read from safetensors. Nothing is downloaded, and no code in the fol
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qkv.core.extras import import_optional, require_packages
 from qkv.core.printable import first_line
@@ -63,6 +64,7 @@ def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokeni
         AutoModelForSeq2SeqLM,
         AutoTokenizer,
     )
+    from transformers.utils import logging
 
     if not (folder / "config.json").is_file():
         raise DataError(
@@ -80,13 +82,27 @@ def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokeni
                 (AutoModelForSeq2SeqLM, _SEQ2SEQ),
             )
             kind = next((kind for kind, ends in heads if any(name.endswith(ends) for name in names or ())), AutoModel)
-            # A model with a head is loaded once: without it, transformers would report the weights of the head.
-            model = kind.from_pretrained(str(folder), use_safetensors=True, **options)
+            # A head that is not used, and a pooler that is not stored, are no reason for a report.
+            verbosity = logging.get_verbosity()
+            logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+            try:
+                options["output_loading_info"] = True
+                loaded: Any = kind.from_pretrained(str(folder), use_safetensors=True, **options)
+                model, info = loaded
+            finally:
+                logging.set_verbosity(verbosity)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
             f"folder must contain a model and a tokenizer that transformers can load, got {str(folder)!r}, but loading "
             f"it failed: {first_line(error)}. Check the files of the folder, or download the model again."
         ) from None
+    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name.split("."))
+    if missing:
+        warnings.warn(
+            f"{str(folder)!r} lacks weights of {type(model).__name__}, which are random: {', '.join(missing[:3])}"
+            f"{' …' if len(missing) > 3 else ''}. Load a complete model.",
+            stacklevel=2,
+        )
     return tokenizer, model.eval()
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import gzip
 import hashlib
 import html
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,11 @@ from qkv.core.files import check_writable, write_atomic
 from qkv.core.typing import Num
 from qkv.errors import DataError, MissingPackageError
 from qkv.look.bundle import bundle, read_web_file
+from qkv.look.head_call import FINE, SMALL, pack_heads
 from qkv.look.page import Page
 from qkv.look.tiled_map import TiledView
-from qkv.look.views import View
 
-__all__ = ["HTML_SUFFIXES", "document_pieces", "export_html", "html_pieces", "page_html"]
+__all__ = ["HTML_SUFFIXES", "document_pieces", "export_html", "html_pieces", "page_html", "part_text"]
 
 HTML_SUFFIXES = (".html", ".htm")
 
@@ -41,6 +42,7 @@ _HEAD = """<!doctype html>
 <noscript>This page needs JavaScript. Enable it in the browser.</noscript>
 <script type="application/json" id="data">{data}</script>
 """
+_LETTERS = bytes.maketrans(b"\0\r<", b"\x80\x81\x82")
 _PART = '<script type="text/plain" id="{name}">{data}</script>\n'
 _TAIL = """<script type="module">{script}</script>
 </body>
@@ -48,69 +50,83 @@ _TAIL = """<script type="module">{script}</script>
 """
 
 
-def export_html(page: Page, path: str | os.PathLike[str]) -> Path:
+def export_html(page: Page, path: str | os.PathLike[str], *, small: bool = False) -> Path:
     """Write a page to a self-contained HTML file atomically.
 
+    Args:
+        page: the page.
+        path: the file, whose name ends in .html.
+        small: store queries and keys with fewer digits, which halves the file; the median error of a weight is 1 %.
+
     Raises:
-        DataError: the path does not end in .html, the page has tiled views, or the file cannot be written.
+        DataError: the path does not end in .html, the file cannot be written, or a tiled view has heads whose logits
+            are not products of queries and keys.
     """
     target = Path(path)
     check_writable(target, "the page", HTML_SUFFIXES)
-    pieces = html_pieces(page)
+    pieces = html_pieces(page, small=small)
     write_atomic(target, lambda stream: stream.writelines(piece.encode() for piece in pieces), "the page")
     return target
 
 
-def page_html(page: Page) -> str:
+def page_html(page: Page, *, small: bool = False) -> str:
     """Return the HTML text of a page, which contains all scripts, styles and attention maps."""
-    return "".join(html_pieces(page))
+    return "".join(html_pieces(page, small=small))
 
 
-def html_pieces(page: Page, link: str = "") -> Iterator[str]:
+def html_pieces(page: Page, link: str = "", *, small: bool = False) -> Iterator[str]:
     """Return an iterator over the pieces of the HTML text of a page, of which one layer at a time is in memory.
 
-    Each layer is compressed separately (gzip, base64), so that a head is shown before all layers are unpacked.
+    Each layer is compressed separately, so that a head is shown before all layers are unpacked.
 
     Args:
-        page: a page without tiled views.
+        page: the page.
         link: the state in which the file opens, as the fragment of a link to the page; empty: its usual start.
+        small: as in `export_html`.
 
     Raises:
-        DataError: the page has tiled views.
+        DataError: a tiled view has heads whose logits are not products of queries and keys.
     """
-    for view in page.views:
-        if isinstance(view, TiledView):
-            raise DataError(
-                f"page must not contain tiled views, got the tiled view {view.name!r} of {len(view.queries.tokens):,} "
-                "tokens. Serve the page instead of exporting it, and save a part of the map in the browser."
-            )
-    return _pieces(page, link)
-
-
-def _pieces(page: Page, link: str) -> Iterator[str]:
     style = read_web_file("style.css") + read_web_file("page.css")
+    page = replace(page, views=tuple(one.coarser() if isinstance(one, TiledView) else one for one in page.views))
     meta = {**page.meta(), "link": link} if link else page.meta()
-    return document_pieces(page.title, bundle("exported.js"), style, meta, _parts(page))
+    return document_pieces(page.title, bundle("exported.js"), style, meta, _parts(page, SMALL if small else FINE))
 
 
-def _parts(page: Page) -> Iterator[tuple[str, bytes | memoryview]]:
+def _parts(page: Page, error: float) -> Iterator[tuple[str, str]]:
     # Without the font, the exported file cannot save PDF files, and states the reason.
     with contextlib.suppress(MissingPackageError):
-        yield "font", page.font()
+        yield "font", part_text(page.font())
     for i, view in enumerate(page.views):
-        yield f"thumbnails/{i}", view.thumbnails()
-        if isinstance(view, View) and view.picture is not None:
-            yield f"pixels/{i}", view.pixels()
-        for j, layer in enumerate(view.layers if isinstance(view, View) else ()):
-            yield f"layer/{i}/{j}", _by_significance(layer.codes)
+        yield f"thumbnails/{i}", part_text(view.thumbnails())
+        if isinstance(view, TiledView):
+            for j, (name, maps) in enumerate(view.layers):
+                packed = pack_heads(view.calls(j), len(view.queries.tokens), error)
+                if packed is None:
+                    raise DataError(
+                        f"the logits of a long text must be products of queries and keys to be exported, got {name!r} "
+                        f"of {view.name!r} with others. Serve the page instead, or shorten the text."
+                    )
+                yield f"vectors/{i}/{j}", part_text(packed, zlib.Z_RLE)
+                tiles = np.stack([tile for one in maps.values() for tile in one.overview_tiles()])
+                yield f"tiles/{i}/{j}", part_text(_by_significance(tiles))
+            continue
+        if view.picture is not None:
+            yield f"pixels/{i}", part_text(view.pixels())
+        for j, layer in enumerate(view.layers):
+            packed = None if layer.calls is None else pack_heads(layer.calls, len(view.queries.tokens), error)
+            if packed is None:
+                yield f"layer/{i}/{j}", part_text(_by_significance(layer.codes))
+            else:
+                yield f"vectors/{i}/{j}", part_text(packed, zlib.Z_RLE)
             if layer.value_norms is not None:
-                yield f"values/{i}/{j}", page.read("value_norms", [i, j])
-        if isinstance(view, View) and view.predictions is not None:
-            yield f"predictions/{i}", page.read("predictions", [i])
+                yield f"values/{i}/{j}", part_text(page.read("value_norms", [i, j]))
+        if view.predictions is not None:
+            yield f"predictions/{i}", part_text(page.read("predictions", [i]))
 
 
 def document_pieces(
-    title: str, script: str, style: str, meta: object, parts: Iterable[tuple[str, bytes | memoryview]]
+    title: str, script: str, style: str, meta: object, parts: Iterable[tuple[str, str]]
 ) -> Iterator[str]:
     """Return an iterator over the pieces of a self-contained HTML text.
 
@@ -119,7 +135,7 @@ def document_pieces(
         script: the JavaScript module of the page.
         style: its style sheet.
         meta: its metadata, which is valid JSON and becomes the element with the id "data".
-        parts: names and bytes of other data, which are compressed (gzip, base64) and become elements with these ids.
+        parts: names and texts of other data, from `part_text`, which become elements with these ids.
     """
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data: blob:; "
@@ -129,7 +145,7 @@ def document_pieces(
     data = json.dumps(meta, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     yield _HEAD.format(policy=policy, title=html.escape(title, quote=False), style=style, data=data)
     for name, content in parts:
-        yield _PART.format(name=name, data=_compressed(content))
+        yield _PART.format(name=name, data=content)
     yield _TAIL.format(script=script)
 
 
@@ -138,8 +154,17 @@ def _by_significance(codes: Num[np.ndarray, "*shape"]) -> bytes:
     return codes.astype("<u2").reshape(-1, 1).view(np.uint8).T.tobytes()
 
 
-def _compressed(data: bytes | memoryview) -> str:
-    return base64.b64encode(gzip.compress(data, 6, mtime=0)).decode()
+def part_text(data: bytes, strategy: int = zlib.Z_DEFAULT_STRATEGY) -> str:
+    """Return compressed data (gzip) as text with seven bits in each letter, which base64 makes a sixth longer.
+
+    Letters that HTML does not preserve are replaced by letters above 127.
+    """
+    compressor = zlib.compressobj(6, zlib.DEFLATED, 31, 9, strategy)
+    packed = compressor.compress(data) + compressor.flush()
+    sevens = np.frombuffer(packed + bytes(-len(packed) % 7), np.uint8).reshape(-1, 7)
+    words = np.pad(sevens, ((0, 0), (1, 0))).view(">u8")
+    letters = ((words >> np.arange(49, -1, -7, dtype=np.uint64)) & np.uint64(127)).astype(np.uint8)
+    return letters.tobytes()[: -(-8 * len(packed) // 7)].translate(_LETTERS).decode("latin-1")
 
 
 def _hash(text: str) -> str:

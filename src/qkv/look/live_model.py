@@ -1,65 +1,31 @@
-"""Questions that run the model of a view again: the effect of changed heads, and query and key of one pair."""
+"""The question that runs the model of a view again: what changes if heads are ablated or scaled."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qkv.core.typing import Float, Int
 from qkv.errors import DataError, OptionError
 from qkv.look.predictions import COUNT, Predictions, TargetKind, predict, token_names
-from qkv.look.quantize import to_numpy
 from qkv.look.recorded_layers import call_module
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-    from qkv.core.equation import BoundCall
     from qkv.core.typing import Shaped, Tensor
-    from qkv.interop.huggingface.attention_record import AttentionRecord, SavedCall
+    from qkv.look.head_call import PairProduct
     from qkv.look.views import View
-    from qkv.readouts.base import Readout
 
-__all__ = ["Effect", "LiveModel", "PairProduct", "effect", "output_rows", "pair"]
+__all__ = ["Effect", "LiveModel", "effect", "output_rows", "pair"]
 
 _LOCK = threading.RLock()
 """Held while a model runs, because the server answers several requests at once and hooks change the model."""
-
-
-class PairProduct(NamedTuple):
-    """Query and key vector of one pair of tokens, and the parts of its weight.
-
-    Attributes:
-        query: `(width,)`, after the rotation of rotary embeddings.
-        key: `(width,)`.
-        product: `(width,)`, scale · query · key of each dimension; the sum is the scaled dot product.
-        scale: factor of the dot product.
-        logit: the logit of the pair; it differs from the sum of `product` by soft caps and position biases, and is
-            −∞ for masked pairs.
-        weight: the attention weight.
-        value_norm: Euclidean norm of the value of the key.
-    """
-
-    query: Float[np.ndarray, " width"]
-    key: Float[np.ndarray, " width"]
-    product: Float[np.ndarray, " width"]
-    scale: float
-    logit: float
-    weight: float
-    value_norm: float
-
-    def meta(self) -> dict[str, object]:
-        """Return the pair as a JSON-serializable dictionary, in which the logit of a masked pair is None."""
-        return {
-            **{name: [float(f"{x:.6g}") for x in getattr(self, name)] for name in ("query", "key", "product")},
-            **{name: float(f"{getattr(self, name):.6g}") for name in ("scale", "weight", "value_norm")},
-            "logit": float(f"{self.logit:.6g}") if np.isfinite(self.logit) else None,
-        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +78,6 @@ class LiveModel:
             tensor.
         layers: name of the attention module of each layer of the view.
         first_row: row of the model's output that belongs to the first query of the view.
-        first_query: query of the attention layers that is the first query of the view.
         targets: `(q,)`, id of the token that each query should predict; −1: none.
         kind: what the logits of a query predict; None: the outputs are not logits.
         tokenizer: the tokenizer, for the texts of predicted tokens.
@@ -124,7 +89,6 @@ class LiveModel:
     inputs: object
     layers: tuple[str, ...]
     first_row: int = 0
-    first_query: int = 0
     targets: Int[np.ndarray, " q"] | None = None
     kind: TargetKind | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -159,78 +123,12 @@ class LiveModel:
                 self._last[key] = self._compare(before, after)
             return self._last[key]
 
-    def pair(self, layer: int, head: int, query: int, key: int) -> PairProduct:
-        """Return query, key and product of one pair of tokens, dimension by dimension.
-
-        Raises:
-            OptionError: the layer, head, query or key does not exist.
-            DataError: the layer computes attention in its own code, or its score is not a scaled dot product.
-        """
-        name = self._layer(layer)
-        call = self._recorded(layer, save_inputs=True)
-        saved = None if call is None else call.saved
-        if call is None or saved is None or saved.value_norms is None:
-            raise DataError(
-                "layer must use the attention interface of transformers, torch.nn.MultiheadAttention or a module of "
-                f"qkv.nn with one batch axis, got {name!r}, whose queries and keys cannot be read. Choose another "
-                "layer or model."
-            )
-        row = query + self.first_query
-        if not (0 <= head < len(call.heads) and 0 <= row < call.queries and 0 <= key < call.keys):
-            raise OptionError(f"head, query and key must exist in layer {name!r}, got {head}, {query} and {key}.")
-        bound = saved.bind(self.element, head)
-        scale = _scale_of(saved.call.options["score"], bound.query.shape[-1])
-        q, k = (to_numpy(array, np.float64)[i] for array, i in ((bound.query, row), (bound.key, key)))
-        logits = bound.logits((row, row + 1), (key, key + 1))
-        return PairProduct(
-            q,
-            k,
-            scale * q * k,
-            scale,
-            float("-inf") if logits is None else float(logits),
-            _weight(saved, bound, (self.element, head, row, key)),
-            float(saved.value_norms[self.element, head, key]),
-        )
-
-    def weight(self, layer: int, head: int, query: int, key: int) -> np.float32:
-        """Return one attention weight as it is computed in float32.
-
-        The codes of a view hold three digits of it, so the model runs again. The rounding in the layers before, which
-        depends on the implementation of attention, changes the last two or three digits.
-        """
-        from qkv.readouts import Dense
-
-        name = self._layer(layer)
-        call = self._recorded(layer, Dense())
-        assert call is not None  # the view shows what a recorder collected from the layer
-        weights = to_numpy(call.readouts[0])[self.element]
-        place = head, query + self.first_query, key
-        if min(place) < 0 or any(index >= length for index, length in zip(place, weights.shape, strict=True)):
-            raise OptionError(f"head, query and key must exist in layer {name!r}, got {head}, {query} and {key}.")
-        return np.float32(weights[place])
-
     def _layer(self, layer: int) -> str:
         if not 0 <= layer < len(self.layers):
             raise OptionError(
                 f"layer must be between 0 and {len(self.layers) - 1}, got {layer}. Maps over all heads have no model."
             )
         return self.layers[layer]
-
-    def _recorded(self, layer: int, *readouts: Readout, save_inputs: bool = False) -> AttentionRecord | None:
-        """Run the model and return what a recorder collects from a layer, or None if it collects nothing."""
-        from qkv.interop import record
-
-        found: list[AttentionRecord] = []
-        name = self._layer(layer)
-        with (
-            _LOCK,
-            record(
-                self.module, readouts, layers=name, save_inputs=save_inputs, consume=lambda _, call: found.append(call)
-            ),
-        ):
-            self._run()
-        # A module that several layers share is called once for each.
-        return found[self.layers[:layer].count(name)] if found else None
 
     def _run(self) -> object:
         import torch
@@ -302,7 +200,7 @@ def pair(view: View, layer: int, head: int, query: int, key: int) -> PairProduct
         >>> abs(parts.product).argsort()[::-1][:3]  # dimensions that decide  # doctest: +SKIP
         array([17,  4, 60])
     """
-    return _live(view).pair(layer, head, query, key)
+    return view.pair(layer, head, query, key)
 
 
 def output_rows(output: object, first_row: int = 0, element: int = 0) -> Float[Tensor, "q outputs"]:
@@ -329,27 +227,3 @@ def _live(view: View) -> LiveModel:
             "qkv.look.text_views.text_views(load_text_model(folder), [text])."
         )
     return view.live
-
-
-def _weight(saved: SavedCall, bound: BoundCall, place: tuple[int, int, int, int]) -> float:
-    """Return one weight of a saved call, by batch element, head, query and key."""
-    element, head, row, key = place
-    if saved.log_sum_exp is not None:
-        return float(saved.tile(element, head, (row, row + 1), (key, key + 1)))
-    tile = bound.tile.restrict((row, row + 1), (0, bound.tile.k_total))
-    logits = bound.logits(tile.rows, tile.cols)
-    return 0.0 if logits is None else float(bound.normalizer.weights(logits, tile)[0, key])
-
-
-def _scale_of(score: object, width: int) -> float:
-    """Return the factor of the inner product in a score that may have a bias and a soft cap."""
-    from qkv.scores import Biased, ScaledDot, Softcap
-
-    while isinstance(score, (Biased, Softcap)):
-        score = score.score
-    if not isinstance(score, ScaledDot):
-        raise DataError(
-            f"the score of the layer must be a scaled dot product, got {type(score).__name__}. Its dimensions cannot "
-            "be separated."
-        )
-    return float(width**-0.5 if score.scale is None else score.scale)

@@ -51,18 +51,14 @@ def _predictions(view: View) -> bytes:
     return _json(view.predictions.meta())
 
 
-def _pair(view: View, layer: int, head: int, query: int, key: int) -> bytes:
+def _pair(view: View | TiledView, layer: int, head: int, query: int, key: int) -> bytes:
     """Return query, key and product of a pair as JSON."""
-    if view.live is None:
-        raise IndexError
-    return _json(view.live.pair(layer, head, query, key).meta())
+    return _json(view.pair(layer, head, query, key).meta())
 
 
-def _weight(view: View, layer: int, head: int, query: int, key: int) -> bytes:
+def _weight(view: View | TiledView, layer: int, head: int, query: int, key: int) -> bytes:
     """Return one weight as JSON, a text with all digits of its float32 number."""
-    if view.live is None:
-        raise IndexError
-    return _json(_all_digits(view.live.weight(layer, head, query, key)))
+    return _json(_all_digits(view.weight(layer, head, query, key)))
 
 
 def _effect(view: View, query: int, *heads: int) -> bytes:
@@ -224,11 +220,6 @@ class Page:
         models = list(dict.fromkeys(view.model for view in all_views if view.model))
         return cls(all_views, title or (", ".join(models) if models else "attention"))
 
-    @property
-    def tiled(self) -> bool:
-        """Whether at least one view is tiled. A page with tiled views cannot be exported to a file."""
-        return any(isinstance(view, TiledView) for view in self.views)
-
     def meta(self) -> dict[str, object]:
         """Return the metadata of the page as a JSON-serializable dictionary."""
         return {
@@ -282,7 +273,7 @@ class Page:
         views = [self.views[view]]
         if request in OF_TWO_VIEWS:
             views.append(self.views[arguments.pop(0)])
-        if any(isinstance(one, TiledView) for one in views):
+        if request not in ("pair", "weight") and any(isinstance(one, TiledView) for one in views):
             raise IndexError
         return partial(QUESTIONS[request], *views)
 

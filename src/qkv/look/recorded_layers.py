@@ -11,6 +11,7 @@ import numpy as np
 from qkv.core.typing import Bool, Float
 from qkv.errors import DataError
 from qkv.look.allowed_pairs import allowed_of_record
+from qkv.look.head_call import HeadCall
 from qkv.look.quantize import to_numpy
 from qkv.look.rollout import flow, rollout
 from qkv.look.views import ALL_HEADS, LayerMaps
@@ -35,6 +36,7 @@ class DenseCall(NamedTuple):
         weights: `(heads, q, k)`.
         allowed: the pairs that the mask allows; None: all.
         value_norms: `(heads, k)`, the norms of the values; None if the layer computed its own attention.
+        calls: the call of each head; None if the layer computed its own attention.
     """
 
     name: str
@@ -42,6 +44,7 @@ class DenseCall(NamedTuple):
     weights: Float[np.ndarray, "heads q k"]
     allowed: Bool[np.ndarray, "*#heads q k"] | None
     value_norms: Float[np.ndarray, "heads k"] | None = None
+    calls: tuple[HeadCall, ...] | None = None
 
 
 def call_module(module: Callable[..., object], inputs: object) -> object:
@@ -72,8 +75,9 @@ def run_dense(
     def consume(name: str, call: AttentionRecord) -> None:
         weights = to_numpy(call.readouts[0][element])
         norms = None if call.saved is None or call.saved.value_norms is None else call.saved.value_norms[element]
+        heads = HeadCall.of_record(call, element)
         allowed = allowed_of_record(call, weights, element)
-        collect(DenseCall(name, call.kind, weights, allowed, None if norms is None else to_numpy(norms)))
+        collect(DenseCall(name, call.kind, weights, allowed, None if norms is None else to_numpy(norms), heads))
 
     # The saved inputs hold the mask.
     with torch.no_grad(), record(module, [Dense()], save_inputs=True, consume=consume):
@@ -119,7 +123,7 @@ class RecordedLayers:
         """Add a layer under a name; None: its number, such as `layer 0`."""
         weights, allowed = call.weights, call.allowed
         name = f"layer {len(self.maps)}" if name is None else name
-        self.maps.append(LayerMaps.from_weights(name, weights, None, allowed, call.value_norms))
+        self.maps.append(LayerMaps.from_weights(name, weights, None, allowed, call.value_norms, call.calls))
         self.modules.append(call.name)
         self.means.append(weights.mean(axis=0))
         shape = weights.shape[1:]

@@ -100,8 +100,7 @@ class ServedPage:
             return {"error": self.error}
         if self.page is None:
             return {"task": self.task, "done": self.done, "total": max(1, self.total)}
-        meta = self.page.meta()
-        return meta if self.page.tiled else {**meta, "html": "export.html"}
+        return {**self.page.meta(), "html": "export.html"}
 
 
 def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
@@ -130,8 +129,6 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
     def export(request: Request) -> Response:
         if served.page is None:
             return Response("the page is not ready", 503)
-        if served.page.tiled:
-            return Response("a tiled map cannot be exported", 404)
         download = {"Content-Disposition": 'attachment; filename="attention.html"'}
         return StreamingResponse(html_pieces(served.page, request.url.query), media_type="text/html", headers=download)
 

@@ -153,7 +153,10 @@ def _sequence_views(
         kind = "cross" if call.kind == "cross" else "decoder" if in_decoder else "self"
         rows = slice(-len(steps.tokens) if kind == "decoder" else None, None)
         allowed = None if call.allowed is None else call.allowed[..., rows, :]
-        groups[kind].add(call._replace(weights=call.weights[:, rows], allowed=allowed))
+        weights = call.weights[:, rows]
+        first = call.weights.shape[1] - weights.shape[1]
+        calls = None if call.calls is None else tuple(head._replace(first=first) for head in call.calls)
+        groups[kind].add(call._replace(weights=weights, allowed=allowed, calls=calls))
 
     whole = {**arguments, "use_cache": False}
     output = run_dense(model, whole, collect)
@@ -175,14 +178,17 @@ def _sequence_views(
             check_shapes(model, text_model.name, [one.codes.shape[1:] for one in groups[kind].maps], shape)
             layers, steps_shown = tuple(groups[kind].maps), keys is not None
             title = f"{name} ({part})"
-            view = View(title, text_model.name, kind, queries, keys, layers, steps=steps_shown)
+            note = STEP_NOTE if steps_shown and origin == "generated" else ""
+            view = View(title, text_model.name, kind, queries, keys, layers, steps=steps_shown, note=note)
             if keys is not None:
-                offset = 0 if encoder_decoder else start - 1
                 tokenizer, names = text_model.tokenizer if has_head else None, tuple(groups[kind].modules)
-                live = LiveModel(model, whole, names, start - 1, offset, targets, "step", tokenizer)
+                live = LiveModel(model, whole, names, start - 1, targets, "step", tokenizer)
                 view = replace(view, predictions=predictions, live=live)
             views.append(mark_roles(view))
     return views
+
+
+STEP_NOTE = "Each row is named by the token that was generated, with the weights of the step that produced it."
 
 
 def _padding_token(text_model: TextModel) -> int | None:

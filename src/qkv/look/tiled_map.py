@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
@@ -27,6 +27,7 @@ from qkv.core.typing import Array, Float, Num
 from qkv.engine import explain, observe
 from qkv.errors import OptionError
 from qkv.look.allowed_pairs import excluded_cells, key_counts
+from qkv.look.head_call import HeadCall, PairProduct
 from qkv.look.quantize import MASKED, exponent_of, quantize, thumbnails, to_numpy
 from qkv.look.views import MapRange, TokenAxis
 from qkv.masks import Mask
@@ -249,6 +250,21 @@ class TiledMap:
         codes[:, :down, :across] = quantize(np.stack(pooled), ~excluded, self.range.exponent)[0]
         return codes
 
+    def coarser(self) -> TiledMap:
+        """Return the map with an overview whose cells cover 32 tokens along each side if possible."""
+        mean, maximum = self.mean_overview, self.max_overview
+        while all(s % 2 == 0 for s in mean.shape) and mean.shape[0] * _CELL_TOKENS > self.shape[0]:
+            maximum, mean = _pool(maximum, 2)[0], _pool(mean, 2)[1]
+        return replace(self, mean_overview=mean, max_overview=maximum)
+
+    def overview_tiles(self) -> list[Num[np.ndarray, "2 256 256"]]:
+        """Return the tiles of all levels that come from the overview, finest first, row by row."""
+        found = []
+        for level in range(self.base, self.levels + 1):
+            down, across = (-(-cells // (TILE_SIZE << (level - self.base))) for cells in self.mean_overview.shape)
+            found += [self.tile(level, y, x) for y in range(down) for x in range(across)]
+        return found
+
     def coarsest(self) -> Num[np.ndarray, "rows columns"]:
         """Return the codes of the maximum weights of the coarsest level."""
         factor = 2 ** (self.levels - self.base)
@@ -309,6 +325,25 @@ class TiledView:
             raise IndexError(f"head must be between 0 and {len(heads) - 1}, got {head}.")
         return heads[head]
 
+    def coarser(self) -> TiledView:
+        """Return the view with maps of smaller overviews, as exported files hold them."""
+        layers = tuple((name, {head: one.coarser() for head, one in heads.items()}) for name, heads in self.layers)
+        return replace(self, layers=layers)
+
+    def pair(self, layer: int, head: int, query: int, key: int) -> PairProduct:
+        """Return query, key and their product dimension by dimension for one pair of tokens."""
+        self.head(layer, head)
+        return self.calls(layer)[head].pair(query, key)
+
+    def weight(self, layer: int, head: int, query: int, key: int) -> np.float32:
+        """Return one weight with all its digits in float32."""
+        self.head(layer, head)
+        return np.float32(self.calls(layer)[head].weight(query, key))
+
+    def calls(self, layer: int) -> tuple[HeadCall, ...]:
+        """Return the calls of the heads of a layer."""
+        return tuple(HeadCall(one.call, one.log_sum_exp) for one in self.layers[layer][1].values())
+
     def tile(self, layer: int, head: int, level: int, y: int, x: int) -> bytes:
         """Return the codes of one tile of a head as bytes, two bytes per cell, the lower byte first.
 
@@ -340,6 +375,7 @@ class TiledView:
             "keys": None if self.keys is None else self.keys.meta(),
             "layers": [{"name": name, "heads": list(heads)} for name, heads in self.layers],
             "ranges": [[head.range.meta() for head in heads.values()] for _, heads in self.layers],
+            "pairs": True,
             "roles": {},
             "levels": first.levels,
             "base": first.base,

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.core.typing import ArrayLike, Bool, Float, Num
-from qkv.errors import DataError, ShapeError
+from qkv.errors import DataError, OptionError, ShapeError
 from qkv.look.allowed_pairs import allowed_of_record, infer_causal
+from qkv.look.head_call import HeadCall, PairProduct
 from qkv.look.quantize import MASKED, dequantize, exponent_of, quantize, thumbnails, to_numpy
 from qkv.look.rollout import flow
 
@@ -133,6 +134,7 @@ class LayerMaps:
         codes: `(heads, q, k)` uint16, from `qkv.look.quantize`.
         ranges: range of the weights of each head.
         value_norms: `(heads, k)`, Euclidean norm of the value of each key; None: unknown.
+        calls: the attention call of each head, with its queries and keys; None: unknown.
     """
 
     name: str
@@ -140,6 +142,7 @@ class LayerMaps:
     codes: Num[np.ndarray, "heads q k"] = field(repr=False)
     ranges: tuple[MapRange, ...] = field(repr=False)
     value_norms: Float[np.ndarray, "heads k"] | None = field(default=None, repr=False)
+    calls: tuple[HeadCall, ...] | None = field(default=None, repr=False)
 
     @classmethod
     def from_weights(
@@ -149,12 +152,13 @@ class LayerMaps:
         heads: Sequence[str] | None = None,
         allowed: Bool[np.ndarray, "*#heads q k"] | None = None,
         value_norms: Float[np.ndarray, "heads k"] | None = None,
+        calls: tuple[HeadCall, ...] | None = None,
     ) -> LayerMaps:
         """Create the maps of a layer by quantizing weights `(heads, q, k)` of any supported array library."""
         array = to_numpy(weights)
         ranges = tuple(map(MapRange.from_weights, array))
         codes, _ = quantize(array, allowed, [one.exponent for one in ranges])
-        return cls(name, tuple(heads or (f"head {i}" for i in range(len(codes)))), codes, ranges, value_norms)
+        return cls(name, tuple(heads or (f"head {i}" for i in range(len(codes)))), codes, ranges, value_norms, calls)
 
 
 @dataclass(frozen=True)
@@ -177,7 +181,7 @@ class Opening:
     key: int = 0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class View:
     """The quantized attention maps of one text in one model.
 
@@ -208,11 +212,11 @@ class View:
     roles: dict[tuple[int, int], tuple[HeadRole, ...]] = field(default_factory=dict)
     steps: bool = False
     note: str = ""
-    layer_means: Float[np.ndarray, "layers q k"] | None = field(default=None, repr=False)
-    predictions: Predictions | None = field(default=None, repr=False)
-    live: LiveModel | None = field(default=None, repr=False)
+    layer_means: Float[np.ndarray, "layers q k"] | None = None
+    predictions: Predictions | None = None
+    live: LiveModel | None = None
     opening: Opening | None = None
-    picture: Num[np.ndarray, "height width 3"] | None = field(default=None, repr=False)
+    picture: Num[np.ndarray, "height width 3"] | None = None
 
     @classmethod
     def from_weights(
@@ -299,10 +303,22 @@ class View:
         rows, columns = _axes(queries, keys)
         arrays = _check_shapes(maps, rows, columns)
         layers = tuple(
-            LayerMaps.from_weights(f"layer {i}", weights, None, allowed_of_record(call, weights, element))
+            LayerMaps.from_weights(
+                f"layer {i}",
+                weights,
+                None,
+                allowed_of_record(call, weights, element),
+                None,
+                HeadCall.of_record(call, element),
+            )
             for i, (weights, call) in enumerate(zip(arrays, last, strict=True))
         )
         return cls(name, model, "self" if columns is None else "cross", rows, columns, layers)
+
+    def __repr__(self) -> str:
+        maps, q = sum(len(layer.heads) for layer in self.layers), len(self.queries.tokens)
+        k = len((self.keys or self.queries).tokens)
+        return f"View({self.name!r}, {len(self.layers)} layers, {maps} maps of {q} queries × {k} keys)"
 
     def weights(self, layer: int, head: int) -> Float[np.ndarray, "q k"]:
         """Return the weights of one head, `(q, k)`, rounded to three significant digits; 0 for masked pairs."""
@@ -313,6 +329,38 @@ class View:
         """Return whether each query of one head may attend to each key, `(q, k)`."""
         allowed: Bool[np.ndarray, "q k"] = self.layers[layer].codes[head] != MASKED
         return allowed
+
+    def pair(self, layer: int, head: int, query: int, key: int) -> PairProduct:
+        """Return query, key and their product dimension by dimension for one pair of tokens, as `qkv.look.pair` does.
+
+        Raises:
+            DataError: the queries and keys are unknown, or the score is not a scaled dot product.
+            OptionError: the layer, head, query or key does not exist.
+        """
+        found = self._call(layer, head).pair(query, key)
+        norms = self.layers[layer].value_norms
+        return found if norms is None else found._replace(value_norm=float(norms[head, key]))
+
+    def weight(self, layer: int, head: int, query: int, key: int) -> np.float32:
+        """Return one weight as the model computes it in float32; its last two or three digits depend on rounding.
+
+        Raises:
+            DataError: the queries and keys are unknown.
+            OptionError: the layer, head, query or key does not exist.
+        """
+        return np.float32(self._call(layer, head).weight(query, key))
+
+    def _call(self, layer: int, head: int) -> HeadCall:
+        if not (0 <= layer < len(self.layers) and 0 <= head < len(self.layers[layer].heads)):
+            raise OptionError(f"layer and head must exist in the view, got {layer} and {head}.")
+        maps = self.layers[layer]
+        if maps.calls is None:
+            raise DataError(
+                f"view must have been made with a model whose queries and keys can be read, got {maps.name!r} of "
+                f"{self.name!r} without them. Choose a layer that uses the attention interface of transformers, "
+                "torch.nn.MultiheadAttention or a module of qkv.nn with one batch axis."
+            )
+        return maps.calls[head]
 
     def map(self, layer: int, head: int) -> bytes:
         """Return the codes of one head as bytes in row-major order, two bytes per weight, the lower byte first."""
@@ -357,6 +405,7 @@ class View:
             "flow": self.layer_means is not None,
             "predictions": self.predictions is not None,
             "live": self.live is not None,
+            "pairs": any(layer.calls is not None for layer in self.layers),
             "values": any(layer.value_norms is not None for layer in self.layers),
             "picture": None if self.picture is None else list(self.picture.shape[:2]),
             "opening": None if self.opening is None else asdict(self.opening),

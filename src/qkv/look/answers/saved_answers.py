@@ -23,7 +23,7 @@ from qkv.errors import DataError
 from qkv.look.answers.answer_page import AnswerPage
 from qkv.look.answers.answer_settings import AnswerSettings
 from qkv.look.bundle import bundle, read_web_file
-from qkv.look.html_export import HTML_SUFFIXES, document_pieces
+from qkv.look.html_export import HTML_SUFFIXES, document_pieces, part_text
 
 __all__ = ["MOST_SAVED_ROWS", "export_answers"]
 
@@ -104,9 +104,9 @@ def _grid(page: AnswerPage) -> tuple[list[str], list[list[float]]]:
 
 def _parts(
     page: AnswerPage, choices: list[AnswerSettings], queries: list[str], progress: Progress | None
-) -> Iterator[tuple[str, bytes]]:
+) -> Iterator[tuple[str, str]]:
     points = page.respond({"what": "points", "settings": {"where": page.settings.where}})
-    yield "points", _encoded(points)
+    yield "points", part_text(_encoded(points))
     total = len(choices) * len(queries)
     for number, choice in enumerate(choices):
         answers: list[dict[str, object]] = []
@@ -114,7 +114,7 @@ def _parts(
             some = queries[start : start + _QUERIES_AT_ONCE]
             answers += page.describe_all(some, page.options(choice), _MOST_DRAWN)
             report(progress, "answering", number * len(queries) + len(answers), total)
-        yield f"answers/{number}", _encoded(answers)
+        yield f"answers/{number}", part_text(_encoded(answers))
 
 
 def _encoded(value: object) -> bytes:

@@ -1,6 +1,7 @@
 // Entry point of the exported page of answers, which holds the answers to a grid of queries and makes no requests.
 
 import answers from "./answers.js";
+import { fromJson, unpack } from "./unpack.js";
 
 const content = (/** @type {string} */ name) => document.getElementById(name)?.textContent || "";
 const savedMeta = JSON.parse(content("data"));
@@ -12,16 +13,10 @@ const opened = new Map();
 function openPart(name) {
   let part = opened.get(name);
   if (!part) {
-    part = unpackJson(content(name));
+    part = unpack(content(name)).then(fromJson);
     opened.set(name, part);
   }
   return part;
-}
-
-/** @param {string} text gzip in base64 */
-async function unpackJson(text) {
-  const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
 }
 
 /** Return the answers for some settings. @param {any} settings @returns {Promise<any[]>} */

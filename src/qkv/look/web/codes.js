@@ -10,7 +10,7 @@ const ZERO_CODE = 32768;
 const NOT_FINITE_CODE = 65535;
 const DIGITS = 900;
 /** The value of a weight that is too small for its code; the smallest positive number of 32 bits. */
-const TINY = 2 ** -149;
+export const TINY = 2 ** -149;
 
 /** @type {Map<number, Float32Array>} */
 const decoded = new Map();
@@ -51,10 +51,11 @@ export function codesOf(bytes) {
   return new Uint16Array(aligned.buffer, aligned.byteOffset, aligned.byteLength >> 1);
 }
 
-/** Return the largest difference between a decoded weight and the exact weight: half a unit of its third digit.
- *  @param {number} weight */
-export function halfUnit(weight) {
+/** Return the largest difference between a weight and the exact weight: half a unit of its third digit, if it is decoded.
+ *  @param {number} weight @param {number} [relative] bound of the relative error; 0: of a code */
+export function errorOfWeight(weight, relative = 0) {
   const magnitude = Math.abs(weight);
+  if (relative) return magnitude < Infinity ? relative * magnitude : 0;
   return magnitude > 2 * TINY && magnitude < Infinity ? 0.5 * 10 ** (Math.floor(Math.log10(magnitude) + 1e-6) - 2) : 0;
 }
 
@@ -64,12 +65,16 @@ export function formatWeight(weight, error = 0) {
   if (weight === MASKED) return "masked";
   if (Number.isNaN(weight)) return "not a number";
   if (weight === 0 && error === 0) return "0";
-  if (Math.abs(weight) <= 2 * TINY && error === 0) return "≈ 0";
-  for (let digits = 3; digits > 0; digits--) {
-    const [low, high] = [rounded(weight - error, digits), rounded(weight + error, digits)];
-    if (low === high) return low;
-  }
-  return `≈ ${rounded(weight, 1)}`;
+  if (Math.abs(weight) <= 2 * TINY && error < TINY) return "≈ 0";
+  const digits = certainDigits(weight, error);
+  return digits ? rounded(weight, digits) : `≈ ${rounded(weight, 1)}`;
+}
+
+/** Return how many significant digits of a weight are certain, at most three. @param {number} weight @param {number} error */
+export function certainDigits(weight, error) {
+  let digits = 3;
+  while (digits && rounded(weight - error, digits) !== rounded(weight + error, digits)) digits--;
+  return digits;
 }
 
 /** @param {number} weight @param {number} digits */

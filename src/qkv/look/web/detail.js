@@ -157,7 +157,7 @@ export class Detail {
     this.index = index;
     this.view = view;
     // The weights of a model, not those of maps over several heads.
-    this.computed = view.live && this.source.weight && view.layers[layer].name !== ALL_HEADS && head >= 0 && !other && !this.weighted
+    this.computed = view.pairs && this.source.weight && view.layers[layer].name !== ALL_HEADS && head >= 0 && !other && !this.weighted
       ? [index, layer, head] : null;
     this.steps.element.hidden = !view.steps;
     this.names = { queries: this.#names("query"), keys: this.#names("key") };

@@ -1,6 +1,6 @@
 // The small maps of the grid: of all tokens, or as the settings for tokens and values change the shown map.
 
-import { codesOf, dequantize, MASKED } from "./codes.js";
+import { MASKED } from "./codes.js";
 import { segmentsOf } from "./load.js";
 import { groupsOf, merge, reduce } from "./matrix.js";
 
@@ -28,20 +28,19 @@ export async function loadGrid(source, view, index, options, side) {
   if (!changed || !small) {
     const note = changed ? " They are too large to follow the settings: they show all tokens and plain weights." : "";
     const shared = ranges.map((/** @type {any} */ { normalized }) => normalized);
-    return { weights: decodeAll(await source.thumbnails(index), ranges, side ** 2), shared, normalized: true, queries: n, keys: width, note };
+    return { weights: await source.thumbnails(index), shared, normalized: true, queries: n, keys: width, note };
   }
-  const [bytes, norms] = await Promise.all([
+  const [maps, norms] = await Promise.all([
     source.rows(index, 0, n),
     Promise.all(view.layers.map((/** @type {any} */ _, /** @type {number} */ l) => (weighted ? source.valueNorms(index, l).catch(() => null) : null))),
   ]);
   const weights = new Float32Array(ranges.length * side ** 2);
-  const codes = codesOf(bytes);
   /** @type {boolean[]} */
   const shared = [];
   view.layers.forEach((/** @type {any} */ layer, /** @type {number} */ l) => {
     layer.heads.forEach((/** @type {string} */ _, /** @type {number} */ h) => {
       const at = shared.length;
-      const single = dequantize(codes.subarray(at * n * width, (at + 1) * n * width), view.ranges[l][h].exponent);
+      const single = maps[at].weights;
       const norm = norms[l]?.[h];
       if (norm) for (let i = 0; i < single.length; i++) if (single[i] !== MASKED) single[i] *= norm[i % width];
       const merged = merge(single, width, rows, columns);
@@ -51,14 +50,6 @@ export async function loadGrid(source, view, index, options, side) {
   });
   const note = weighted && !shared.every(Boolean) ? " Maps over several heads have no values." : "";
   return { weights, shared, normalized: !weighted, queries: rows.length, keys: columns.length, note };
-}
-
-/** @param {Uint8Array} bytes codes of all small maps @param {{exponent: number}[]} ranges @param {number} area cells of a map */
-function decodeAll(bytes, ranges, area) {
-  const codes = codesOf(bytes);
-  const weights = new Float32Array(area * ranges.length);
-  ranges.forEach(({ exponent }, i) => weights.set(dequantize(codes.subarray(i * area, (i + 1) * area), exponent), i * area));
-  return weights;
 }
 
 /** Return a map with `side` × `side` cells, each the weight of largest magnitude that it covers.

@@ -1,6 +1,6 @@
 // The question which heads attend from one word to another, over all texts of the page.
 
-import { codesOf, dequantize, formatWeight } from "./codes.js";
+import { formatWeight } from "./codes.js";
 import { createElement } from "./dom.js";
 import { findPhrase, wordRanges } from "./find.js";
 import { ALL_HEADS } from "./matrix.js";
@@ -26,11 +26,10 @@ export async function searchHeads(meta, source, query, key) {
     const width = axis.tokens.length;
     const others = wordRanges(axis).filter(([start]) => !targets.some(([first, last]) => start >= first && start < last));
     for (const [start, stop] of places) {
-      const codes = codesOf(await source.rows(index, start, stop));
-      let at = 0;
+      const maps = (await source.rows(index, start, stop)).values();
       view.layers.forEach((/** @type {any} */ layer, /** @type {number} */ l) => {
         layer.heads.forEach((/** @type {string} */ _, /** @type {number} */ h) => {
-          const weights = dequantize(codes.subarray(at, (at += (stop - start) * width)), view.ranges[l][h].exponent);
+          const { weights, error } = /** @type {import("./source.js").Weights} */ (maps.next().value);
           if (layer.name === ALL_HEADS) return;
           const sum = (/** @type {[number, number]} */ [first, last]) => {
             let total = 0;
@@ -43,7 +42,7 @@ export async function searchHeads(meta, source, query, key) {
           const weight = sums.reduce((total, one) => total + one, 0);
           const rank = 1 + others.filter((range) => sum(range) > weight).length;
           const name = JSON.stringify([view.model, view.kind, l, h]);
-          if (!heads.has(name)) heads.set(name, { model: view.model, kind: view.kind, layer: l, head: h, places: [] });
+          if (!heads.has(name)) heads.set(name, { model: view.model, kind: view.kind, layer: l, head: h, error, places: [] });
           heads.get(name).places.push({ view: index, query: start, key: targets[sums.indexOf(Math.max(...sums))]?.[0] ?? targets[0][0], weight, rank });
         });
       });
@@ -135,7 +134,7 @@ export class HeadSearch {
       const numbers = [head.weight, ...(many ? [head.places[places - 1].weight, best.weight] : [])];
       return createElement("tr", {}, [
         createElement("th", { scope: "row" }, [go]),
-        ...numbers.map((number) => createElement("td", { text: formatWeight(number) })),
+        ...numbers.map((number) => createElement("td", { text: formatWeight(number, head.error * number) })),
         createElement("td", { text: many ? `first in ${first} of ${ranks.length}` : `${ranks[0]}` }),
       ]);
     });

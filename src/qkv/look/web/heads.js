@@ -37,12 +37,12 @@ const IMAGE_LEAD =
   "Bright patches of the image have large weights for the selected patch or token, which is framed. Point at a patch; click it to pin it.";
 const KEYS =
   "Arrow keys select a head in the grid, a pair in the map, or a token. Tab moves between them. " +
-  "In the map, + and − zoom, and 0 resets the zoom. Weights have three significant digits.";
+  "In the map, + and − zoom, and 0 resets the zoom.";
 
 /** @param {{model: any, el: HTMLElement, hash?: string}} options `hash`: the link to show; default: that of the address */
 function render({ model, el, hash }) {
   const meta = withNumberedTokens(model.get("meta"));
-  const source = model.get("source") || fromKernel(model);
+  const source = model.get("source") || fromKernel(meta, model);
   const linked = model.get("linked") === true;
   const hashFields = new URLSearchParams(linked ? (hash ?? location.hash).slice(1) : "");
   const number = (/** @type {string} */ name, /** @type {number} */ maximum) => {
@@ -153,7 +153,7 @@ function render({ model, el, hash }) {
     createElement("button", { class: "skip ask", text: "Skip to the map", onclick: () => first.map.canvas.focus() }),
     createElement("div", { class: "head" }, [createElement("h1", { text: meta.title }), lead, controls, questions.effect.active]),
     createElement("div", { class: "body" }, [
-      createElement("nav", { "aria-label": "heads" }, [overview.element, roles, legend, note, createElement("p", { class: "hint keys", text: KEYS })]), details,
+      createElement("nav", { "aria-label": "heads" }, [overview.element, roles, legend, note, createElement("p", { class: "hint keys", text: `${KEYS} ${source.digits ?? "Weights have three significant digits."}` })]), details,
       questions.element,
     ]),
     status,

@@ -1,6 +1,6 @@
 // Load dense maps of heads, or of the mean over the heads of a layer, with merged words and weights times value norms.
 
-import { codesOf, dequantize, MASKED } from "./codes.js";
+import { MASKED } from "./codes.js";
 import { errorOf, groupsOf, merge, nameOf } from "./matrix.js";
 
 /** The index of the mean over the heads of a layer, in place of the index of a head. */
@@ -36,13 +36,14 @@ export async function loadHead(source, view, index, layer, head, options) {
   const rows = groupsOf(view.queries, options.words, options.hide, from);
   const columns = groupsOf(keys, options.words, options.hide, to);
   const maps = await Promise.all(heads.map(async (one) => {
-    const single = dequantize(codesOf(await source.map(index, layer, one)), view.ranges[layer][one].exponent);
+    const map = await source.map(index, layer, one);
+    const single = map.weights;
     const norm = norms ? norms[one] : null;
     const shown = norm ? single.map((weight, i) => (weight === MASKED ? MASKED : weight * norm[i % width])) : single;
     return {
       weights: merge(shown, width, rows, columns),
-      error: errorOf(single, width, rows, columns, heads.length > 1 || norm !== null, norm),
-      bound: errorOf(single, width, rows, columns, true, norm),
+      error: errorOf(map, width, rows, columns, heads.length > 1 || norm !== null, norm),
+      bound: errorOf(map, width, rows, columns, true, norm),
     };
   }));
   const weights = maps.length === 1 ? maps[0].weights : meanOf(maps.map((map) => map.weights));

@@ -48,20 +48,18 @@ export async function loadMap(source, shown, options, refresh) {
  *  @returns {Promise<Shown>} */
 async function loadTiles(source, { view, index, layer, head }, refresh) {
   const keys = view.keys || view.queries;
-  const bytes = await /** @type {any} */ (source.counts)(index, layer, head);
-  const { exponent, normalized } = view.ranges[layer][head];
+  const { counts, error } = await source.counts(index, layer, head);
   const tiles = new Tiles(
     {
       queries: view.queries.tokens, keys: keys.tokens, levels: view.levels || 0, base: view.base || 0,
       overview: view.overview || [1, 1],
-      exponent, normalized, counts: new Uint32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength)),
-      tile: (level, y, x) => /** @type {any} */ (source.tile)(index, layer, head, level, y, x),
+      counts, error, normalized: view.ranges[layer][head].normalized, tile: (level, y, x) => source.tile(index, layer, head, level, y, x),
     },
     refresh,
   );
   await tiles.first();
   return {
     matrix: null, image: null, mapData: tiles.mapData,
-    loadRow: (query) => /** @type {any} */ (source.row)(index, layer, head, query),
+    loadRow: (query) => source.row(index, layer, head, query),
   };
 }

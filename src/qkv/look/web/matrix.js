@@ -1,6 +1,6 @@
 // Functions on dense maps: merge tokens into words, leave out special tokens, and reduce to the screen resolution.
 
-import { halfUnit, MASKED } from "./codes.js";
+import { errorOfWeight, MASKED } from "./codes.js";
 
 /** Name of the layer of maps over all heads, which are no heads. */
 export const ALL_HEADS = "all heads";
@@ -70,15 +70,15 @@ export function merge(weights, width, rows, columns) {
 
 /** Return the function that bounds the error of a merged weight. The error of a single weight is 0, because its code
  *  has the digits that are shown, unless `always` is true.
- *  @param {Float32Array} weights before merging @param {number} width @param {number[][]} rows @param {number[][]} columns
+ *  @param {import("./source.js").Weights} map before merging @param {number} width @param {number[][]} rows @param {number[][]} columns
  *  @param {boolean} [always] @param {number[] | null} [factors] of each key, by which the weights are multiplied
  *  @returns {(row: number, column: number) => number} */
-export function errorOf(weights, width, rows, columns, always = false, factors = null) {
+export function errorOf({ weights, error }, width, rows, columns, always = false, factors = null) {
   return (r, c) => {
     const [row, column] = [rows[r], columns[c]];
-    if (!always && row.length * column.length === 1) return 0;
+    if (!always && !error && row.length * column.length === 1) return 0;
     let sum = 0;
-    for (const i of row) for (const j of column) sum += halfUnit(weights[i * width + j]) * (factors ? factors[j] : 1);
+    for (const i of row) for (const j of column) sum += errorOfWeight(weights[i * width + j], error) * (factors ? factors[j] : 1);
     return sum / row.length;
   };
 }

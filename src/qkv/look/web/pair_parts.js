@@ -39,11 +39,15 @@ export class PairParts {
     const sum = parts.product.reduce((/** @type {number} */ total, /** @type {number} */ one) => total + one, 0);
     const masked = parts.logit === null || parts.logit < -1e30;
     const rest = parts.logit - sum;
-    const other = Math.abs(rest) > 1e-3 * Math.max(1, Math.abs(sum)) ? ` ${rest < 0 ? "−" : "+"} ${signed(Math.abs(rest))} (bias, soft cap)` : "";
+    const other = Math.abs(rest) > 1e-3 * Math.max(1, Math.abs(sum)) ? ` ${rest < 0 ? "−" : "+"} ${formatWeight(Math.abs(rest))} (bias, soft cap)` : "";
+    // Exported files round queries and keys.
+    const { error = 0, errors } = parts;
+    const weight = formatWeight(parts.weight, error * parts.weight);
+    const shown = (/** @type {string} */ field, /** @type {number} */ i) => formatWeight(parts[field][i], errors?.[field][i]);
     const sentence = masked
       ? `${quoted(name)} may not attend to ${quoted(keyName)}.`
-      : `${quoted(name)} → ${quoted(keyName)}: logit ${signed(parts.logit)} = Σ query · key · ${signed(parts.scale)}${other}; weight ${signed(parts.weight)}; ` +
-        `norm of the value ${signed(parts.value_norm)}; weight × norm ${signed(parts.weight * parts.value_norm)}.`;
+      : `${quoted(name)} → ${quoted(keyName)}: logit ${formatWeight(parts.logit)} = Σ query · key · ${formatWeight(parts.scale)}${other}; weight ${weight}` +
+        (parts.value_norm === null ? "." : `; norm of the value ${formatWeight(parts.value_norm)}; weight × norm ${formatWeight(parts.weight * parts.value_norm, error * parts.weight * parts.value_norm)}.`);
     const readout = createElement("output", { class: "quiet", text: "Point at a dimension." });
     const palette = paletteFor(paletteOf(dark), { signed: true });
     const strips = STRIPS.map(([field, label]) => {
@@ -52,12 +56,12 @@ export class PairParts {
       const cells = numbers.map((number, i) => {
         const cell = createElement("span", { class: "dimension" });
         cell.style.background = cssColour(palette, number / largest);
-        cell.addEventListener("pointerenter", () => (readout.textContent = STRIPS.map(([one, text]) => `${text} ${signed(parts[one][i])}`).join(", ") + ` (dimension ${i})`));
+        cell.addEventListener("pointerenter", () => (readout.textContent = STRIPS.map(([one, text]) => `${text} ${shown(one, i)}`).join(", ") + ` (dimension ${i})`));
         return cell;
       });
       return createElement("div", { class: "strip" }, [
         createElement("span", { class: "layer", text: label }), createElement("div", { class: "dimensions", "aria-hidden": "true" }, cells),
-        createElement("span", { class: "quiet", text: `strongest ±${signed(largest)}` }),
+        createElement("span", { class: "quiet", text: `strongest ±${formatWeight(largest)}` }),
       ]);
     });
     const order = parts.product.map((/** @type {number} */ _, /** @type {number} */ i) => i)
@@ -65,7 +69,7 @@ export class PairParts {
     const rows = order.slice(0, LISTED_DIMENSIONS).map((/** @type {number} */ i) =>
       createElement("tr", {}, [
         createElement("th", { scope: "row", text: String(i) }),
-        ...STRIPS.map(([field]) => createElement("td", { text: signed(parts[field][i]) })),
+        ...STRIPS.map(([field]) => createElement("td", { text: shown(field, i) })),
       ]));
     this.element.replaceChildren(
       createElement("p", { text: sentence }), ...strips, readout,
@@ -76,9 +80,4 @@ export class PairParts {
       ]),
     );
   }
-}
-
-/** Format a number with its sign. @param {number} number */
-function signed(number) {
-  return formatWeight(number);
 }

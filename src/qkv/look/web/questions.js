@@ -23,8 +23,7 @@ export function missingParts(meta, source) {
   const some = (/** @type {string} */ field) => meta.views.some((/** @type {any} */ view) => view[field]);
   return [
     ...(some("live") && !source.effect ? ["“What changes without this head?”"] : []),
-    ...(some("live") && !source.pair ? ["“Why this weight?”"] : []),
-    ...(some("live") && !source.weight ? ["“All digits”"] : []),
+    ...(some("pairs") && !source.weight ? ["“All digits”"] : []),
     ...(some("flow") && !source.flow ? ["“Flow of this pair”"] : []),
     ...(meta.views.length > 1 && !source.differences ? ["“Which heads differ most?”"] : []),
   ];
@@ -44,7 +43,7 @@ export class Questions {
     const sections = [
       ["search", "Which heads attend from one word to another?", this.search.element, meta.views.some((/** @type {any} */ view) => !view.levels)],
       ["effect", "What changes without this head?", this.effect.element, live && Boolean(source.effect)],
-      ["pair", "Why this weight? Query and key of the pair", this.pair.element, live && Boolean(source.pair)],
+      ["pair", "Why this weight? Query and key of the pair", this.pair.element, meta.views.some((/** @type {any} */ view) => view.pairs)],
     ];
     this.sections = sections.filter(([, , , offered]) => offered).map(([name, title, content]) => {
       const section = /** @type {HTMLDetailsElement} */ (createElement("details", { open: opened.has(name), "data-question": name }, [
@@ -60,7 +59,7 @@ export class Questions {
     this.element = createElement("section", { class: "questions", "aria-label": "questions" }, this.sections);
     const missing = missingParts(meta, source);
     if (missing.length) {
-      this.element.append(createElement("p", { class: "quiet missing", text: `Not in this file: ${missing.join(", ")}. They need the page that qkv look serves. Weights have three significant digits in this file.` }));
+      this.element.append(createElement("p", { class: "quiet missing", text: `Not in this file: ${missing.join(", ")}. They need the page that qkv look serves.` }));
     }
     /** @type {Place | null} */
     this.place = null;
@@ -76,11 +75,12 @@ export class Questions {
     this.waiting = setTimeout(() => {
       for (const section of this.sections) {
         const name = section.dataset.question;
-        if (name === "effect" || name === "pair") section.hidden = !place?.view.live;
-        if (!section.open || !place) continue;
+        const offered = name === "search" || Boolean(place?.view[name === "effect" ? "live" : "pairs"]);
+        section.hidden = !offered;
+        if (!section.open || !place || !offered) continue;
         if (name === "search") this.search.open(place);
-        else if (place.view.live && name === "effect") this.effect.update(place);
-        else if (place.view.live && name === "pair") this.pair.update(place);
+        else if (name === "effect") this.effect.update(place);
+        else this.pair.update(place);
       }
     }, PAUSE);
   }

@@ -1,6 +1,6 @@
 // The controls that save a figure of the maps as PDF, SVG or PNG, or the weights as JSON.
 
-import { MASKED } from "./codes.js";
+import { certainDigits, MASKED } from "./codes.js";
 import { createElement, createSelect, download } from "./dom.js";
 
 /** Maximum number of weights in a JSON file. */
@@ -88,12 +88,12 @@ export function json(detail) {
     queries: range(top, rows).map((row) => mapData.query(row)),
     keys: range(left, columns).map((column) => mapData.key(column)),
     weights: range(top, rows).map((row) =>
-      range(left, columns).map((column) => savedWeight(mapData.weight(row, column)))),
+      range(left, columns).map((column) => savedWeight(mapData.weight(row, column), mapData.error(row, column)))),
   });
 }
 
-/** Return a weight with the digits of its code; null if the pair is masked, or its weight is not loaded or not finite.
- *  @param {number | null} weight */
-function savedWeight(weight) {
-  return weight === null || weight === MASKED || Number.isNaN(weight) ? null : Number(weight.toPrecision(3));
+/** Return a weight with its certain digits; null if the pair is masked, or its weight is not loaded or not finite.
+ *  @param {number | null} weight @param {number} error */
+function savedWeight(weight, error) {
+  return weight === null || weight === MASKED || Number.isNaN(weight) ? null : Number(weight.toPrecision(certainDigits(weight, error) || 1));
 }

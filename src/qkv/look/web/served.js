@@ -8,7 +8,7 @@ const el = /** @type {HTMLElement} */ (document.getElementById("look"));
 /** Return the anywidget model of the served page. @param {any} meta */
 function servedModel(meta) {
   /** @type {Record<string, any>} */
-  const fields = { meta, source: fromServer("./"), linked: true, served: true };
+  const fields = { meta, source: fromServer(meta, "./"), linked: true, served: true };
   return { get: (/** @type {string} */ name) => fields[name] };
 }
 

@@ -1,141 +1,101 @@
-// Sources of maps: a server, an exported file, or the kernel of a notebook. Each source returns bytes.
+// Sources of maps: a server, an exported file, or the kernel of a notebook. Each source returns weights.
+
+import { codesOf, dequantize } from "./codes.js";
+import { fromJson, interleave, unpack } from "./unpack.js";
+import { Vectors } from "./vectors.js";
+
+/** Number of keys that are listed for a query of a tiled map. */
+const LISTED_KEYS = 10;
+/** Cells along each side of a tile. */
+export const TILE_SIZE = 256;
+
+/** Weights, row by row. `error` bounds their relative error; 0: they have three exact digits.
+ *  @typedef {{weights: Float32Array, error: number}} Weights */
 
 /** @typedef {Object} Source
- *  @property {(view: number) => Promise<Uint8Array>} thumbnails thumbnails of all heads of a view
- *  @property {(view: number, layer: number, head: number) => Promise<Uint8Array>} map all codes of a head
+ *  @property {(view: number) => Promise<Float32Array>} thumbnails thumbnails of all heads of a view
+ *  @property {(view: number, layer: number, head: number) => Promise<Weights>} map all weights of a head
  *  @property {(view: number, layer: number, head: number, level: number, y: number, x: number)
- *    => Promise<Uint8Array>} [tile] codes of one tile: maximum, then mean
- *  @property {(view: number, layer: number, head: number, query: number) => Promise<any>} [row]
- *  @property {(view: number, layer: number, head: number) => Promise<Uint8Array>} [counts] number of keys of each query,
- *    four bytes each
+ *    => Promise<Float32Array>} tile maximum, then mean of each cell
+ *  @property {(view: number, layer: number, head: number, query: number) => Promise<[number, number][]>} row keys of
+ *    largest weight
+ *  @property {(view: number, layer: number, head: number) => Promise<{counts: ArrayLike<number>, error: number}>} counts
+ *    number of keys of each query of a tiled map, and the bound of the relative error of its weights
  *  @property {() => Promise<import("./pdf.js").Font>} font the font of PDF files
- *  @property {(view: number) => Promise<Uint8Array>} [pixels] red, green and blue of the image of a view
- *  @property {(view: number, query: number, key: number) => Promise<number>} [flow] attention flow of a pair of tokens
- *  @property {(view: number, start: number, stop: number) => Promise<Uint8Array>} rows codes of some queries in all heads
+ *  @property {(view: number) => Promise<Uint8Array>} pixels red, green and blue of the image of a view
+ *  @property {(view: number, start: number, stop: number) => Promise<Weights[]>} rows weights of some queries in all heads
  *  @property {(view: number, layer: number) => Promise<number[][]>} valueNorms norms of the values, heads × keys
  *  @property {(view: number) => Promise<any>} predictions predicted tokens of all queries
+ *  @property {(view: number, layer: number, head: number, query: number, key: number) => Promise<any>} pair query and key
+ *    vector of a pair
+ *  @property {string} [digits] how a file stores weights
+ *  @property {(view: number, query: number, key: number) => Promise<number>} [flow] attention flow of a pair of tokens
  *  @property {(view: number, other: number) => Promise<[number, number, number][]>} [differences] layer, head and distance
  *    of the heads that differ most between two views
  *  @property {(view: number, other: number) => Promise<number[][]>} [pairDifferences] layer, head, query, key and both
  *    weights of the pairs that differ most between two views
  *  @property {(view: number, query: number, heads: [number, number, number][]) => Promise<any>} [effect] of scaled heads,
  *    given by layer, head and percent
- *  @property {(view: number, layer: number, head: number, query: number, key: number) => Promise<any>} [pair] query and key
- *    vector of a pair
  *  @property {(view: number, layer: number, head: number, query: number, key: number) => Promise<string>} [weight] of a
  *    pair with all digits */
 
-/** @param {string} base base address of the page @returns {Source} */
-export function fromServer(base) {
-  const bytes = async (/** @type {string} */ path) => {
-    const answer = await fetch(`${base}${path}`);
-    if (!answer.ok) throw new Error(`${path}: ${answer.status} ${await answer.text()}`);
-    return new Uint8Array(await answer.arrayBuffer());
-  };
-  return {
-    thumbnails: (view) => bytes(`thumbnails/${view}`),
-    map: (view, layer, head) => bytes(`map/${view}/${layer}/${head}`),
-    pixels: (view) => bytes(`pixels/${view}`),
-    tile: (view, layer, head, level, y, x) => bytes(`tile/${view}/${layer}/${head}/${level}/${y}/${x}`),
-    row: async (view, layer, head, query) => fromJson(await bytes(`row/${view}/${layer}/${head}/${query}`)),
-    flow: async (view, query, key) => fromJson(await bytes(`flow/${view}/${query}/${key}`)),
-    counts: (view, layer, head) => bytes(`key_counts/${view}/${layer}/${head}`),
-    ...questions((what, ...place) => bytes(`${what}/${place.join("/")}`)),
-  };
-}
-
-/** The requests of JSON and of questions, which a server and a notebook answer alike.
- *  @param {(what: string, ...place: number[]) => Promise<any>} send */
-function questions(send) {
+/** Create a source from a function that sends a request to Python and returns bytes.
+ *  @param {any} meta @param {(what: string, ...place: number[]) => Promise<Uint8Array>} send @returns {Source} */
+function fromRequests(meta, send) {
   const json = async (/** @type {string} */ what, /** @type {number[]} */ ...place) => fromJson(await send(what, ...place));
+  const exponent = (/** @type {number} */ view, /** @type {number} */ layer, /** @type {number} */ head) => meta.views[view].ranges[layer][head].exponent;
   return {
-    rows: (/** @type {number} */ view, /** @type {number} */ start, /** @type {number} */ stop) => send("rows", view, start, stop),
-    valueNorms: (/** @type {number} */ view, /** @type {number} */ layer) => json("value_norms", view, layer),
-    predictions: (/** @type {number} */ view) => json("predictions", view),
-    differences: (/** @type {number} */ view, /** @type {number} */ other) => json("differences", view, other),
-    pairDifferences: (/** @type {number} */ view, /** @type {number} */ other) => json("pair_differences", view, other),
-    effect: (/** @type {number} */ view, /** @type {number} */ query, /** @type {[number, number, number][]} */ heads) =>
-      json("effect", view, query, ...heads.flat()),
-    pair: (/** @type {number[]} */ ...place) => json("pair", ...place),
-    weight: (/** @type {number[]} */ ...place) => json("weight", ...place),
+    thumbnails: async (view) => allHeads(meta, view, await send("thumbnails", view)),
+    map: async (...place) => ({ weights: dequantize(codesOf(await send("map", ...place)), exponent(...place)), error: 0 }),
+    rows: async (view, start, stop) => split(meta, view, allHeads(meta, view, await send("rows", view, start, stop))),
+    tile: async (view, layer, head, ...place) => dequantize(codesOf(await send("tile", view, layer, head, ...place)), exponent(view, layer, head)),
+    row: (...place) => json("row", ...place),
+    counts: async (...place) => ({ counts: new Uint32Array((await send("key_counts", ...place)).slice().buffer), error: 0 }),
+    pixels: (view) => send("pixels", view),
+    flow: (...place) => json("flow", ...place),
+    valueNorms: (...place) => json("value_norms", ...place),
+    predictions: (view) => json("predictions", view),
+    differences: (...views) => json("differences", ...views),
+    pairDifferences: (...views) => json("pair_differences", ...views),
+    effect: (view, query, heads) => json("effect", view, query, ...heads.flat()),
+    pair: (...place) => json("pair", ...place),
+    weight: (...place) => json("weight", ...place),
     font: () => json("font", 0),
   };
 }
 
-/** Create a source from the parts of an exported file, in gzip and base64; each part is unpacked on first use.
- *  @param {(name: string) => string} part named `thumbnails/0`, `layer/0/3`, `values/0/3`, `predictions/0`
- *  @param {(view: number) => [number, number]} shape numbers of queries and keys of a view
- *  @param {(view: number) => number[]} heads numbers of heads of the layers of a view
- *  @returns {Source} */
-export function fromParts(part, shape, heads) {
-  const area = (/** @type {number} */ view) => shape(view)[0] * shape(view)[1];
-  /** @type {Map<string, Promise<Uint8Array>>} */
-  const opened = new Map();
-  const open = (/** @type {string} */ name) => {
-    let bytes = opened.get(name);
-    if (!bytes) {
-      bytes = unpack(part(name));
-      if (name.startsWith("layer/")) bytes = bytes.then(interleave);
-      opened.set(name, bytes);
-    }
-    return bytes;
-  };
-  return {
-    thumbnails: (view) => open(`thumbnails/${view}`),
-    pixels: (view) => open(`pixels/${view}`),
-    map: async (view, layer, head) => {
-      const codes = await open(`layer/${view}/${layer}`);
-      return codes.subarray(2 * head * area(view), 2 * (head + 1) * area(view));
-    },
-    rows: async (view, start, stop) => {
-      const keys = shape(view)[1];
-      const pieces = [];
-      for (const [layer, count] of heads(view).entries()) {
-        const codes = await open(`layer/${view}/${layer}`);
-        for (let head = 0; head < count; head++) {
-          const first = 2 * head * area(view);
-          pieces.push(codes.subarray(first + 2 * start * keys, first + 2 * stop * keys));
-        }
-      }
-      return new Uint8Array(await new Blob(/** @type {BlobPart[]} */ (pieces)).arrayBuffer());
-    },
-    valueNorms: async (view, layer) => fromJson(await open(`values/${view}/${layer}`)),
-    predictions: async (view) => fromJson(await open(`predictions/${view}`)),
-    font: async () => {
-      if (!part("font")) throw new Error("This file has no font for PDF. Save as SVG, or export the page again with matplotlib installed.");
-      return fromJson(await open("font"));
-    },
-  };
+/** Return the weights of codes of all heads of a view, which are of the same number for each head.
+ *  @param {any} meta @param {number} view @param {Uint8Array} bytes */
+function allHeads(meta, view, bytes) {
+  const codes = codesOf(bytes);
+  const ranges = meta.views[view].ranges.flat();
+  const area = codes.length / ranges.length;
+  const weights = new Float32Array(codes.length);
+  ranges.forEach((/** @type {any} */ { exponent }, /** @type {number} */ i) =>
+    weights.set(dequantize(codes.subarray(i * area, (i + 1) * area), exponent), i * area));
+  return weights;
 }
 
-/** @param {string} text gzip in base64 */
-async function unpack(text) {
-  const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
+/** @param {any} meta @param {number} view @param {Float32Array} weights of all heads @returns {Weights[]} */
+function split(meta, view, weights) {
+  const count = meta.views[view].ranges.flat().length;
+  const area = weights.length / count;
+  return Array.from({ length: count }, (_, i) => ({ weights: weights.subarray(i * area, (i + 1) * area), error: 0 }));
 }
 
-/** Return codes of two bytes each, from the low bytes of all codes followed by the high bytes.
- *  @param {Uint8Array} halves */
-function interleave(halves) {
-  const count = halves.length / 2;
-  const codes = new Uint8Array(halves.length);
-  for (let i = 0; i < count; i++) {
-    codes[2 * i] = halves[i];
-    codes[2 * i + 1] = halves[count + i];
-  }
-  return codes;
-}
-
-/** Parse the bytes of a JSON text.
- *  @param {any} bytes */
-function fromJson(bytes) {
-  return JSON.parse(new TextDecoder().decode(bytes));
+/** @param {any} meta @param {string} base address of the page @returns {Source} */
+export function fromServer(meta, base) {
+  return fromRequests(meta, async (what, ...place) => {
+    const path = `${what}/${place.join("/")}`;
+    const answer = await fetch(`${base}${path}`);
+    if (!answer.ok) throw new Error(`${path}: ${answer.status} ${await answer.text()}`);
+    return new Uint8Array(await answer.arrayBuffer());
+  });
 }
 
 /** Create a source that sends requests to the kernel of a notebook, which may respond in any order.
- *  @param {any} model of anywidget @returns {Source} */
-export function fromKernel(model) {
+ *  @param {any} meta @param {any} model of anywidget @returns {Source} */
+export function fromKernel(meta, model) {
   let lastId = 0;
   /** @type {Map<number, {resolve: (bytes: any) => void, reject: (error: Error) => void}>} */
   const pending = new Map();
@@ -146,19 +106,82 @@ export function fromKernel(model) {
     if (message.error) request.reject(new Error(message.error));
     else request.resolve(new Uint8Array(buffers[0].buffer, buffers[0].byteOffset, buffers[0].byteLength));
   });
-  const send = (/** @type {string} */ what, /** @type {number[]} */ ...place) =>
+  return fromRequests(meta, (what, ...place) =>
     new Promise((resolve, reject) => {
       pending.set(++lastId, { resolve, reject });
       model.send({ id: lastId, what, place });
-    });
+    }));
+}
+
+/** Create a source from the parts of an exported file, each of which is unpacked on first use. A layer has a part
+ *  `vectors/…` with its queries and keys, or `layer/…` with the codes of its weights.
+ *  @param {any} meta @param {(name: string) => string} part @returns {Source} */
+export function fromParts(meta, part) {
+  /** @type {Map<string, Promise<any>>} */
+  const opened = new Map();
+  /** @type {<T>(name: string, read: (bytes: Uint8Array) => T) => Promise<T>} */
+  const open = (name, read) => {
+    if (!opened.has(name)) opened.set(name, unpack(part(name)).then(read));
+    return /** @type {Promise<any>} */ (opened.get(name));
+  };
+  const vectors = (/** @type {number} */ view, /** @type {number} */ layer) => open(`vectors/${view}/${layer}`, (bytes) => new Vectors(bytes));
+  const count = (/** @type {any} */ side) => side.count ?? side.tokens.length;
+  const digits = meta.views.some((/** @type {any} */ view, /** @type {number} */ i) => view.layers.some((/** @type {any} */ _, /** @type {number} */ j) => part(`vectors/${i}/${j}`)))
+    ? "Weights are computed from the rounded queries and keys in this file, and printed with the digits that are certain, at most three." : undefined;
+  /** Return weights of some queries of a head. */
+  const weights = async (/** @type {number} */ view, /** @type {number} */ layer, /** @type {number} */ head, /** @type {number} */ start, /** @type {number} */ stop) => {
+    const { queries, keys, ranges } = meta.views[view];
+    if (part(`vectors/${view}/${layer}`)) {
+      const found = await vectors(view, layer);
+      return { weights: found.weights(head, start, stop), error: found.heads[head].error };
+    }
+    const codes = await open(`layer/${view}/${layer}`, (bytes) => codesOf(interleave(bytes, 2)));
+    const [width, first] = [count(keys || queries), head * count(queries)];
+    return { weights: dequantize(codes.subarray((first + start) * width, (first + stop) * width), ranges[layer][head].exponent), error: 0 };
+  };
   return {
-    thumbnails: (view) => /** @type {any} */ (send("thumbnails", view)),
-    map: (view, layer, head) => /** @type {any} */ (send("map", view, layer, head)),
-    pixels: (view) => /** @type {any} */ (send("pixels", view)),
-    tile: (...place) => /** @type {any} */ (send("tile", ...place)),
-    row: async (...place) => fromJson(await send("row", ...place)),
-    flow: async (...place) => fromJson(await send("flow", ...place)),
-    counts: (...place) => /** @type {any} */ (send("key_counts", ...place)),
-    ...questions(send),
+    digits,
+    thumbnails: (view) => open(`thumbnails/${view}`, (bytes) => allHeads(meta, view, bytes)),
+    pixels: (view) => open(`pixels/${view}`, (bytes) => bytes),
+    map: (view, layer, head) => weights(view, layer, head, 0, count(meta.views[view].queries)),
+    rows: (view, start, stop) => Promise.all(meta.views[view].ranges.flatMap((/** @type {any[]} */ heads, /** @type {number} */ layer) =>
+      heads.map((_, head) => weights(view, layer, head, start, stop)))),
+    tile: async (view, layer, head, level, y, x) => {
+      const { base, levels, overview, ranges } = meta.views[view];
+      if (level < base) {
+        // The page draws coarser tiles between the tiles that it computes.
+        await new Promise((done) => setTimeout(done));
+        return (await vectors(view, layer)).tile(head, TILE_SIZE, 2 ** level, y, x);
+      }
+      const codes = await open(`tiles/${view}/${layer}`, (bytes) => codesOf(interleave(bytes, 2)));
+      const tilesOf = (/** @type {number} */ at) => overview.map((/** @type {number} */ cells) => Math.ceil(cells / (TILE_SIZE * 2 ** (at - base))));
+      let [own, index] = [0, 0];
+      for (let at = base; at <= levels; at++) {
+        if (at === level) index = own + y * tilesOf(at)[1] + x;
+        own += tilesOf(at)[0] * tilesOf(at)[1];
+      }
+      const size = 2 * TILE_SIZE ** 2;
+      return dequantize(codes.subarray((head * own + index) * size, (head * own + index + 1) * size), ranges[layer][head].exponent);
+    },
+    row: async (view, layer, head, query) => {
+      const found = (await vectors(view, layer)).weights(head, query, query + 1);
+      const [first, last] = (await vectors(view, layer)).ranges.map((range) => range[query]);
+      return Array.from(found, (weight, key) => /** @type {[number, number]} */ ([key, weight])).slice(first, last)
+        .sort((a, b) => b[1] - a[1]).slice(0, LISTED_KEYS);
+    },
+    counts: async (view, layer, head) => {
+      const { ranges: [first, last], heads } = await vectors(view, layer);
+      return { counts: last.map((end, i) => end - first[i]), error: heads[head].error };
+    },
+    pair: async (view, layer, head, query, key) => {
+      const found = (await vectors(view, layer)).pair(head, query, key);
+      return { ...found, value_norm: meta.views[view].values ? (await open(`values/${view}/${layer}`, fromJson))[head][key] : null };
+    },
+    valueNorms: (view, layer) => open(`values/${view}/${layer}`, fromJson),
+    predictions: (view) => open(`predictions/${view}`, fromJson),
+    font: async () => {
+      if (!part("font")) throw new Error("This file has no font for PDF. Save as SVG, or export the page again with matplotlib installed.");
+      return open("font", fromJson);
+    },
   };
 }

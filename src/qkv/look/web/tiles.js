@@ -1,22 +1,21 @@
 // Tiled maps of long texts, whose tiles are loaded at the resolution of the screen when they become visible.
 
-import { codesOf, MASKED, MASKED_CODE, weightsOfCodes } from "./codes.js";
+import { errorOfWeight, MASKED } from "./codes.js";
+import { TILE_SIZE } from "./source.js";
 
-/** Cells along each side of a tile. */
-export const TILE_SIZE = 256;
 const MAX_TILES = 200;
 
 export class Tiles {
-  /** @param {{queries: string[], keys: string[], levels: number, exponent: number,
-   *    counts: ArrayLike<number>, normalized: boolean,
-   *    base: number, overview: [number, number], tile: (level: number, y: number, x: number) => Promise<Uint8Array>}}
-   *    options `counts` is the number of keys of each query; each level above `base` pools 2 × 2 cells of the level below
+  /** @param {{queries: string[], keys: string[], levels: number,
+   *    counts: ArrayLike<number>, error: number, normalized: boolean,
+   *    base: number, overview: [number, number], tile: (level: number, y: number, x: number) => Promise<Float32Array>}}
+   *    options `counts` is the number of keys of each query, `error` as in `Weights`; each level above `base` pools 2 × 2 cells of the level below
    *  @param {() => void} onLoad called after a tile is loaded */
   constructor(options, onLoad) {
     this.options = options;
     this.onLoad = onLoad;
-    /** codes of the maximum and of the mean weight, in the order of loading
-     *  @type {Map<string, Uint16Array>} */
+    /** the maximum and the mean weight of each cell, in the order of loading
+     *  @type {Map<string, Float32Array>} */
     this.tiles = new Map();
     /** @type {Map<string, Promise<void>>} */
     this.pending = new Map();
@@ -29,7 +28,8 @@ export class Tiles {
       normalized: options.normalized,
       cells: this.#reduce.bind(this),
       weight: (/** @type {number} */ row, /** @type {number} */ column) => this.#read(0, row, column, 0),
-      error: () => 0,
+      error: (/** @type {number} */ row, /** @type {number} */ column) =>
+        (options.error ? errorOfWeight(this.#read(0, row, column, 0) ?? 0, options.error) : 0),
       loading: () => this.pending.size > 0,
       loadRow: (/** @type {number} */ row, /** @type {number} */ first, /** @type {number} */ last) =>
         this.#loadRow(row, first, last),
@@ -58,8 +58,8 @@ export class Tiles {
     if (!pending) {
       pending = this.options
         .tile(level, y, x)
-        .then((bytes) => {
-          this.tiles.set(name, codesOf(bytes));
+        .then((cells) => {
+          this.tiles.set(name, cells);
           this.#evict(name);
           this.onLoad();
         })
@@ -95,8 +95,7 @@ export class Tiles {
     const x = Math.floor(column / TILE_SIZE);
     const tile = this.tiles.get(`${level}/${y}/${x}`);
     if (!tile) return null;
-    const code = tile[channel * TILE_SIZE * TILE_SIZE + (row - y * TILE_SIZE) * TILE_SIZE + (column - x * TILE_SIZE)];
-    return weightsOfCodes(this.options.exponent)[code];
+    return tile[channel * TILE_SIZE * TILE_SIZE + (row - y * TILE_SIZE) * TILE_SIZE + (column - x * TILE_SIZE)];
   }
 
   /** Reduce a part of the map to the screen resolution: each cell is the maximum or the mean of the weights that it covers.
@@ -116,12 +115,11 @@ export class Tiles {
       if (complete) break;
     }
     const cells = new Float32Array(rowsOnScreen * columnsOnScreen);
-    const weights = weightsOfCodes(this.options.exponent);
     const channel = reduction === "max" ? 0 : TILE_SIZE * TILE_SIZE;
     for (let y = 0; y < rowsOnScreen; y++) {
       for (let x = 0; x < columnsOnScreen; x++) {
         for (const { down, across, tiles } of levelsDrawn) {
-          const weight = pool(tiles, down[2 * y], down[2 * y + 1], across[2 * x], across[2 * x + 1], channel, weights);
+          const weight = pool(tiles, down[2 * y], down[2 * y + 1], across[2 * x], across[2 * x + 1], channel);
           if (weight === null) continue;
           cells[y * columnsOnScreen + x] = weight;
           break;
@@ -147,7 +145,7 @@ export class Tiles {
   /** Return the tiles of a level by row and column, and whether all are loaded. @param {number} level
    *  @param {Int32Array} down @param {Int32Array} across @param {boolean} load load the missing tiles */
   #grid(level, down, across, load) {
-    /** @type {(Uint16Array | undefined)[][]} */
+    /** @type {(Float32Array | undefined)[][]} */
     const tiles = [];
     let complete = true;
     for (let y = Math.floor(down[0] / TILE_SIZE); y <= Math.floor(down[down.length - 1] / TILE_SIZE); y++) {
@@ -165,23 +163,22 @@ export class Tiles {
 
 /** Return the maximum or the mean of a range of cells without the masked ones, `MASKED` if all are masked, and null if
  *  one of them is not loaded.
- *  @param {(Uint16Array | undefined)[][]} tiles @param {number} top @param {number} bottom @param {number} left
- *  @param {number} right @param {number} channel 0: maximum @param {Float32Array} weights by code
+ *  @param {(Float32Array | undefined)[][]} tiles @param {number} top @param {number} bottom @param {number} left
+ *  @param {number} right @param {number} channel 0: maximum
  *  @returns {number | null} */
-function pool(tiles, top, bottom, left, right, channel, weights) {
-  let [maximum, sum, count] = [MASKED_CODE, 0, 0];
+function pool(tiles, top, bottom, left, right, channel) {
+  let [maximum, sum, count] = [MASKED, 0, 0];
   for (let row = top; row <= bottom; row++) {
     for (let column = left; column <= right; column++) {
       const tile = tiles[Math.floor(row / TILE_SIZE)][Math.floor(column / TILE_SIZE)];
       if (!tile) return null;
-      const code = tile[channel + (row % TILE_SIZE) * TILE_SIZE + (column % TILE_SIZE)];
-      if (code === MASKED_CODE) continue;
-      // Codes increase with the weights, none of which is negative.
-      if (code > maximum) maximum = code;
-      sum += weights[code];
+      const weight = tile[channel + (row % TILE_SIZE) * TILE_SIZE + (column % TILE_SIZE)];
+      if (weight === MASKED) continue;
+      if (weight > maximum) maximum = weight;
+      sum += weight;
       count++;
     }
   }
   if (!count) return MASKED;
-  return channel === 0 ? weights[maximum] : sum / count;
+  return channel === 0 ? maximum : sum / count;
 }
