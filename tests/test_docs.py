@@ -53,5 +53,17 @@ def test_every_decision_is_dated() -> None:
         assert re.search(r"^\d{4}-\d{2}-\d{2}$", page.read_text(), re.MULTILINE), f"{page.name} has no date"
 
 
+def test_every_decision_that_a_file_names_has_a_page_or_a_section_of_the_archive() -> None:
+    folder = ROOT / "docs" / "decisions"
+    known = {page.name[:4] for page in folder.glob("0*.md")}
+    known |= set(re.findall(r"^## Decision (\d{4})$", (folder / "archive.md").read_text(), re.MULTILINE))
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    for name in tracked:
+        path = ROOT / name
+        if path.suffix in {".py", ".md", ".txt"} and path.is_file():
+            for found in re.findall(r"(?:decisions?[ /]\[?|decision-)(0\d{3})\b", path.read_text()):
+                assert found in known, f"{name} names decision {found}"
+
+
 def test_the_readme_is_at_most_150_lines_long() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150

@@ -130,6 +130,7 @@ _LIST = """
 :glob:
 
 0*
+archive
 ```
 """
 _COMING_FROM = """# Coming from another library
