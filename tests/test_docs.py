@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-WRITTEN_BY_THE_BUILD = ("docs/gallery/index.md", "docs/coming-from/index.md", "docs/reference/", "docs/performance/")
+WRITTEN_BY_THE_BUILD = ("docs/gallery/index.md", "docs/coming-from/index.md", "docs/reference/")
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 

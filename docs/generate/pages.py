@@ -46,6 +46,8 @@ def write_pages(root: Path, source: Path) -> None:
         if str(name) == "index.md" and not (docs / "limitations.md").exists():
             text = text.replace("limitations\n```", "```")
         _write(source / RENAMED.get(str(name), name), _links(text, page, name, root))
+    for table in docs.rglob("*.csv"):
+        _write(source / table.relative_to(docs), table.read_text())
     for outside, name in OUTSIDE.items():
         page = root / outside
         _write(source / name, _links(page.read_text(), page, Path(name), root))
@@ -149,7 +151,7 @@ def _links(text: str, page: Path, name: Path, root: Path) -> str:
         path = target.relative_to(root)
         if str(path) in OUTSIDE:
             place = Path(OUTSIDE[str(path)])
-        elif path.parts and path.parts[0] == "docs" and target.suffix in (".md", ".png", ".svg"):
+        elif path.parts and path.parts[0] == "docs" and target.suffix in (".md", ".png", ".svg", ".csv"):
             place = path.relative_to("docs")
             place = Path(RENAMED.get(str(place), place))
         elif str(path) == "README.md":
