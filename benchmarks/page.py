@@ -112,7 +112,7 @@ VERDICTS = (
         "qkv / best by hand",
     ),
     Verdict(
-        "bilinear, Gaussian, cosine, gated and soft-capped scores in training",
+        "bilinear, Gaussian, cosine and gated scores in training",
         "PyTorch's fused dot product",
         "lifted",
         "qkv / SDPA",

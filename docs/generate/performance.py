@@ -90,21 +90,22 @@ def _ratio_axis(axes: Any, names: Sequence[str]) -> None:
     axes.axvline(1, color="C1", linestyle="--", linewidth=1)
     axes.set_xscale("log")
     lowest, highest = axes.get_xlim()
-    marks = [mark for mark in (0.001, 0.01, 0.03, 0.1, 0.2, 0.5, 1, 2, 4, 8, 16) if lowest <= mark <= highest]
+    every = (0.01, 0.1, 0.3, 1, 3, 10) if highest > 100 * lowest else ()
+    marks = [mark for mark in every or (0.001, 0.01, 0.03, 0.1, 0.2, 0.5, 1, 2, 4, 8, 16) if lowest <= mark <= highest]
     axes.set_xticks(marks, [f"{mark:g} ×" for mark in marks], minor=False)
     axes.set_xticks([], minor=True)
-    axes.set_yticks(range(len(names)), names, fontsize=9)
+    axes.set_yticks(range(len(names)), names, fontsize=8, linespacing=0.95)
     axes.set_ylim(-0.7, len(names) - 0.3)
     axes.grid(axis="x")
-    axes.set_xlabel("time of qkv / time of the peer (less is faster)")
+    axes.set_xlabel("time of qkv / time of the other")
 
 
 def _draw_verdicts(results: dict[str, list[dict[str, Any]]]) -> Any:
     import matplotlib.pyplot as plt
     from benchmarks.page import verdicts
 
-    found = [(f"{verdict.what} · {verdict.against}", numbers) for verdict, numbers in verdicts(results)]
-    figure, axes = plt.subplots(figsize=(8, 1.2 + 0.27 * len(found)))
+    found = [(f"{verdict.what}\n{verdict.against}", numbers) for verdict, numbers in verdicts(results)]
+    figure, axes = plt.subplots(figsize=(8, 1.2 + 0.36 * len(found)))
     for place, (_, numbers) in enumerate(reversed(found)):
         axes.plot([numbers[0], numbers[-1]], [place, place], color="C0", alpha=0.4, linewidth=4, solid_capstyle="round")
         axes.plot(statistics.median(numbers), place, "o", color="C0")
