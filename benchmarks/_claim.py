@@ -44,6 +44,16 @@ CLAIMS = {
 }
 """The titles of all claims by the names of their files, in the order of the pages."""
 
+SECTIONS = {
+    "scaled_dot": "Calls",
+    "linear_memory": "Memory and plans",
+    "start_up": "First answers",
+    "model": "Models",
+    "stored": "Stores",
+    "look": "Look",
+}
+"""Headings above claims in the list of all claims."""
+
 
 class MissingError(Exception):
     """A data set or a peer that the measurement needs is missing."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks._claim import CLAIMS, Claim, load
+from benchmarks._claim import CLAIMS, SECTIONS, Claim, load
 from benchmarks._record import RESULTS, latest
 
 __all__ = ["ROOT", "ratios", "verdicts", "written"]
@@ -278,16 +278,16 @@ def _claims(results: Results) -> str:
         "and `make bench CLAIM=additive` one. The page of a claim links to a CSV file with every measured case.",
         "[Performance](performance/index.md) has the verdicts.",
         "",
-        _HOW,
-        "| claim | name | goals met | measured |",
-        "|---|---|---|---|",
+        _HOW.rstrip(),
     ]
     for name, title in CLAIMS.items():
+        if name in SECTIONS:
+            lines += ["", f"## {SECTIONS[name]}", "", "| claim | name | goals met | measured |", "|---|---|---|---|"]
         met, when = "", "not yet"
         if results.get(name):
             kept, goals = _goals(results[name][0])
             met, when = f"{kept} of {goals}", results[name][0]["date"]
-        lines.append(f'| <a id="{name}"></a>[{title}](performance/{name}.md) | `{name}` | {met} | {when} |')
+        lines.append(f"| [{title}](performance/{name}.md) | `{name}` | {met} | {when} |")
     return "\n".join([*lines, ""])
 
 
