@@ -1,4 +1,4 @@
-"""The section of docs/evidence/tables.md about the results of `benchmarks.tables`, its picture, and every error as CSV."""
+"""The section of docs/evidence/tables.md about the results of `benchmarks.tables`, its picture, and a CSV file."""
 
 from __future__ import annotations
 
@@ -161,7 +161,9 @@ def table_text(results: Sequence[Result]) -> str:
     """Return the mean error of each method on each table as CSV, by setting and training rows."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["setting", "table", "training_rows", "method", "error", "standard_error", "splits", "of", "seconds"])
+    table.writerow(
+        ["setting", "table", "training_rows", "method", "error", "standard_error", "splits", "of", "seconds"]
+    )
     run = [result for result in results if not result.failure]
     for setting in sorted({result.setting for result in run}):
         cells = _cells(run, setting)

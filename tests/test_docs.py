@@ -65,5 +65,17 @@ def test_every_decision_that_a_file_names_has_a_page_or_a_section_of_the_archive
                 assert found in known, f"{name} names decision {found}"
 
 
+def test_the_home_page_begins_with_an_install_line_and_an_answer_in_lines_that_fit_on_a_phone() -> None:
+    text = (ROOT / "docs" / "index.md").read_text()
+    install, code = re.findall(r"^```(?:sh|python)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[:2]
+    assert "pip install" in install
+    assert code.startswith(">>> import qkv\n")
+    assert "48200.0\n" in code
+    assert text.index(code) < text.index("{picture}")
+    lines = install.splitlines() + re.findall(r"^(?:>>>|\.\.\.|    \w).*", text, re.MULTILINE)
+    assert len(lines) > 12
+    assert max(map(len, lines)) <= 48
+
+
 def test_the_readme_is_at_most_150_lines_long() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150

@@ -272,7 +272,10 @@ def test_the_table_has_a_line_for_each_method_and_table_with_the_number_of_split
     found = [result("yacht", "linear", split, 1.0 + split) for split in range(3)]
     found += [result("yacht", "XGBoost", 0, 2.0), result("servo", "linear", 0, math.nan, failure="ValueError: no")]
     lines = _table_page.table_text(found).splitlines()
-    assert [line.split(",")[3:8] for line in lines[1:]] == [["linear", "2", "0.58", "3", "20"], ["XGBoost", "2", "", "1", "20"]]
+    assert [line.split(",")[3:8] for line in lines[1:]] == [
+        ["linear", "2", "0.58", "3", "20"],
+        ["XGBoost", "2", "", "1", "20"],
+    ]
 
 
 def test_the_picture_is_drawn(tmp_path):

@@ -25,6 +25,7 @@ RENAMED = {"search.md": "searching.md"}
 _FIGURE = re.compile(r"!\[([^\]]*)\]\(([^)]+)\)")
 _ALONE = re.compile(r"^(!\[[^\]]*\]\([^)]+\.png\))$", re.MULTILINE)
 _BLANK_ENDS = re.compile(r"\n\n+```$", re.MULTILINE)
+_IN_BROWSER = re.compile(r"^\|.*\(start/index\.md#in-the-browser\).*\n", re.MULTILINE)
 _LINK = re.compile(r"\[(?P<words>[^\]]*)\]\((?P<target>(?!https?:|mailto:)[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 
 
@@ -43,8 +44,8 @@ def write_pages(root: Path, source: Path) -> None:
             first[str(name)] = stems[0]
         if str(name) == "decisions/README.md":
             text += _LIST
-        if str(name) == "index.md" and not (docs / "limitations.md").exists():
-            text = text.replace("limitations\n```", "```")
+        if str(name) == "index.md" and not (root / "build" / "pyodide" / "pyodide.mjs").exists():
+            text = _IN_BROWSER.sub("", text)
         _write(source / RENAMED.get(str(name), name), _links(text, page, name, root))
     for table in docs.rglob("*.csv"):
         _write(source / table.relative_to(docs), table.read_text())
