@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .pictures import style
-from .scaling import draw_growth
+from .scaling import draw_growth, draw_tables
 from .toctree import hidden_toctree
 
 Row = dict[str, Any]
@@ -21,7 +21,7 @@ _MOST_ROWS = 40
 
 
 def write_performance(root: Path, source: Path) -> None:
-    """Draw the figures, and write them into the pages of the claims and of the verdicts."""
+    """Draw the figures, and write them into the pages of the claims, of the verdicts and of the estimators."""
     from benchmarks._claim import CLAIMS
     from benchmarks._record import latest
 
@@ -37,6 +37,10 @@ def write_performance(root: Path, source: Path) -> None:
                 _insert(pages / f"{name}.md", "\n[Every case]", _image(f"../drawn/{stem}", alt))
     if _draw(drawn / "verdicts", functools.partial(_draw_verdicts, results)):
         _insert(pages / "index.md", "\n| what", _image("../drawn/verdicts", "Median and range of each comparison"))
+    tables = root / "benchmarks" / "results" / "tables.csv"
+    if _draw(drawn / "tables", functools.partial(draw_tables, tables)):
+        figure = _image("../drawn/tables", "Time of a fit by the rows of the table, and error by the time of a fit")
+        _insert(source / "evidence" / "tables.md", "\n## Comparison", figure)
     below = [*CLAIMS, "../benchmarks", "../gpu", "../peers"]
     with (pages / "index.md").open("a") as page:
         page.write("\n".join(["", *hidden_toctree(below)]))
