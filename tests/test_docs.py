@@ -31,6 +31,19 @@ def test_the_files_that_a_page_links_to_exist(page: Path) -> None:
             assert path.exists(), f"{page.name} links to {target}"
 
 
+def test_the_headings_that_a_page_links_to_exist() -> None:
+    def anchors(page: Path) -> set[str]:
+        heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+        words = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", head).lower() for head in heads]
+        return {re.sub(r"[^\w\- ]", "", head).replace(" ", "-") for head in words}
+
+    for page in [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *PAGES]:
+        for target, anchor in re.findall(r"\]\((?!https?:|mailto:)([^)#\s]*)#([^)\s]+)\)", page.read_text()):
+            path = (page.parent / target).resolve() if target else page
+            if path.suffix == ".md" and path.exists():
+                assert anchor in anchors(path), f"{page.name} links to {target}#{anchor}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_command_of_installation_from_an_index_has_one_for_a_clone_beside_it(page: Path) -> None:
     lines = page.read_text().splitlines()
