@@ -61,6 +61,17 @@ def test_no_tracked_file_names_a_path_of_a_machine() -> None:
             assert not private.search(path.read_text()), name
 
 
+LONGER = {"glossary", "gpu", "lecturer", "look", "recent-models", "scale", "translate"}
+"""Guides of more than five screens: a list of terms, a lecture of eleven steps, and pages that are to be divided."""
+
+
+def test_a_guide_has_at_most_five_screens() -> None:
+    """Count words, of which five screens of 1,280 × 800 pixels hold about 1,650 with their code and tables."""
+    folders = ("", "ask", "coming-from", "gallery", "guide", "start", "stores", "tutorials")
+    for page in (page for folder in folders for page in (ROOT / "docs" / folder).glob("*.md")):
+        assert len(page.read_text().split()) <= 1650 or page.stem in LONGER, page.name
+
+
 def test_every_decision_is_dated() -> None:
     for page in (ROOT / "docs" / "decisions").glob("*.md"):
         assert re.search(r"^\d{4}-\d{2}-\d{2}$", page.read_text(), re.MULTILINE), f"{page.name} has no date"
