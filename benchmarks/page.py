@@ -106,13 +106,13 @@ VERDICTS = (
         "^(?!additive)",
     ),
     Verdict(
-        "150 random short calls with sparse weights and masks",
+        "150 random calls, sparse weights and masks",
         "written by hand in PyTorch",
         "short_parts",
         "qkv / best by hand",
     ),
     Verdict(
-        "bilinear, Gaussian, cosine and gated scores in training",
+        "bilinear, Gaussian, cosine, gated scores, training",
         "PyTorch's fused dot product",
         "lifted",
         "qkv / SDPA",

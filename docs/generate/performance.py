@@ -36,7 +36,8 @@ def write_performance(root: Path, source: Path) -> None:
             if _draw(drawn / stem, draw):
                 _insert(pages / f"{name}.md", "\n[Every case]", _image(f"../drawn/{stem}", alt))
     if _draw(drawn / "verdicts", functools.partial(_draw_verdicts, results)):
-        _insert(pages / "index.md", "\n| what", _image("../drawn/verdicts", "Median and range of each comparison"))
+        figure = _image("../drawn/verdicts", "Median and range of each comparison")
+        _insert(pages / "index.md", "\n| what", figure.replace("wide-figure", "whole-figure"))
     tables = root / "benchmarks" / "results" / "tables.csv"
     if _draw(drawn / "tables", functools.partial(draw_tables, tables)):
         figure = _image("../drawn/tables", "Time of a fit by the rows of the table, and error by the time of a fit")
@@ -108,12 +109,15 @@ def _draw_verdicts(results: dict[str, list[dict[str, Any]]]) -> Any:
     import matplotlib.pyplot as plt
     from benchmarks.page import verdicts
 
-    found = [(f"{verdict.what}\n{verdict.against}", numbers) for verdict, numbers in verdicts(results)]
-    figure, axes = plt.subplots(figsize=(8, 1.2 + 0.36 * len(found)))
-    for place, (_, numbers) in enumerate(reversed(found)):
+    found = [(f"{verdict.what} · {verdict.against}", numbers) for verdict, numbers in verdicts(results)]
+    figure, axes = plt.subplots(figsize=(5.4, 1.0 + 0.36 * len(found)))
+    for place, (words, numbers) in enumerate(reversed(found)):
         axes.plot([numbers[0], numbers[-1]], [place, place], color="C0", alpha=0.4, linewidth=4, solid_capstyle="round")
-        axes.plot(statistics.median(numbers), place, "o", color="C0")
-    _ratio_axis(axes, [words for words, _ in reversed(found)])
+        axes.plot(statistics.median(numbers), place, "o", color="C0", markersize=5)
+        axes.text(0.0, place + 0.28, words, transform=axes.get_yaxis_transform(), fontsize=8)
+    _ratio_axis(axes, [""] * len(found))
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
     return figure
 
 
