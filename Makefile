@@ -7,7 +7,7 @@
 # make fuzz   damage saved files in 20,000 ways: no crash, no wrong answer, no error of another library (about ten minutes)
 # make kills  kill and interrupt operations on stores, indexes and models at 500 points each (about an hour)
 # make test-versions  run the tests from the wheel with the lowest and the newest allowed versions of packages
-# make docs   write the site to site/: guide, gallery, reference, performance; without a network, in about three minutes
+# make docs   write the site to site/: tutorials, guide, gallery, reference, performance; without a network, in about three minutes of CPU time
 # make pyodide  fetch Python for the browser, with which cells of the site's Start pages run; then make docs
 # make release-check  build the sdist and the wheel, compare their files with a list, run an example of each face from the wheel
 # make mutants  does a test fail when the code is wrong? (about an hour)

@@ -6,5 +6,5 @@ _calls.py    the measured calls, built from the shapes of `qkv.workloads`, and t
 _peers.py    the same work in other libraries
 _memory.py   peak memory of a new process
 _record.py   results, with a description of the machine
-page.py      writes docs/benchmarks.md from the latest results
+page.py      writes docs/performance/, docs/benchmarks.md and the table of README.md from the latest results
 """

@@ -11,39 +11,49 @@ __all__ = ["CLAIMS", "AtLeast", "AtMost", "Claim", "Goal", "MissingError", "Row"
 
 Item = TypeVar("Item")
 
-CLAIMS = (
-    "scaled_dot",
-    "scaled_dot_small",
-    "overhead",
-    "short",
-    "short_parts",
-    "readouts",
-    "routes",
-    "cores",
-    "lifted",
-    "additive",
-    "additive_long",
-    "flex",
-    "sparse",
-    "top_k",
-    "pooled_map",
-    "kernel_regression",
-    "retrieval",
-    "nearest",
-    "linear_memory",
-    "explain",
-    "planner",
-    "start_up",
-    "first_answer",
-    "model",
-    "decode",
-    "decode_plain",
-    "linear_attention",
-    "stored",
-    "scaling",
-    "look",
-)
-"""The names of all claims and of their files, in the order of the page."""
+CLAIMS = {
+    "scaled_dot": "Scaled dot products of long sequences",
+    "scaled_dot_small": "Scaled dot products of short sequences",
+    "overhead": "Calls of a few microseconds",
+    "short": "Calls of 16 to 1,024 tokens",
+    "short_parts": "Short calls with sparse weights and masks",
+    "readouts": "Readouts of short calls",
+    "routes": "Scaled dot products with any mask of pairs",
+    "cores": "The gain of several cores",
+    "lifted": "Training with bilinear, Gaussian, cosine and other scores",
+    "additive": "Additive attention",
+    "additive_long": "Additive attention over 64,000 tokens",
+    "flex": "Soft caps, ALiBi, bias tables and windows",
+    "sparse": "Sparsemax and entmax",
+    "top_k": "The 32 best keys of every query",
+    "pooled_map": "A small map of the weights",
+    "kernel_regression": "Kernel regression",
+    "retrieval": "Soft retrieval from a million vectors",
+    "nearest": "The ten nearest of 500,000 vectors",
+    "linear_memory": "Memory at 16,384 tokens",
+    "explain": "The memory that a plan predicts",
+    "planner": "The choice of a kernel",
+    "start_up": "The start of the command",
+    "first_answer": "The first answer to a table",
+    "model": "Training of a small transformer",
+    "decode": "Decoding with a key-value cache",
+    "decode_plain": "Decoding without a cache of qkv",
+    "linear_attention": "Linear attention",
+    "stored": "Questions to ten million rows on disk",
+    "scaling": "Growth with tokens and rows",
+    "look": "The page of attention weights",
+}
+"""The titles of all claims by the names of their files, in the order of the pages."""
+
+SECTIONS = {
+    "scaled_dot": "Calls",
+    "linear_memory": "Memory and plans",
+    "start_up": "First answers",
+    "model": "Models",
+    "stored": "Stores",
+    "look": "Look",
+}
+"""Headings above claims in the list of all claims."""
 
 
 class MissingError(Exception):

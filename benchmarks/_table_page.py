@@ -1,10 +1,12 @@
-"""The section of docs/estimators.md about the results of `benchmarks.tables`, and its picture."""
+"""The section of docs/evidence/tables.md about the results of `benchmarks.tables`, its picture, and a CSV file."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,11 @@ import numpy as np
 from benchmarks._table_sets import classification_tables, count_splits, regression_tables
 from benchmarks.tables import Result
 
-__all__ = ["BEGIN", "END", "PAGE", "draw", "mean_ranks", "page_text", "write_page"]
+__all__ = ["BEGIN", "END", "PAGE", "TABLE", "draw", "mean_ranks", "page_text", "table_text", "write_page"]
 
 _DOCS = Path(__file__).parent.parent / "docs"
-PAGE = _DOCS / "estimators.md"
+PAGE = _DOCS / "evidence" / "tables.md"
+TABLE = PAGE.with_suffix(".csv")
 _PICTURE = _DOCS / "pictures" / "tables.png"
 BEGIN = "<!-- begin: python -m benchmarks.tables --page -->"
 END = "<!-- end: python -m benchmarks.tables --page -->"
@@ -24,7 +27,6 @@ _QUICK, _STANDARD = "attention, quick", "attention, standard"
 _TREES = ("histogram boosting", "XGBoost", "LightGBM", "CatBoost")
 _UNIT = "histogram boosting"
 _LIMITS = {_QUICK: 3, _STANDARD: 15}
-_ACROSS = 6
 _FEWEST_ROWS = 256
 """Limits of time are for tables of at least so many training rows."""
 _MACHINE = "Intel(R) Xeon(R) Processor"
@@ -34,11 +36,12 @@ Cells = dict[tuple[str, str], list[Result]]
 
 
 def write_page(results: Sequence[Result]) -> None:
-    """Replace the section between the marks of docs/estimators.md, and draw the picture."""
+    """Replace the section between the marks of the page, write the table, and draw the picture."""
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
     PAGE.write_text(f"{before}{BEGIN}\n\n{page_text(results)}\n\n{END}{after}", encoding="utf-8")
+    TABLE.write_text(table_text(results), encoding="utf-8")
     draw(results, _PICTURE)
 
 
@@ -52,11 +55,12 @@ def page_text(results: Sequence[Result]) -> str:
         if not cells:
             parts.append(f"### {title}\n\nNot run.")
             continue
-        parts += [f"### {title}", _errors(cells)]
+        parts.append(f"### {title}")
         if not is_classes:
             parts += [_verdict(cells), _first_splits(cells)]
         parts += [_ranks_text(cells), _costs(cells, is_classes)]
-    parts.append(_tuned(results))
+    if all(result.setting == "default" for result in results):
+        parts.append("Not tuned: `python -m benchmarks.tables --tuned` searches for ten steps with each method.")
     return "\n\n".join(part for part in parts if part)
 
 
@@ -139,8 +143,8 @@ def _coverage_of_run(results: Sequence[Result]) -> str:
     lines = [
         f"{len(measured)} fits of {len(versions)} methods on {len(tables)} tables, {when}, with the versions "
         + ", ".join(sorted(set(versions.values())))
-        + ". The smallest mean error of a column is bold if all splits were run. A number in parentheses is the number "
-        "of splits, where not all were run; a dash means not run."
+        + ". [tables.csv](tables.csv) has the mean error of each method on each table, with its standard error, the "
+        "number of splits that were run, and CPU times; also after a random search, where it was run."
     ]
     if none := [name for name in METHODS if name not in versions]:
         lines.append(f"Methods not run: {'; '.join(none)}.")
@@ -153,28 +157,25 @@ def _coverage_of_run(results: Sequence[Result]) -> str:
     return " ".join(lines)
 
 
-def _errors(cells: Cells) -> str:
-    tables, methods = _axes(cells)
-    full = {table: count_splits(table) for table in tables}
-    blocks = []
-    for start in range(0, len(tables), _ACROSS):
-        across = tables[start : start + _ACROSS]
-        best = {table: min(_mean(cells[table, m]) for m in methods if (table, m) in cells) for table in across}
-        rows = []
-        for method in methods:
-            row = [method]
-            for table in across:
-                some = cells.get((table, method), [])
-                text = _figure([result.error for result in some]) if some else "–"
-                if some and len(some) < full[table]:
-                    text += f" ({len(some)})"
-                elif some and _mean(some) == best[table]:
-                    text = f"**{text}**"
-                row.append(text)
-            rows.append(row)
-        rows.append(["splits, training rows", *(f"{full[t]}, {_first(cells, t).rows:,}" for t in across)])
-        blocks.append(_table(["error", *across], rows))
-    return "\n\n".join(blocks)
+def table_text(results: Sequence[Result]) -> str:
+    """Return the mean error of each method on each table as CSV, by setting and training rows."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(
+        ["setting", "table", "training_rows", "method", "error", "standard_error", "splits", "of", "seconds"]
+    )
+    run = [result for result in results if not result.failure]
+    for setting in sorted({result.setting for result in run}):
+        cells = _cells(run, setting)
+        tables, methods = _axes(cells)
+        for name in tables:
+            for method in methods:
+                if some := cells.get((name, method)):
+                    bar = _error_bar([result.error for result in some])
+                    shown = [f"{_mean(some):.4g}", f"{bar:.2g}" if bar == bar else ""]
+                    splits, seconds = [len(some), count_splits(name)], f"{_mean(some, 'fit_seconds'):.2f}"
+                    table.writerow([setting, name, _first(cells, name).rows, method, *shown, *splits, seconds])
+    return text.getvalue()
 
 
 def _first(cells: Cells, table: str) -> Result:
@@ -314,22 +315,6 @@ def _costs(cells: Cells, classes: bool) -> str:
     )
     text += "all tables, also on another machine."
     return f"{text}\n\n{_table(head, rows)}"
-
-
-def _tuned(results: Sequence[Result]) -> str:
-    settings = sorted({result.setting for result in results} - {"default"})
-    if not settings:
-        return "### Tuned\n\nNot run: `python -m benchmarks.tables --tuned` searches for eight steps with each method."
-    parts = ["### Tuned", "Errors after a random search, on the splits that were run (CPU seconds of search and fit)."]
-    for setting in settings:
-        cells = _cells([result for result in results if not result.failure], setting)
-        tables, methods = _axes(cells)
-        cell: Callable[[list[Result]], str] = lambda some: (  # noqa: E731
-            f"{_figure([r.error for r in some])} ({len(some)}; {_mean(some, 'fit_seconds'):.1f} s)" if some else "–"
-        )
-        rows = [[method, *(cell(cells.get((table, method), [])) for table in tables)] for method in methods]
-        parts.append(_table([setting, *tables], rows))
-    return "\n\n".join(parts)
 
 
 def draw(results: Sequence[Result], path: Path) -> None:

@@ -4,7 +4,7 @@
     python -m benchmarks.tables yacht servo --splits 3      some tables, their first three splits
     python -m benchmarks.tables --methods XGBoost TabM      some methods
     python -m benchmarks.tables --tuned                     each with a random search of the same number of steps
-    python -m benchmarks.tables --page                      write the section of docs/estimators.md and its picture
+    python -m benchmarks.tables --page                      write the section of docs/evidence/tables.md and its picture
 
 Every result is saved at once (`benchmarks/results/tables.csv`), and what is saved is not computed again,
 so the command can be stopped at any time. A failure is saved with its reason; methods without their package are

@@ -25,6 +25,7 @@ def main(site: Path) -> int:
     from generate.links import broken_links
     from generate.live_cells import publish_live_cells
     from generate.look_gallery import publish_look_gallery
+    from generate.notebooks import write_notebooks
     from generate.pages import write_pages
     from generate.performance import write_performance
     from generate.reference import write_reference
@@ -34,6 +35,7 @@ def main(site: Path) -> int:
     shutil.rmtree(source, ignore_errors=True)
     shutil.rmtree(site, ignore_errors=True)
     write_pages(ROOT, source)
+    write_notebooks(DOCS, source)
     write_performance(ROOT, source)
     write_reference(source / "reference")
     write_command_line(source / "reference" / "command-line")

@@ -29,7 +29,7 @@ html_copy_source = False
 html_theme_options = {
     "logo": {"text": "qkv"},
     "navbar_align": "left",
-    "header_links_before_dropdown": 9,
+    "header_links_before_dropdown": 8,
     "show_prev_next": True,
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],

@@ -1,8 +1,12 @@
-"""Structure of the benchmarks: every claim has a file, a goal and peers; the page shows the results."""
+"""Structure of the benchmarks: every claim has a file, a goal and peers; the pages show the results."""
 
 import ast
+import csv
+import dataclasses
 import importlib.util
+import io
 import json
+import statistics
 import subprocess
 import sys
 import tomllib
@@ -82,13 +86,38 @@ def test_the_extra_bench_holds_every_peer_and_the_constraints_pin_it() -> None:
     assert wanted <= {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
 
 
-def test_the_page_is_what_the_last_results_say() -> None:
-    assert page.PAGE.read_text() == page.text(), "run python -m benchmarks.page"
+def test_the_pages_the_tables_and_the_readme_are_what_the_last_results_say() -> None:
+    files = page.written()
+    for name, text in files.items():
+        assert (ROOT / name).read_text() == text, f"{name}: run python -m benchmarks.page"
+    beside = {str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "performance").iterdir()}
+    assert beside == {name for name in files if name.startswith("docs/performance/")}
 
 
-def test_the_page_has_a_section_for_every_claim() -> None:
-    lines = page.PAGE.read_text().splitlines()
-    assert [line[3:] for line in lines if line.startswith("## ")][1:] == list(CLAIMS)
+def test_every_claim_has_a_page_whose_first_sentence_says_whether_its_goals_are_met() -> None:
+    results, files = latest(), page.written()
+    for name, title in CLAIMS.items():
+        text = files[f"docs/performance/{name}.md"]
+        assert text.startswith(f"# {title}\n\n**")
+        first = text.split("**")[1]
+        missed = any(row["met"] is False for row in results[name][0]["rows"]) if name in results else None
+        assert first.endswith({True: "goals are missed.", False: "met.", None: "measured yet."}[missed]), name
+        assert "not written yet" not in text, f"benchmarks/limits/{name}.txt explains no reason of a missed goal"
+
+
+def test_every_verdict_has_rows_and_the_readme_shows_slower_ones() -> None:
+    found = list(page.verdicts(latest()))
+    assert [verdict for verdict, _ in found] == list(page.VERDICTS)
+    assert {verdict.claim for verdict, _ in found} <= set(CLAIMS)
+    slower = [verdict for verdict, numbers in found if verdict.readme and statistics.median(numbers) > 1.1]
+    assert slower, "the table of the README would show no case in which qkv is slower"
+
+
+def test_a_ratio_is_the_time_of_qkv_over_the_other_side() -> None:
+    rows = [Row("a", "qkv / peer, CPU time", 0.5), Row("b", "peer / qkv, CPU time", 4.0, spread=(2.0, 8.0))]
+    rows += [Row("c", "peak memory", 3.0, "MB"), Row("d", "share of calls", 0.9, "")]
+    found = page.ratios([dataclasses.asdict(row) for row in rows])
+    assert found == [("a · peer", 0.5, 0.5, 0.5), ("b · peer", 0.25, 0.125, 0.5)]
 
 
 def test_a_goal_that_is_not_kept_is_shown_with_the_limit_that_binds(
@@ -99,10 +128,17 @@ def test_a_goal_that_is_not_kept_is_shown_with_the_limit_that_binds(
     save("additive", claim, rows, "python -m benchmarks additive", 1.0, tmp_path)
     (tmp_path / "additive.txt").write_text("forward | not this one\nboth | the exponential binds\n")
     monkeypatch.setattr(page, "LIMITS", tmp_path)
-    written = page.text(tmp_path)
-    assert "the exponential binds" in written
-    assert "not this one" not in written
-    assert "| 1 of 2 |" in written
+    files = page.written(tmp_path)
+    text = files["docs/performance/additive.md"]
+    assert "- 1 case: The exponential binds." in text
+    assert "not this one" not in text
+    assert "**1 of 2 goals are missed.**" in text
+    table = list(csv.DictReader(io.StringIO(files["docs/performance/additive.csv"])))
+    assert [(row["number"], row["met"], row["reason"]) for row in table] == [
+        ("0.5", "yes", ""),
+        ("2", "no", "the exponential binds"),
+    ]
+    assert "| `additive` | 1 of 2 |" in files["docs/benchmarks.md"]
 
 
 def test_a_later_run_of_a_claim_replaces_the_earlier_and_leaves_the_others(tmp_path: Path) -> None:

@@ -265,6 +265,17 @@ def test_the_section_of_the_documentation_is_what_the_results_say():
     text = _table_page.PAGE.read_text(encoding="utf-8")
     section = text.split(_table_page.BEGIN)[1].split(_table_page.END)[0].strip()
     assert section == _table_page.page_text(read_results()), "run python -m benchmarks.tables --page"
+    assert _table_page.TABLE.read_text(encoding="utf-8") == _table_page.table_text(read_results())
+
+
+def test_the_table_has_a_line_for_each_method_and_table_with_the_number_of_splits():
+    found = [result("yacht", "linear", split, 1.0 + split) for split in range(3)]
+    found += [result("yacht", "XGBoost", 0, 2.0), result("servo", "linear", 0, math.nan, failure="ValueError: no")]
+    lines = _table_page.table_text(found).splitlines()
+    assert [line.split(",")[3:8] for line in lines[1:]] == [
+        ["linear", "2", "0.58", "3", "20"],
+        ["XGBoost", "2", "", "1", "20"],
+    ]
 
 
 def test_the_picture_is_drawn(tmp_path):

@@ -25,6 +25,7 @@ RENAMED = {"search.md": "searching.md"}
 _FIGURE = re.compile(r"!\[([^\]]*)\]\(([^)]+)\)")
 _ALONE = re.compile(r"^(!\[[^\]]*\]\([^)]+\.png\))$", re.MULTILINE)
 _BLANK_ENDS = re.compile(r"\n\n+```$", re.MULTILINE)
+_IN_BROWSER = re.compile(r"^\|.*\(start/index\.md#in-the-browser\).*\n", re.MULTILINE)
 _LINK = re.compile(r"\[(?P<words>[^\]]*)\]\((?P<target>(?!https?:|mailto:)[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 
 
@@ -43,9 +44,11 @@ def write_pages(root: Path, source: Path) -> None:
             first[str(name)] = stems[0]
         if str(name) == "decisions/README.md":
             text += _LIST
-        if str(name) == "index.md" and not (docs / "limitations.md").exists():
-            text = text.replace("limitations\n```", "```")
+        if str(name) == "index.md" and not (root / "build" / "pyodide" / "pyodide.mjs").exists():
+            text = _IN_BROWSER.sub("", text)
         _write(source / RENAMED.get(str(name), name), _links(text, page, name, root))
+    for table in docs.rglob("*.csv"):
+        _write(source / table.relative_to(docs), table.read_text())
     for outside, name in OUTSIDE.items():
         page = root / outside
         _write(source / name, _links(page.read_text(), page, Path(name), root))
@@ -130,6 +133,7 @@ _LIST = """
 :glob:
 
 0*
+archive
 ```
 """
 _COMING_FROM = """# Coming from another library
@@ -148,7 +152,7 @@ def _links(text: str, page: Path, name: Path, root: Path) -> str:
         path = target.relative_to(root)
         if str(path) in OUTSIDE:
             place = Path(OUTSIDE[str(path)])
-        elif path.parts and path.parts[0] == "docs" and target.suffix in (".md", ".png", ".svg"):
+        elif path.parts and path.parts[0] == "docs" and target.suffix in (".md", ".png", ".svg", ".csv"):
             place = path.relative_to("docs")
             place = Path(RENAMED.get(str(place), place))
         elif str(path) == "README.md":

@@ -1,7 +1,8 @@
-"""Figures of the results in benchmarks/results, and the pages that show them."""
+"""Figures of the results in benchmarks/results, on the pages that `benchmarks.page` writes."""
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import statistics
@@ -20,55 +21,36 @@ _MOST_ROWS = 40
 
 
 def write_performance(root: Path, source: Path) -> None:
-    """Draw the figures, and write the page of the overview and the figures into the page of the benchmarks."""
+    """Draw the figures, and write them into the pages of the claims, of the verdicts and of the estimators."""
+    from benchmarks._claim import CLAIMS
     from benchmarks._record import latest
 
-    claims = {
-        name: [row for entry in entries for row in entry["rows"]]
-        for name, entries in latest(root / "benchmarks" / "results").items()
-    }
-    drawn = source / "drawn"
-    page = source / "benchmarks.md"
-    text = page.read_text()
-    for name, rows in claims.items():
-        if len(ratios(rows)) > 1 and _draw(drawn / f"claim-{name}", lambda rows=rows: _draw_ratios(rows)):
-            figure = _image(f"drawn/claim-{name}", f"Ratios of {name} with their spread")
-            text = re.sub(rf"(^## {name}\n.*?^Goal: [^\n]*\n)", rf"\1\n{figure}\n", text, count=1, flags=re.M | re.S)
-    page.write_text(text)
-    overview = []
-    for stem, draw, alt, words in _OVERVIEW:
-        if _draw(drawn / stem, lambda draw=draw: draw(claims)):
-            overview += [f"## {alt}", "", words, "", _image(f"../drawn/{stem}", alt), ""]
-    (source / "performance").mkdir(exist_ok=True)
-    (source / "performance" / "index.md").write_text("\n".join([_HEAD, *overview, *hidden_toctree(_BELOW)]))
+    results = latest(root / "benchmarks" / "results")
+    claims = {name: [row for entry in entries for row in entry["rows"]] for name, entries in results.items()}
+    pages, drawn = source / "performance", source / "drawn"
+    for name in claims:
+        ratios = functools.partial(_draw_ratios, results[name][0]["rows"])
+        figures = [(alt, functools.partial(draw, claims)) for alt, draw in _FIGURES.get(name, ())]
+        for number, (alt, draw) in enumerate(figures or [(f"Ratios to the other side: {CLAIMS[name]}", ratios)]):
+            stem = f"claim-{name}{number or ''}"
+            if _draw(drawn / stem, draw):
+                _insert(pages / f"{name}.md", "\n[Every case]", _image(f"../drawn/{stem}", alt))
+    if _draw(drawn / "verdicts", functools.partial(_draw_verdicts, results)):
+        figure = _image("../drawn/verdicts", "Median and range of each comparison")
+        _insert(pages / "index.md", "\n| what", figure.replace("wide-figure", "whole-figure"))
+    tables = root / "benchmarks" / "results" / "tables.csv"
+    if _draw(drawn / "tables", functools.partial(draw_tables, tables)):
+        figure = _image("../drawn/tables", "Time of a fit by the rows of the table, and error by the time of a fit")
+        _insert(source / "evidence" / "tables.md", "\n## Comparison", figure)
+    below = [*CLAIMS, "../benchmarks", "../gpu", "../peers"]
+    with (pages / "index.md").open("a") as page:
+        page.write("\n".join(["", *hidden_toctree(below)]))
 
 
-_HEAD = """# Performance
-
-The figures on this page are drawn from the results in `benchmarks/results` when the site is built. Times are CPU times
-on one thread unless a figure states otherwise. [Benchmarks](../benchmarks.md) lists every claim with its goal, its
-peers and each measured case, also where qkv is slower. Nothing has been measured on a GPU.
-"""
-_BELOW = ("../benchmarks", "../gpu", "../peers")
-"""The pages below the overview in the navigation."""
-
-
-def ratios(rows: Sequence[Row]) -> list[tuple[str, float, float, float]]:
-    """Return (case and peer, time of qkv over the peer's, lowest, highest) of each ratio with a spread."""
-    found = []
-    for row in rows:
-        sides = re.match(r"(.+?) / (.+?)(?:,|$)", row["measure"])
-        if row["unit"] != "×" or not row["spread"] or not sides or "memory" in row["measure"]:
-            continue
-        numbers = (row["number"], *row["spread"])
-        if sides[2] == "qkv":
-            numbers, peer = (1 / numbers[0], 1 / numbers[2], 1 / numbers[1]), sides[1]
-        elif sides[1] == "qkv":
-            peer = sides[2]
-        else:
-            continue
-        found.append((f"{row['case']} · {peer}", *numbers))
-    return found
+def _insert(page: Path, before: str, text: str) -> None:
+    """Insert text into a page before the first place of some words."""
+    head, words, rest = page.read_text().partition(before)
+    page.write_text(f"{head}\n{text}{words}{rest}")
 
 
 def _draw(stem: Path, draw: Any) -> bool:
@@ -96,8 +78,11 @@ def _image(stem: str, alt: str) -> str:
 
 def _draw_ratios(rows: Sequence[Row]) -> Any:
     import matplotlib.pyplot as plt
+    from benchmarks.page import ratios
 
     found = ratios(rows)[:_MOST_ROWS]
+    if len(found) < 2:
+        return None
     figure, axes = plt.subplots(figsize=(8, 1.1 + 0.26 * len(found)))
     for place, (_, ratio, lowest, highest) in enumerate(reversed(found)):
         axes.plot([lowest, highest], [place, place], color="C0", alpha=0.5, linewidth=2)
@@ -110,31 +95,29 @@ def _ratio_axis(axes: Any, names: Sequence[str]) -> None:
     axes.axvline(1, color="C1", linestyle="--", linewidth=1)
     axes.set_xscale("log")
     lowest, highest = axes.get_xlim()
-    marks = [mark for mark in (0.001, 0.01, 0.03, 0.1, 0.2, 0.5, 1, 2, 4, 8, 16) if lowest <= mark <= highest]
+    every = (0.01, 0.1, 0.3, 1, 3, 10) if highest > 100 * lowest else ()
+    marks = [mark for mark in every or (0.001, 0.01, 0.03, 0.1, 0.2, 0.5, 1, 2, 4, 8, 16) if lowest <= mark <= highest]
     axes.set_xticks(marks, [f"{mark:g} ×" for mark in marks], minor=False)
     axes.set_xticks([], minor=True)
-    axes.set_yticks(range(len(names)), names, fontsize=9)
+    axes.set_yticks(range(len(names)), names, fontsize=8, linespacing=0.95)
     axes.set_ylim(-0.7, len(names) - 0.3)
     axes.grid(axis="x")
-    axes.set_xlabel("time of qkv / time of the peer (less is faster)")
+    axes.set_xlabel("time of qkv / time of the other")
 
 
-def _draw_all(claims: Claims) -> Any:
+def _draw_verdicts(results: dict[str, list[dict[str, Any]]]) -> Any:
     import matplotlib.pyplot as plt
+    from benchmarks.page import verdicts
 
-    names, places = [], []
-    for name, rows in claims.items():
-        numbers = [ratio for _, ratio, *_ in ratios(rows)]
-        if numbers:
-            names.append(f"{name} ({len(numbers)})")
-            places.append((min(numbers), statistics.median(numbers), max(numbers)))
-    order = sorted(range(len(names)), key=lambda each: -places[each][1])
-    figure, axes = plt.subplots(figsize=(8, 1.2 + 0.3 * len(names)))
-    for place, each in enumerate(order):
-        lowest, middle, highest = places[each]
-        axes.plot([lowest, highest], [place, place], color="C0", alpha=0.4, linewidth=4, solid_capstyle="round")
-        axes.plot(middle, place, "o", color="C0")
-    _ratio_axis(axes, [names[each] for each in order])
+    found = [(f"{verdict.what} · {verdict.against}", numbers) for verdict, numbers in verdicts(results)]
+    figure, axes = plt.subplots(figsize=(5.4, 1.0 + 0.36 * len(found)))
+    for place, (words, numbers) in enumerate(reversed(found)):
+        axes.plot([numbers[0], numbers[-1]], [place, place], color="C0", alpha=0.4, linewidth=4, solid_capstyle="round")
+        axes.plot(statistics.median(numbers), place, "o", color="C0", markersize=5)
+        axes.text(0.0, place + 0.28, words, transform=axes.get_yaxis_transform(), fontsize=8)
+    _ratio_axis(axes, [""] * len(found))
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
     return figure
 
 
@@ -211,41 +194,11 @@ def _draw_memory(claims: Claims) -> Any:
     return figure
 
 
-_OVERVIEW = (
-    (
-        "performance-all",
-        _draw_all,
-        "All claims against their peers",
-        "Each line is one claim: the dot is the median of its cases, the bar reaches from the best case to the worst,\n"
-        "and the number in brackets counts the cases. Left of the dashed line qkv is faster.",
-    ),
-    (
-        "performance-scaling",
-        _draw_scaling,
-        "Time by length",
-        "Time of a call divided by its heads, of width 64, for as many queries as keys, with the peers of each claim.",
-    ),
-    (
-        "performance-growth",
-        draw_growth,
-        "Growth with tokens and rows",
-        "The claim [scaling](../benchmarks.md#scaling) has the versions, the date and the command of the measurement.\n"
-        "The panels of tokens have one head of width 64; a peer ends where it would store more than 1 GB. Rows on\n"
-        "disk have 16 numbers. NumPy and DuckDB compute the value of a softmax; qkv also returns its spread and rows.",
-    ),
-    (
-        "performance-tables",
-        lambda _: draw_tables(Path(__file__).parents[2] / "benchmarks" / "results" / "tables.csv"),
-        "Fits of tables",
-        "Estimators of qkv (“attention”) and other methods, with default settings, from\n"
-        "`benchmarks/results/tables.csv`.\n"
-        "On the right, geometric means over the tables on which all methods were run.\n"
-        "[Estimators](../estimators.md#comparison-with-other-methods) has each table.",
-    ),
-    (
-        "performance-memory",
-        _draw_memory,
-        "Memory at 16,384 keys",
-        "All weights would take 1,074 MB. Each bar is the growth of a fresh process above inputs and gradients.",
-    ),
-)
+_FIGURES: dict[str, list[tuple[str, Any]]] = {
+    "scaling": [
+        ("Growth of time and memory with tokens and rows", draw_growth),
+        ("Time by length, with the peers of each claim", _draw_scaling),
+    ],
+    "linear_memory": [("Memory at 16,384 keys, where all weights would take 1,074 MB", _draw_memory)],
+}
+"""Claims whose page has other figures than their ratios."""

@@ -39,7 +39,7 @@ def test_an_unknown_measure_is_refused():
         measure({"a": {"d": 1.0}}, {"a": {"d": 1}}, ["magic"])
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "search.md"
+PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "search.md"
 
 
 def printed(section):

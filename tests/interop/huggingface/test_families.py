@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 
 from tests.interop.huggingface.families import OTHER_WEIGHTS, ROUNDING  # noqa: E402
 from tests.interop.huggingface.sweep import one, recorded  # noqa: E402
-from tests.interop.huggingface.table import PAGE, WHAT, filled  # noqa: E402
+from tests.interop.huggingface.table import PAGE, TABLE, WHAT, filled, table  # noqa: E402
 from tests.interop.huggingface.tiny import mapped  # noqa: E402
 
 RECORDED = recorded()
@@ -86,3 +86,4 @@ def test_at_least_45_families_agree_in_every_way_and_their_number_is_the_recorde
 
 def test_the_page_shows_the_recorded_results() -> None:
     assert PAGE.read_text() == filled(PAGE.read_text(), RECORDED)
+    assert TABLE.read_text() == table(RECORDED)
