@@ -260,13 +260,18 @@ def forward(
         shares = shares_by_rows(call, sizes)
     else:
         shares = shares_by_element(call, sizes, collector.in_parallel)
-
-    def on_worker(n: int) -> None:
+    if len(shares) == 1:
         with worker() as workspace:
-            for index, rows in shares[n]:
+            for index, rows in shares[0]:
                 out.write(index, rows, elements(index).forward(rows, workspace))
+    else:
 
-    run_on_workers(on_worker, len(shares))
+        def on_worker(n: int) -> None:
+            with worker() as workspace:
+                for index, rows in shares[n]:
+                    out.write(index, rows, elements(index).forward(rows, workspace))
+
+        run_on_workers(on_worker, len(shares))
     notes += elements.guard_notes()
     return out.arrays
 
