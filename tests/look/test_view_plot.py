@@ -225,7 +225,7 @@ def test_printed_weights_have_three_significant_digits(weight):
 
 @pytest.fixture
 def squares(tmp_path):
-    """An installed font whose only characters, those of one word, are squares."""
+    """A font whose only characters, those of one word, are squares; the only one installed beside DejaVu."""
     from fontTools.fontBuilder import FontBuilder
     from fontTools.pens.ttGlyphPen import TTGlyphPen
     from matplotlib.font_manager import fontManager
@@ -247,6 +247,7 @@ def squares(tmp_path):
     font.setupPost()
     font.save(tmp_path / "squares.ttf")
     before = list(fontManager.ttflist)
+    fontManager.ttflist[:] = [font for font in before if font.name.startswith("DejaVu")]
     fontManager.addfont(tmp_path / "squares.ttf")
     _fallback_fonts.cache_clear()
     yield "Squares"
