@@ -25,19 +25,8 @@ kernel      numpy_blocks   the lowest estimated time of the 2 kernels that can r
             tiles of 1 query × 32,768 keys, one pass over the keys
 cost        1.54 Gflop, 9.13 MiB of scratch memory; 512 MiB allowed
 slower      dense: 1.54 Gflop, 124 MiB of scratch memory
-refused     fused: it supports torch arrays, not numpy arrays
 refused     linear: it supports only weights that are linear in the logits, not Softmax()
-refused     batched: it supports torch arrays, not numpy arrays
-refused     tiled: it supports torch arrays, not numpy arrays
-refused     row_blocks: it supports torch arrays, not numpy arrays
-refused     jax_loops: it supports jax arrays, not numpy arrays
-refused     tensorflow_blocks: it supports tensorflow arrays, not numpy arrays
-refused     triton: it supports torch arrays, not numpy arrays
-refused     flex: it supports torch arrays, not numpy arrays
-refused     triton_products: it supports torch arrays, not numpy arrays
-refused     triton_readouts: it supports torch arrays, not numpy arrays
-refused     triton_traced: it supports torch arrays, not numpy arrays
-refused     jax_fused: it supports jax arrays, not numpy arrays"""
+refused     12 kernels for other libraries or processors"""
 
 EVERY_LINE = """\
 call        8×12 × 4,096 queries × 4,096 keys, width 64, values 64 wide

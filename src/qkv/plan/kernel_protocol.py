@@ -41,6 +41,12 @@ It returns None if it does not support the data; the call must then be run by `K
 """
 
 
+class Elsewhere(str):
+    """A reason why a kernel cannot run a problem: it is for arrays of other libraries, or on other processors."""
+
+    __slots__ = ()
+
+
 class Kernel(ABC):
     """Base class of kernels, which are algorithms that compute the output and the readouts of a call.
 
@@ -70,9 +76,9 @@ class Kernel(ABC):
     def refuse(self, problem: Problem) -> str | None:
         """Return the reason why this kernel cannot run a problem, or None if it can."""
         if problem.library not in self.libraries:
-            return f"it supports {' and '.join(self.libraries)} arrays, not {problem.library} arrays"
+            return Elsewhere(f"it supports {' and '.join(self.libraries)} arrays, not {problem.library} arrays")
         if problem.device.is_gpu and not self.runs_on_gpu:
-            return "it is written for the caches and threads of CPUs"
+            return Elsewhere("it is written for the caches and threads of CPUs")
         return next(iter(self.limits(problem)), None)
 
     def limits(self, problem: Problem) -> Iterable[str]:

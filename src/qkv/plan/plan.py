@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from qkv.plan.cost import Cost, counted, flop_text, memory_text, rounded_up
-from qkv.plan.kernel_protocol import Kernel
+from qkv.plan.kernel_protocol import Elsewhere, Kernel
 from qkv.plan.problem import Problem
 
 __all__ = ["Plan", "Slowdown"]
@@ -44,7 +45,8 @@ class Plan:
         reason: why this kernel was chosen.
         cost: estimated cost of the chosen kernel.
         rewrites: one sentence for each rewrite that was applied.
-        refused: names of the kernels that cannot run the problem, each with the reason.
+        refused: names of the kernels that cannot run the problem, each with the reason. The text of a plan only counts
+            those for other libraries or processors.
         slower: names of the other kernels that can run the problem, each with its estimated cost.
         slowdown: estimate of how much the memory budget slows the call down; None if by at most 1.5 ×.
         guards_taken: outcome of the kernel's guards on the data; empty before the plan has run.
@@ -62,6 +64,17 @@ class Plan:
     slowdown: Slowdown | None = None
     guards_taken: tuple[str, ...] = ()
     calls: object = ""
+
+    def _refusals(self) -> Iterator[str]:
+        """Yield each kernel that cannot run the problem with the reason; those for other arrays are only counted."""
+        elsewhere = 0
+        for name, sentence in self.refused:
+            if isinstance(sentence, Elsewhere):
+                elsewhere += 1
+            else:
+                yield f"{name}: {sentence}"
+        if elsewhere:
+            yield f"{counted(elsewhere, 'kernel', 'kernels')} for other libraries or processors"
 
     def with_guards_taken(self, guards_taken: tuple[str, ...]) -> Plan:
         """Return a copy of the plan that states the outcome of the kernel's guards on the data."""
@@ -106,7 +119,7 @@ class Plan:
             ("cost", _cost(self.cost) + f"; {memory_text(requested.memory)} allowed"),
             ("slowdown", "" if self.slowdown is None else str(self.slowdown)),
             *(("slower", f"{name}: {_cost(cost)}") for name, cost in self.slower),
-            *(("refused", f"{name}: {sentence}") for name, sentence in self.refused),
+            *(("refused", text) for text in self._refusals()),
             *(("" if n else "calls", text) for n, text in enumerate(str(self.calls).splitlines())),
         ]
         return "\n".join(_row(name, text) for name, text in rows if text)

@@ -26,7 +26,7 @@ from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.masks import AllowedPairs, Blocks, Documents, Mask, Prefix
 from qkv.masks.base import And, Not, Or
 from qkv.masks.window import BandMask
-from qkv.plan.kernel_protocol import Kernel, Result
+from qkv.plan.kernel_protocol import Elsewhere, Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work, visible_pairs
 from qkv.scores import ALiBi, Biased, Dot, RelativePosition, ScaledDot, Score, Softcap
@@ -388,7 +388,7 @@ class FlexKernel(Kernel):
         axes = problem.axes
         inner, modifications = modifications_of(problem.score)
         if not (problem.device.is_gpu or self.eager):
-            yield "it runs on GPUs"
+            yield Elsewhere("it runs on GPUs")
         if inner.form.lift is None or inner.form.inner is not None:
             yield f"{problem.score} is not an inner product with a soft cap, positions or biases"
         if inner.form.lift != "exact" and any(isinstance(each, Softcap) for each in modifications):

@@ -23,7 +23,7 @@ from qkv.core.typing import Array, Float
 from qkv.kernels.jax_loops.kernel import JaxLoopsKernel
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.plan.bind import bind_problem
-from qkv.plan.kernel_protocol import Kernel, Result
+from qkv.plan.kernel_protocol import Elsewhere, Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work, visible_pairs
 from qkv.scores import Dot, ScaledDot
@@ -122,7 +122,7 @@ class JaxFusedKernel(Kernel):
     def limits(self, problem: Problem) -> Iterator[str]:
         axes = problem.axes
         if not (problem.device.is_gpu or self.implementation):
-            yield "it runs on GPUs"
+            yield Elsewhere("it runs on GPUs")
         if not isinstance(problem.score, (Dot, ScaledDot)):
             yield f"{problem.score} is not a scaled dot product"
         yield from softmax_limits(problem.normalizer, number=True)

@@ -36,7 +36,7 @@ from qkv.kernels.runtime.tile_sizes import (
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work, visible_pairs
-from qkv.scores.forms import Distance, Gated, Tanh
+from qkv.scores.forms import Distance, Gated, Offset, Tanh
 
 __all__ = ["TiledKernel"]
 
@@ -59,19 +59,28 @@ class TiledKernel(Kernel):
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
     saves_statistics: ClassVar[bool] = True
     runs_on_gpu: ClassVar[bool] = True
-    guards: ClassVar[tuple[str, ...]] = (
-        "if no logit can exceed ±30: no maximum of rows; else: a running maximum",
-        "for an additive score, if hidden units have a moderate range: exponentials and a division; else: one tanh for "
-        "each pair",
-        "for a gate, if the gates of queries or keys have a moderate range: exponentials and a division; else: one "
-        "sigmoid for each pair",
-    )
     budget: int = BUDGET
     row_block_budget: int = ROW_BLOCK_BUDGET
 
     def limits(self, problem: Problem) -> Iterator[str]:
         if not problem.normalizer.online:
             yield f"{problem.normalizer} needs whole rows of logits, not tiles"
+
+    def guards_of(self, problem: Problem) -> tuple[str, ...]:
+        """Return the guards of softmax and of the form of the score."""
+        if not problem.normalizer.log_sum_exp or problem.normalizer.scale is None:
+            return ()
+        form = problem.score.form
+        while isinstance(form, Offset):
+            form = form.inner.form
+        found = ["if no logit can exceed ±30: no maximum of rows; else: a running maximum"]
+        if isinstance(form, Tanh):
+            found.append(
+                "if hidden units have a moderate range: exponentials and a division; else: a tanh for each pair"
+            )
+        elif isinstance(form, Gated):
+            found.append("if gates have a moderate range: exponentials and a division; else: a sigmoid for each pair")
+        return tuple(found)
 
     def describe(self, problem: Problem) -> str:
         sizes = tile_sizes(problem, self.budget)

@@ -20,7 +20,7 @@ from qkv.errors import GradientError
 from qkv.kernels.runtime.context import no_autocast, on_device
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.masks import Mask
-from qkv.plan.kernel_protocol import Kernel, Result
+from qkv.plan.kernel_protocol import Elsewhere, Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work, visible_pairs
 
@@ -204,7 +204,7 @@ class ProgramKernel(Kernel):
     def limits(self, problem: Problem) -> Iterator[str]:
         axes = problem.axes
         if not (problem.device.is_gpu or self.interpreted):
-            yield "it runs on GPUs"
+            yield Elsewhere("it runs on GPUs")
         if problem.readouts and not self.computes_readouts:
             yield "it does not support readouts"
         if problem.spec.dropout:

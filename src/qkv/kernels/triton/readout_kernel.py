@@ -338,9 +338,9 @@ class TritonReadoutsKernel(ProgramKernel):
 
     def limits(self, problem: Problem) -> Iterator[str]:
         axes, score = problem.axes, problem.score
+        yield from super().limits(problem)
         if not problem.readouts:
             yield "it computes readouts, and the call has none"
-        yield from super().limits(problem)
         if problem.gradient:
             yield "it computes readouts without gradient"
         form = score.form
