@@ -90,7 +90,8 @@ export class HeadSearch {
   open({ view, token, keyToken }) {
     const { query: queryField, key: keyField } = this;
     const own = queryField.value === this.filled[0] && keyField.value === this.filled[1];
-    if (own && !view.levels) {
+    const typing = document.activeElement === queryField || document.activeElement === keyField;
+    if (own && !typing && !view.levels) {
       this.filled = [wordAt(view.queries, token), wordAt(view.keys || view.queries, keyToken)];
       [queryField.value, keyField.value] = this.filled;
     } else if (this.query.value && this.key.value && !this.result.childElementCount) this.ask();
