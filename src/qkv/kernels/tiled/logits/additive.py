@@ -222,6 +222,8 @@ class _ExponentialTanh:
         """Add the gradients of a tile to `d_left`, `d_right` and `d_vector`, in place."""
         import torch
 
+        if not gradient.numel():  # without queries
+            return
         left, right = self.left[:, slice(*rows)], self.right[:, slice(*cols)]
         largest = float(torch.linalg.vector_norm(gradient, math.inf))
         scale = EXPONENT_RANGES[gradient.element_size()].scale - math.frexp(largest)[1]
