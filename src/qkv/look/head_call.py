@@ -112,7 +112,10 @@ class HeadCall(NamedTuple):
         """
         row, keys = query + self.first, self.call.tile.k_total
         if not (query >= 0 and row < self.call.tile.q_total and 0 <= key < keys):
-            raise OptionError(f"query and key must exist in the head, got {query} and {key}.")
+            raise OptionError(
+                f"query and key must exist in the head, got {query} and {key}. Choose a query below "
+                f"{self.call.tile.q_total - self.first} and a key below {keys}."
+            )
         if self.log_sum_exp is None:
             tile = self.call.tile.restrict((row, row + 1), (0, keys))
             logits = self.call.logits(tile.rows, tile.cols)

@@ -104,8 +104,8 @@ def _parts(page: Page, error: float) -> Iterator[tuple[str, str]]:
                 packed = pack_heads(view.calls(j), len(view.queries.tokens), error)
                 if packed is None:
                     raise DataError(
-                        f"the logits of a long text must be products of queries and keys to be exported, got {name!r} "
-                        f"of {view.name!r} with others. Serve the page instead, or shorten the text."
+                        "the logits of a long text must be products of queries and keys to be exported, got another "
+                        f"score in {name!r} of {view.name!r}. Serve the page instead, or shorten the text."
                     )
                 yield f"vectors/{i}/{j}", part_text(packed, zlib.Z_RLE)
                 tiles = np.stack([tile for one in maps.values() for tile in one.overview_tiles()])

@@ -352,7 +352,9 @@ class View:
 
     def _call(self, layer: int, head: int) -> HeadCall:
         if not (0 <= layer < len(self.layers) and 0 <= head < len(self.layers[layer].heads)):
-            raise OptionError(f"layer and head must exist in the view, got {layer} and {head}.")
+            raise OptionError(
+                f"layer and head must exist in the view, got {layer} and {head}. Choose among those of view.layers."
+            )
         maps = self.layers[layer]
         if maps.calls is None:
             raise DataError(
