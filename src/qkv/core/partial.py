@@ -125,14 +125,15 @@ class ExponentialSums(PartialResult):
         The output of a row without keys is 0.
 
         Args:
-            shift: finite shift of each row to which the sums are rescaled; None: the maximum of the row, or 0 for a
-                row without a key.
+            shift: finite shift of each row to which the sums are rescaled; None: the maximum of the row.
             extra: number added to the total, relative to the shift, such as the exponential of an attention sink.
         """
-        shift = finite_shift(self.maximum) if shift is None else shift
-        factor = rescale_factor(self.maximum, shift)
-        total = self.total * factor + extra
-        return rescale(self.weighted, factor) / nonzero(total), total
+        total, weighted = self.total, self.weighted
+        if shift is not None:
+            factor = rescale_factor(self.maximum, shift)
+            total, weighted = total * factor, rescale(weighted, factor)
+        total = total + extra
+        return weighted / nonzero(total), total
 
 
 @dataclass(frozen=True)

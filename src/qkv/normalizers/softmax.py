@@ -110,7 +110,8 @@ class Softmax(Normalizer):
         """
         assert isinstance(partial, ExponentialSums)
         shift = self._shift(partial.maximum)
-        output, total = partial.finalize(shift, self._sink_mass(shift))
+        # Without a sink the shift is that of the sums, which are 0 in a row without keys.
+        output, total = partial.finalize(None if self.sink is None else shift, self._sink_mass(shift))
         return output, (shift, total)
 
     def tile_weights(

@@ -83,7 +83,8 @@ def one_pass_tile_sizes(problem: Problem, budget: int) -> OnePassTileSizes:
     axes, item = problem.axes, problem.itemsize
     budget *= _TILE_FACTOR if _selects(problem.normalizer) else 1
     elements = problem.elements_per_logit
-    element_size = max(1, axes.q * axes.k * elements)
+    # Queries, keys, sums and outputs of the batch elements of a tile should stay in the cache, too.
+    element_size = max(1, axes.q * axes.k * elements, 2 * max(axes.q, axes.k) * max(axes.key_width, axes.value_width))
     batch = max(1, min(axes.batch_size, budget // element_size))
     # Below 256 pairs, Python overhead dominates the time of a tile.
     pairs = max(min(256, budget), budget // (batch * elements))
@@ -142,7 +143,7 @@ class ExponentialAccumulator:
     Attributes:
         shift: shift of each query, multiplied by the factor of the exponential.
         total: Σ e^(l − s), in float64.
-        weighted: Σ e^(l − s) v, in float64.
+        weighted: Σ e^(l − s) v, in float64; of the first keys alone, in the dtype of their product.
         non_finite: whether a logit was infinite or NaN, which makes the sums invalid.
     """
 
@@ -155,6 +156,7 @@ class ExponentialAccumulator:
         self._shifted = False
         self._has_key: Bool[np.ndarray, "*batch q 1"] = np.zeros((*batch, rows, 1), dtype=bool)
         self._all_have_keys = False
+        self._empty = True
 
     def update(
         self,
@@ -183,7 +185,9 @@ class ExponentialAccumulator:
         self.total += total
         for start in range(0, e.shape[-1], _CHUNK):
             chunk = slice(start, start + _CHUNK)
-            self.weighted += np.matmul(e[..., chunk], value[..., chunk, :])
+            product = np.matmul(e[..., chunk], value[..., chunk, :])
+            self.weighted = product if self._empty else np.add(self.weighted, product, dtype=np.float64)
+            self._empty = False
 
     def result(self) -> ExponentialSums | None:
         """Return the sums of exponentials, or None if they may be wrong because an input was not finite.
@@ -196,7 +200,7 @@ class ExponentialAccumulator:
             return None  # a row has no key, or all of its logits became −inf when multiplied by log2 e
         dtype = self.shift.dtype
         maximum = np.where(self._has_key, self.shift / self.exp.factor, -np.inf).astype(dtype)
-        return ExponentialSums(maximum, self.total.astype(dtype), self.weighted.astype(dtype))
+        return ExponentialSums(maximum, self.total.astype(dtype, copy=False), self.weighted.astype(dtype, copy=False))
 
     def _exponentials(
         self, e: Float[np.ndarray, "*batch q k"], ones: Float[np.ndarray, "ones 1"]
@@ -230,7 +234,7 @@ class ExponentialAccumulator:
             # The sums of a row without a key are 0: rescaling them for a large decrease must not compute 0 · inf.
             factor = self.exp.function(np.where(self._has_key, -difference, 0).astype(np.float64))
             self.total *= factor
-            self.weighted *= factor
+            self.weighted = self.weighted * factor
         self._has_key |= exists
         self._all_have_keys = bool(self._has_key.all())
         return True
