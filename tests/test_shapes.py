@@ -14,9 +14,9 @@ pytestmark = pytest.mark.skipif(not is_checking(), reason="the first process of 
 
 def test_an_array_with_other_axes_than_annotated_raises() -> None:
     weights, value = np.ones((2, 3)), np.ones((3, 1))
-    assert apply_weights(weights, value, None, True).shape == (2, 1)
+    assert apply_weights(weights, value, lambda: None, True).shape == (2, 1)
     with pytest.raises(jaxtyping.TypeCheckError):
-        apply_weights(np.ones((2, 5)), value, None, True)
+        apply_weights(np.ones((2, 5)), value, lambda: None, True)
 
 
 def test_users_get_the_error_of_the_library_and_not_that_of_the_checker() -> None:

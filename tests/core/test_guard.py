@@ -114,7 +114,7 @@ def test_a_finite_row_beside_nan_has_the_gradient_of_the_finite_inputs():
 def test_a_value_that_is_read_is_read_as_it_is_and_no_other(weights, column, wanted):
     weights, value = np.array([weights]), np.array(column)[:, None]
     with ignore_numpy_warnings():
-        got = apply_weights(weights, value, weights != 0, clean=False)
+        got = apply_weights(weights, value, lambda: weights != 0, clean=False)
     assert np.array_equal(got, [[wanted]], equal_nan=True)
 
 

@@ -169,7 +169,7 @@ def shared(logits, value, allowed, seed=0):
             tile, values = logits[:, start:stop], value[start:stop]
             parts.append(
                 ExponentialSums.accumulate(
-                    tile, lambda e, tile=tile, values=values: apply_weights(e, values, tile > -np.inf, False)
+                    tile, lambda e, tile=tile, values=values: apply_weights(e, values, lambda: tile > -np.inf, False)
                 )
             )
         rng.shuffle(parts)

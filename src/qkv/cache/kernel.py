@@ -16,6 +16,7 @@ import dataclasses
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import ClassVar, Literal
 
@@ -237,14 +238,14 @@ class ChunkedKernel(Kernel):
         else:
             weights = typing.cast("Tensor", row_weights(normalizer, logits, tile))
         dropped = apply_dropout(weights, tile, call.dropout)
-        support = None if call.finite_value else normalizer.support(logits, weights)
         output = None
         for n, (start, stop) in enumerate(call.chunked[0].ranges):
             weights_of_chunk, values = dropped[..., start:stop], call.chunk(1, n)
-            if support is None:
+            if call.finite_value:
                 part = _product(weights_of_chunk, values)
             else:
-                part = typing.cast("Tensor", apply_weights(weights_of_chunk, values, support[..., start:stop], False))
+                support = partial(normalizer.support(logits, weights).__getitem__, (..., slice(start, stop)))
+                part = typing.cast("Tensor", apply_weights(weights_of_chunk, values, support, False))
             output = part if output is None else output.add_(part)
         readouts = tuple(
             readout.finalize(readout.read(logits, weights, normalizer, tile), tile) for readout in problem.readouts

@@ -28,6 +28,7 @@ __all__ = [
     "as_array",
     "asarray_like",
     "cast",
+    "choose",
     "dtype_name",
     "gather",
     "ignore_numpy_warnings",
@@ -417,6 +418,18 @@ def requires_gradient(x: Shaped[Array, "*_"]) -> bool:
     if name == "jax":
         return isinstance(x, sys.modules["jax"].core.Tracer)
     return name == "tensorflow"  # tapes do not tell which tensors they watch
+
+
+def choose(condition: Bool[Array, ""], yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+    """Return `yes()` or `no()` in JAX or TensorFlow, where a compiled function decides when it runs.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> int(choose(jnp.array(True), lambda: jnp.array(1), lambda: jnp.array(2)))
+        1
+    """
+    branch = sys.modules["jax"].lax.cond if library(condition) == "jax" else namespace(condition).cond
+    return branch(condition, yes, no)
 
 
 def statically_known_true(x: Bool[Array, ""]) -> bool:

@@ -324,17 +324,15 @@ def masked_logits(
         reference: an array in the dtype of accumulation.
         clean: whether query and key are known to be finite.
     """
+    shape = (*tile.batch, tile.rows[1] - tile.rows[0], tile.cols[1] - tile.cols[0])
+    known = all(isinstance(n, int) for n in shape)
 
     def compare(query: Array, key: Array) -> Array:
-        return function(query, key, tile)
+        logits = cast(function(query, key, tile), reference.dtype)
+        return logits if known and tuple(logits.shape) == shape else namespace(logits).broadcast_to(logits, shape)
 
     logits = compare(query, key) if clean else guarded_logits(compare, query, key)
-    logits = cast(logits, reference.dtype)
-    shape = (*tile.batch, tile.rows[1] - tile.rows[0], tile.cols[1] - tile.cols[0])
-    if mask is not None:
-        logits = where(mask.allowed(tile, logits), logits, -math.inf)
-    known = all(isinstance(n, int) for n in shape)
-    return logits if known and tuple(logits.shape) == shape else namespace(logits).broadcast_to(logits, shape)
+    return logits if mask is None else where(mask.allowed(tile, logits), logits, -math.inf)
 
 
 def apply_dropout(
@@ -399,6 +397,6 @@ def dense(call: BoundCall) -> _DenseResult:
     if logits is None:
         logits = zeros(call.value, (*tile.batch, tile.q_total, tile.k_total)) - xp.inf
     weights = call.normalizer.weights(logits, tile)
-    support = None if call.finite_value else call.normalizer.support(logits, weights)
-    output = apply_weights(apply_dropout(weights, tile, call.dropout), call.value, support, call.finite_value)
+    dropped = apply_dropout(weights, tile, call.dropout)
+    output = apply_weights(dropped, call.value, lambda: call.normalizer.support(logits, weights), call.finite_value)
     return _DenseResult(cast(output, call.out_dtype), weights, logits)

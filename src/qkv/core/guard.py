@@ -8,13 +8,16 @@ are not masked.
 from __future__ import annotations
 
 import math
+import typing
 from collections.abc import Callable
 
 from qkv.core.arrays import (
     cast,
+    choose,
     ignore_numpy_warnings,
     is_floating,
     is_text,
+    library,
     namespace,
     statically_known_true,
     stop_gradient,
@@ -44,26 +47,42 @@ def zero_nonfinite(x: Num[Array, "*axes"]) -> Num[Array, "*axes"]:
 
 
 def guarded_logits(
-    score: Callable[[Shaped[Array, "*_"], Shaped[Array, "*_"]], Shaped[Array, "*#batch #q #k"]],
+    score: Callable[[Shaped[Array, "*_"], Shaped[Array, "*_"]], Shaped[Array, "*batch q k"]],
     query: Num[Array, "*#batch q query_width"],
     key: Num[Array, "*#batch k key_width"],
-) -> Num[Array, "*#batch #q #k"]:
+) -> Num[Array, "*batch q k"]:
     """Compute logits such that a non-finite query or key causes no NaN in the gradients of other rows.
 
     A pair with a non-finite query or key gets the logit of the original inputs, without a gradient. All other pairs
     get the logit of inputs in which NaN and infinity are replaced by zeros.
     """
     xp = namespace(query)
-    bad_query = ~xp.all(xp.isfinite(query), axis=-1)[..., :, None]
-    bad_key = ~xp.all(xp.isfinite(key), axis=-1)[..., None, :]
-    raw = stop_gradient(score(stop_gradient(query), stop_gradient(key)))
-    return xp.where(bad_query | bad_key, raw, score(zero_nonfinite(query), zero_nonfinite(key)))
+    clean = score(zero_nonfinite(query), zero_nonfinite(key))
+
+    def with_nonfinite() -> Array:
+        bad_query = ~xp.all(xp.isfinite(query), axis=-1)[..., :, None]
+        bad_key = ~xp.all(xp.isfinite(key), axis=-1)[..., None, :]
+        return xp.where(bad_query | bad_key, stop_gradient(score(stop_gradient(query), stop_gradient(key))), clean)
+
+    return _unless_finite((query, key), clean, with_nonfinite)
+
+
+def _unless_finite(inputs: tuple[Array, ...], result: Array, repaired: Callable[[], Array]) -> Array:
+    """Return `repaired()`, or `result` where a compiled function of JAX or TensorFlow finds that all inputs are finite.
+
+    Both branches share `result`, so that little more is stored for the gradient.
+    """
+    if library(*inputs) not in ("jax", "tensorflow"):
+        return repaired()
+    xp = namespace(inputs[0])
+    finite = xp.all(xp.stack([xp.all(xp.isfinite(x)) for x in inputs]))
+    return typing.cast("Array", choose(finite, lambda: result, repaired))
 
 
 def apply_weights(
     weights: Float[Array, "*#batch q k"],
     value: Float[Array, "*#batch k value_width"],
-    support: Bool[Array, "*#batch #q #k"] | None,
+    support: Callable[[], Bool[Array, "*#batch #q #k"]],
     clean: bool,
 ) -> Float[Array, "*batch q value_width"]:
     """Return `weights @ value`, in which NaN and infinity of values outside the support have no effect.
@@ -71,13 +90,24 @@ def apply_weights(
     Args:
         weights: `(*batch, q, k)`.
         value: `(*batch, k, value_width)`.
-        support: booleans that broadcast to the weights, True for keys whose values are included; None: all keys.
+        support: function that returns booleans that broadcast to the weights, True for keys whose values are included.
         clean: whether the values are known to be finite, so that a plain matrix product suffices.
     """
     xp = namespace(weights)
-    if clean or support is None:
+    if clean:
         return xp.matmul(weights, value)
     clean_product = xp.matmul(weights, zero_nonfinite(value))
+    return _unless_finite((value,), clean_product, lambda: _with_nonfinite(weights, value, support(), clean_product))
+
+
+def _with_nonfinite(
+    weights: Float[Array, "*#batch q k"],
+    value: Float[Array, "*#batch k value_width"],
+    support: Bool[Array, "*#batch #q #k"],
+    clean_product: Float[Array, "*batch q value_width"],
+) -> Float[Array, "*batch q value_width"]:
+    """Return the product with the values' NaN and infinity, from the product in which they are 0."""
+    xp = namespace(weights)
     constant = stop_gradient(value)
     plus, minus = constant == math.inf, constant == -math.inf
     negative = support & (stop_gradient(weights) < 0)

@@ -52,7 +52,7 @@ class LinearNormalizer(Normalizer):
         finite: bool,
     ) -> WeightedSums:
         mass = self.mass(logits)
-        weighted = apply_weights(apply_dropout(mass, tile, dropout), value, self.support(logits, mass), finite)
+        weighted = apply_weights(apply_dropout(mass, tile, dropout), value, lambda: self.support(logits, mass), finite)
         return WeightedSums(namespace(mass).sum(mass, axis=-1, keepdims=True), weighted)
 
     def finalize(

@@ -98,7 +98,7 @@ class Softmax(Normalizer):
         finite: bool,
     ) -> ExponentialSums:
         return ExponentialSums.accumulate(
-            logits, lambda e: apply_weights(apply_dropout(e, tile, dropout), value, ~excluded(logits), finite)
+            logits, lambda e: apply_weights(apply_dropout(e, tile, dropout), value, lambda: ~excluded(logits), finite)
         )
 
     def finalize(
@@ -151,9 +151,8 @@ class Softmax(Normalizer):
     ) -> tuple[Float[Array, "*batch q k"], Float[Array, "*batch q 1"], Float[Array, "*batch q 1"]]:
         xp = namespace(logits)
         shift = stop_gradient(self._shift(row_max(logits)))
-        out = excluded(logits)
-        # Excluded keys are replaced before the exponential, so that their gradient is 0 and not 0 · inf.
-        e = where(out, 0.0, xp.exp(where(out, 0.0, logits) - shift))
+        # The constant in place of logits of excluded keys stops their gradient, which would be 0 · inf.
+        e = xp.exp(where(excluded(logits), -math.inf, logits) - shift)
         return e, xp.sum(e, axis=-1, keepdims=True) + self._sink_mass(shift), shift
 
     def _sink_mass(self, shift: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 1"] | float:

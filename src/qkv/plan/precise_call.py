@@ -10,7 +10,6 @@ traced, so that there is no data, the score computes differences; JAX and Tensor
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 from qkv.core.arrays import (
     accumulation_dtype,
     cast,
+    choose,
     dtype_name,
     ignore_numpy_warnings,
     is_floating,
@@ -147,7 +147,6 @@ def run_precisely(
         plans.append(plan)
         return result.output
 
-    choose: Any = sys.modules["jax"].lax.cond if library(query) == "jax" else namespace(query).cond
     output = choose(suffices, run_lifted, lambda: run_exactly()[0].output)
     return Result(output, (), ("products or differences, chosen when the function runs",)), plans[0]
 

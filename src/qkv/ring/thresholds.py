@@ -67,7 +67,7 @@ class KnownThreshold(Normalizer):
         xp, above = namespace(logits), self._above(logits, tile)
         slope = self._slope(above)
         sums = [
-            apply_weights(apply_dropout(x, tile, dropout), value, above > 0, finite)
+            apply_weights(apply_dropout(x, tile, dropout), value, lambda: above > 0, finite)
             for x in (above**self.exponent, slope)
         ]
         return WeightedSums(xp.sum(slope, axis=-1, keepdims=True), xp.concat(sums, axis=-1))

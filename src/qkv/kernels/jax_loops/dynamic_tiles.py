@@ -7,7 +7,6 @@ tile before it, and its overlapping part is masked.
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -208,19 +207,6 @@ class DynamicCall:
             some = jnp.any(nonfinite_query) | jnp.any(nonfinite_key)
             logits = jax.lax.cond(some, with_nonfinite, lambda logits: logits, logits)
         return typing.cast("Array", jnp.where(allowed, logits, -jnp.inf))
-
-    def if_finite(self, function: Callable[[bool], Result], value: Float[Array, "*#batch k value_width"]) -> Result:
-        """Return `function(True)` if all elements of `value` are finite, else `function(False)`.
-
-        The check runs in the compiled loop, unless all values of the call are known to be finite.
-        """
-        import jax
-        import jax.numpy as jnp
-
-        if self.call.finite_value:
-            return function(True)
-        finite = jnp.all(jnp.isfinite(value))
-        return typing.cast("Result", jax.lax.cond(finite, lambda: function(True), lambda: function(False)))
 
 
 def slice_axis(x: Shaped[Array, "*_whole"], window: Window, axis: int) -> Shaped[Array, "*_slice"]:

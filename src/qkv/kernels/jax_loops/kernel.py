@@ -211,10 +211,7 @@ class RowBlockLoop:
         weights = normalizer.weights(logits, tile)
         dropped = apply_dropout(weights, tile, call.dropout)
 
-        def output(finite: bool) -> Float[Array, "*batch rows value_width"]:
-            support = None if finite else normalizer.support(logits, weights)
-            return apply_weights(dropped, call.value, support, finite)
-
+        output = apply_weights(dropped, call.value, lambda: normalizer.support(logits, weights), call.finite_value)
         read: list[Any] = []
         for readout in self.readouts:
             if combine_kinds(readout, whole, self.rows) == ["cells"]:
@@ -225,7 +222,7 @@ class RowBlockLoop:
                 read.append(pool_cells(weights, -1, tile.cols, reduction.shape[1], whole.k_total, how))
             else:
                 read.append(readout.read(logits, weights, normalizer, tile))
-        return dynamic.if_finite(output, call.value), read
+        return output, read
 
     def _logits(self, dynamic: DynamicCall, number: Start) -> Float[Array, "*batch rows k"]:
         """Return the logits of a row block, computed in tiles that the backward pass recomputes."""

@@ -152,11 +152,8 @@ class TileLoop:
             def merged(allowed: Array) -> list[Array]:
                 logits = self.dynamic.logits(window, query, key, slice_part(call.score, window), allowed)
                 logits = normalizer.prepare(logits)
-                new = self.dynamic.if_finite(
-                    lambda finite: arrays_of_partial(normalizer.accumulate(logits, value, tile, call.dropout, finite)),
-                    value,
-                )
-                return arrays_of_partial(with_arrays(empty, old).merge(with_arrays(empty, new)))
+                new = normalizer.accumulate(logits, value, tile, call.dropout, call.finite_value)
+                return arrays_of_partial(with_arrays(empty, old).merge(new))
 
             new = self._compute_unless_masked(window, merged, lambda allowed: old)
             write = jax.lax.dynamic_update_slice_in_dim

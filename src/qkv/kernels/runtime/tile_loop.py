@@ -134,9 +134,8 @@ def weigh_rows(
     weights = row_weights(normalizer, logits, tile)
     output = None
     if with_output:
-        # Which values are read matters only if one is not finite.
-        support = None if call.finite_value else normalizer.support(logits, weights)
-        output = apply_weights(apply_dropout(weights, tile, call.dropout), call.value, support, call.finite_value)
+        dropped = apply_dropout(weights, tile, call.dropout)
+        output = apply_weights(dropped, call.value, lambda: normalizer.support(logits, weights), call.finite_value)
     return output, tuple(readout.read(logits, weights, normalizer, tile) for readout in readouts)
 
 

@@ -155,8 +155,8 @@ class _RowBlockLoop:
         clean = mask is None or call.finite_sides
         logits = masked_logits(compare, mask, query, key, tile, value, clean)
         weights = normalizer.weights(logits, tile)
-        support = None if call.finite_value else normalizer.support(logits, weights)
-        return apply_weights(apply_dropout(weights, tile, call.dropout), value, support, call.finite_value)
+        dropped = apply_dropout(weights, tile, call.dropout)
+        return apply_weights(dropped, value, lambda: normalizer.support(logits, weights), call.finite_value)
 
     def _loop(self, step: Callable[..., tuple[_Total, ...]], initial: tuple[_Total, ...]) -> tuple[_Total, ...]:
         """Return the loop variables, of which the first is the number of the block, after all blocks."""
