@@ -1,0 +1,399 @@
+"""Scan of codes of the keys of a store: the rows that can have weight, with a proof, from a quarter of the bytes.
+
+The code of a vector k is k' = s c, with a scale s and whole numbers c from −127 to 127; q' = t d is that of a query. By
+the inequality of Cauchy and Schwarz
+
+    |⟨q, k⟩ − s t ⟨c, d⟩| ≤ ‖q‖ ‖k − k'‖ + ‖q − q'‖ ‖k'‖
+
+and the norms of the residuals are saved with the codes. A row whose upper bound is below the lower bounds of enough
+other rows has no weight; the others are read and compared exactly. With a tolerance ε a softmax may also leave out rows
+whose weights sum to at most ε: with the upper bounds u of the rows left out, and the lower bounds l of the others,
+
+    weight left out ≤ Σ e^u / (Σ e^l + Σ e^u) ≤ ε
+
+Source: the bound of weights left out is that of arXiv:2512.07647; codes with the norm of the residual are those of
+asymmetric distance computation, Jégou et al. (2011), https://hal.inria.fr/inria-00514462.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from qkv.core.ordering import RunningTopK
+from qkv.core.typing import Bool, Float, Int, Num
+from qkv.database.execute.block_scan import SUPPORT
+from qkv.database.execute.row_reader import RowTile
+from qkv.database.execute.scan import VectorLogits, load_arrays
+from qkv.normalizers.base import Normalizer
+from qkv.store import Block
+
+if TYPE_CHECKING:
+    from qkv.core.typing import Tensor
+
+__all__ = ["CertifiedRows", "CodeScan", "VectorCodes", "multiplies_codes"]
+
+_GROUP = 16
+"""Number of rows whose largest product is compared first."""
+
+_PAIRS = 2**17
+"""Number of products that are computed at a time: 512 KiB of float32, which stay in the second cache of a core."""
+
+_ROUNDING = 2e-6
+"""Bound of the rounding errors of a logit, relative to the product of the norms: at most 16 operations in float32."""
+
+_LEAST_WIDTH = 32
+"""Number of components from which codes are read faster than vectors."""
+
+_LARGEST, _SMALLEST = 1e15, 1e-37
+"""Bounds of norms and of logits between which the numbers of the bounds neither overflow nor vanish in float32."""
+
+_MOST = {
+    (False, False): (1 / 4, 1 / 50),
+    (False, True): (1 / 4, 1 / 50),
+    (True, False): (1 / 2, 1 / 24),
+    (True, True): (1 / 2, 1 / 10),
+}
+"""Largest shares of the rows whose groups are compared again and that are read exactly, for several queries and for a
+softmax; beyond, the scan of all rows is faster. Measured with 10⁶ vectors of 128 numbers on one core."""
+
+_Found: TypeAlias = tuple[
+    Int[np.ndarray, " n"], Int[np.ndarray, " n"], Float[np.ndarray, " n"], Float[np.ndarray, " n"]
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Codes:
+    """Codes of some vectors.
+
+    Attributes:
+        codes: `(rows, width)` whole numbers.
+        scale: `(rows,)`, s.
+        residual: `(rows,)`, an upper bound of ‖k − s c‖ in float32.
+        norm: `(rows,)`, an upper bound of ‖s c‖ in float32.
+    """
+
+    codes: Int[np.ndarray, "rows width"]
+    scale: Float[np.ndarray, " rows"]
+    residual: Float[np.ndarray, " rows"]
+    norm: Float[np.ndarray, " rows"]
+
+    @classmethod
+    def of(cls, vectors: Float[np.ndarray, "rows width"]) -> Codes:
+        """Return the codes of vectors; a norm is infinite or NaN where they cannot be coded."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            exact = vectors.astype(np.float64)
+            scale = (np.abs(exact).max(axis=1, initial=0) / 127).astype(np.float32)
+            step = scale.astype(np.float64)[:, None]
+            codes = np.clip(np.rint(exact / np.where(step > 0, step, 1)), -127, 127)
+            residual, norm = np.linalg.norm(exact - codes * step, axis=1), np.linalg.norm(codes * step, axis=1)
+            return cls(np.nan_to_num(codes).astype(np.int8), scale, _above(residual), _above(norm))
+
+    def take(self, rows: Int[np.ndarray, " n"] | Bool[np.ndarray, " rows"] | slice) -> Codes:
+        """Return the codes of some rows."""
+        return Codes(self.codes[rows], self.scale[rows], self.residual[rows], self.norm[rows])
+
+
+def _above(x: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """Return float32 numbers above numbers of float64 and their rounding errors."""
+    return np.nextafter((x * (1 + 1e-9)).astype(np.float32), np.float32(np.inf))
+
+
+class VectorCodes:
+    """The codes of vectors of a store, with a file in its folder of notes for each block and column.
+
+    Those of a block that has none, such as one that was appended, are made and saved when they are first needed.
+
+    Attributes:
+        unhelpful: the calls for which too many rows would have been read exactly.
+    """
+
+    def __init__(self) -> None:
+        self._loaded: dict[tuple[str, str], Codes | None] = {}
+        self.unhelpful = set[tuple[object, ...]]()
+
+    @staticmethod
+    def saved(folder: Path) -> list[Path]:
+        """Return the files of codes in a folder of notes."""
+        return sorted(folder.glob("codes-*.norms"))
+
+    def of_block(self, block: Block, column: str, folder: Path) -> Codes | None:
+        """Return the codes of a block, or None if its vectors cannot be coded."""
+        name = block.name, column
+        if name not in self._loaded:
+            arrays = load_arrays(block, column, "codes", folder, _code_chunk)
+            # Codes that could not be saved would need memory: all rows are compared instead.
+            whole = (
+                len(arrays) == 4
+                and not arrays["codes"].flags.writeable
+                and all(np.isfinite(arrays[name]).all() for name in ("residual", "norm"))
+            )
+            self._loaded[name] = Codes(**arrays) if whole else None
+        return self._loaded[name]
+
+    def load(self, tile: RowTile, column: str) -> Codes | None:
+        """Return the codes of a tile, or None if the vectors of its block cannot be coded."""
+        codes = self.of_block(tile.block, column, tile.cache)
+        if codes is not None and tile.block.present is not None:
+            codes = codes.take(np.flatnonzero(tile.block.present)[tile.start : tile.start + tile.table.num_rows])
+        elif codes is not None:
+            codes = codes.take(slice(tile.start, tile.start + tile.table.num_rows))
+        return codes
+
+
+def _code_chunk(matrix: Num[np.ndarray, "rows width"] | None, _: int) -> dict[str, np.ndarray]:
+    if matrix is None:
+        return {}
+    parts = [Codes.of(matrix[start : start + _GROUP**3]) for start in range(0, len(matrix), _GROUP**3)]
+    return {name: np.concatenate([getattr(each, name) for each in parts]) for name in Codes.__annotations__}
+
+
+@cache
+def multiplies_codes(width: int) -> bool:
+    """Return whether PyTorch multiplies codes of a width without error, also the largest ones.
+
+    Without instructions for 8 bits, a library may add products in 16 bits, and cut off their sums.
+    """
+    codes = np.random.default_rng(0).choice(np.array([-127, 127], np.int8), (3 * _GROUP, width))
+    codes[0], codes[1] = 127, -127
+    exact = codes.astype(np.int64) @ codes.astype(np.int64).T
+    try:
+        return all((_multiply(codes, _columns(codes[:n])).numpy() == exact[:, :n]).all() for n in (1, 2, len(codes)))
+    except (ImportError, AttributeError, RuntimeError, BufferError):
+        return False
+
+
+def _columns(codes: Int[np.ndarray, "q width"]) -> Int[Tensor, "width q"]:
+    import torch
+
+    return torch.from_numpy(codes.copy()).T.contiguous()
+
+
+def _multiply(codes: Int[np.ndarray, "n width"], queries: Int[Tensor, "width q"]) -> Int[Tensor, "n q"]:
+    import torch
+
+    # torch.from_numpy warns of arrays that cannot be written, such as mapped ones.
+    product: Int[Tensor, "n q"] = torch._int_mm(torch.utils.dlpack.from_dlpack(codes), queries)
+    return product
+
+
+@dataclass(frozen=True, eq=False)
+class CertifiedRows:
+    """The rows that were not proven to have no weight.
+
+    Attributes:
+        rows: their indices, in ascending order.
+        omitted: `(q,)`, an upper bound of the weight of all other rows; 0 without a tolerance.
+        size: number of bytes of the codes that were read.
+    """
+
+    rows: Int[np.ndarray, " n"]
+    omitted: Float[np.ndarray, " q"]
+    size: int
+
+
+class CodeScan:
+    """A pass over the codes of a store for a group of queries.
+
+    Args:
+        logits: the logits of a product or a cosine, which the codes bound.
+        normalizer: the normalizer, which is bounded, or a softmax with a `tolerance`.
+        codes: the codes of the store.
+        total: number of rows of the store.
+        tolerance: the largest weight that may be left out.
+    """
+
+    def __init__(
+        self,
+        logits: VectorLogits,
+        normalizer: Normalizer,
+        codes: VectorCodes,
+        total: int,
+        tolerance: float,
+    ) -> None:
+        self.logits, self.normalizer, self.codes, self.tolerance = logits, normalizer, codes, tolerance
+        self.total, self.softmax = total, normalizer.log_sum_exp
+        coded = Codes.of(logits.query)
+        norm = np.linalg.norm(logits.query.astype(np.float64), axis=1)
+        self.usable = bool(
+            not (self.softmax and tolerance == 0)
+            and logits.kind in ("", "inverse")
+            and logits.query.shape[1] >= _LEAST_WIDTH
+            and (np.isfinite(norm) & ((norm == 0) | (norm > 1 / _LARGEST)) & (norm < _LARGEST)).all()
+            and multiplies_codes(logits.query.shape[1])
+        )
+        if not self.usable:
+            return
+        self.queries, self.scale = _columns(coded.codes), coded.scale
+        residual = coded.residual + _ROUNDING * (norm + coded.residual)
+        self.norms = np.array([norm * (1 + _ROUNDING), residual * (1 + _ROUNDING)], np.float32)
+        support = SUPPORT if normalizer.top_k is None else normalizer.top_k
+        # Rows so far below the largest logit have at most a quarter of the weight that may be left out.
+        self.level = math.log(tolerance / 4 / total) if self.softmax else 0.0
+        self.top = RunningTopK((len(norm),), 1 if self.softmax else support, np.float32)
+
+    def find(
+        self, tiles: Iterable[RowTile], excluded_of: Callable[[RowTile], Bool[np.ndarray, " rows"] | None]
+    ) -> CertifiedRows | None:
+        """Return the rows that can have weight, or None if the scan of all rows is needed, or faster.
+
+        Args:
+            tiles: the tiles.
+            excluded_of: returns which rows of a tile are excluded, or None for no row.
+        """
+        reached: list[tuple[RowTile, _Found]] = []
+        most_groups, most_rows = _MOST[len(self.scale) > 1, self.softmax]
+        seen = size = 0
+        for number, tile in enumerate(tiles, 1):
+            codes = self._codes(tile)
+            if codes is None:
+                return None
+            logits, upper = self._bounds(codes, excluded_of(tile), _GROUP)
+            with np.errstate(invalid="ignore"):  # −inf for excluded rows
+                lower = np.where(upper > -np.inf, 2 * logits - upper, -np.inf)
+            self.top.update(np.ascontiguousarray(self._ranks(lower).T), 0)
+            reached.append((tile, self._reaching(logits, upper)))
+            seen, size = seen + tile.table.num_rows, size + codes.codes.nbytes + 3 * codes.scale.nbytes
+            if number > 2 and number & (number - 1) == 0:
+                again = sum(map(len, self._groups(reached)[0])) * _GROUP
+                # A tile adds its share to a softmax until the nearest row is found; of others the nearest rows remain.
+                if again > most_groups * (seen * (2 - seen / self.total) if self.softmax else self.total):
+                    return None
+        groups, skipped = self._groups(reached)
+        parts = [self._rows(tile, own, excluded_of(tile)) for (tile, _), own in zip(reached, groups, strict=True)]
+        found = _concatenated(parts)
+        row, omitted = found[1], np.zeros(len(self.scale))
+        if self.softmax:
+            kept, _, omitted = self._leave_out(found, skipped, self.tolerance, 1)
+            row = row[kept]
+        rows = np.unique(row)
+        # Where norms differ by many orders, rounding may hide the row of the largest logit.
+        few = len(rows) <= most_rows * self.total and (omitted <= self.tolerance).all()
+        return CertifiedRows(rows, omitted, size) if few else None
+
+    def _codes(self, tile: RowTile) -> Codes | None:
+        """Return the codes of a tile, with the norms of a cosine in the scale, or None if a logit may overflow."""
+        codes = self.codes.load(tile, self.logits.column)
+        if codes is not None and self.logits.kind:
+            inverse, largest = self.logits.norms.load(tile, self.logits.column, self.logits.kind)
+            scale, residual, norm = (each * inverse for each in (codes.scale, codes.residual, codes.norm))
+            codes = Codes(codes.codes, scale, residual, norm) if largest < np.inf else None
+        return codes if codes is not None and codes.norm.max(initial=0) < _LARGEST else None
+
+    def _bounds(
+        self, codes: Codes, excluded: Bool[np.ndarray, " rows"] | None, group: int
+    ) -> tuple[Float[np.ndarray, "groups q"], Float[np.ndarray, "groups q"]]:
+        """Return the largest logit by the codes of each group of rows, −inf for excluded rows, and its upper bound."""
+        import torch
+
+        n, q = len(codes.scale), len(self.scale)
+        groups, step = -(-n // group), max(1, _PAIRS // (q * group)) * group
+        factor = torch.from_numpy(codes.scale.copy())[:, None]
+        product, largest = torch.empty(min(step, groups * group), q), torch.empty(groups, q)
+        for start in range(0, n, step):
+            stop = min(start + step, n)
+            own, padding = product[: stop - start], product[stop - start : -(-(stop - start) // group) * group]
+            own.copy_(_multiply(codes.codes[start:stop], self.queries)).mul_(factor[start:stop])
+            if excluded is not None:
+                own[torch.from_numpy(excluded[start:stop])] = -torch.inf
+            padding.fill_(-torch.inf)
+            rows = product[: len(own) + len(padding)].view(-1, group, q)
+            torch.amax(rows, 1, out=largest[start // group : start // group + len(rows)])
+        sides = torch.zeros(2, groups * group)
+        sides[0, :n], sides[1, :n] = torch.from_numpy(codes.residual.copy()), torch.from_numpy(codes.norm.copy())
+        largest *= torch.from_numpy(self.scale)
+        upper = torch.addmm(largest, sides.view(2, groups, group).amax(2).T, torch.from_numpy(self.norms))
+        return largest.numpy(), upper.add_(_SMALLEST).numpy()
+
+    def _ranks(self, logits: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+        return np.asarray(self.normalizer.prepare(logits))
+
+    def _bound(self) -> Float[np.ndarray, " q"]:
+        """Return a number for each query that the ranks of the rows with weight reach."""
+        rank = self.top.rank.astype(np.float64)
+        if self.softmax:
+            return rank[:, 0] + self.level
+        if self.normalizer.top_k is not None:
+            return rank[:, -1]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            bound = np.asarray(self.normalizer.threshold_bound(rank))[:, 0]
+            bound = bound - _ROUNDING * (1 + np.abs(bound))
+        return np.where(np.isnan(bound), -np.inf, bound)
+
+    def _reaching(self, logits: Float[np.ndarray, "n q"], upper: Float[np.ndarray, "n q"]) -> _Found:
+        """Return the pairs whose rank may reach the bounds: query, place, and bounds of the rank."""
+        ranks = self._ranks(upper)
+        flat = np.flatnonzero((ranks >= self._bound().astype(ranks.dtype)) & (ranks > -np.inf))
+        place, query = np.divmod(flat, len(self.scale))
+        lower = 2 * logits.reshape(-1)[flat] - upper.reshape(-1)[flat]
+        return query, place, self._ranks(lower), ranks.reshape(-1)[flat]
+
+    def _groups(
+        self, reached: list[tuple[RowTile, _Found]]
+    ) -> tuple[list[Int[np.ndarray, " groups"]], Float[np.ndarray, " q"]]:
+        """Return the groups of each tile that are compared again, and the weight of the rows of all others."""
+        bound, found = self._bound(), _concatenated([each for _, each in reached])
+        kept, skipped = found[3] >= bound[found[0]], np.zeros(len(bound))
+        if self.softmax:
+            alive = np.flatnonzero(kept)
+            skipped += self.total * math.exp(self.level)
+            some = found[0][alive], found[1][alive], found[2][alive], found[3][alive]
+            kept[alive], skipped, _ = self._leave_out(some, skipped, self.tolerance / 2, _GROUP)
+        ends = np.cumsum([len(each[0]) for _, each in reached])[:-1]
+        parts = zip(np.split(found[1], ends), np.split(kept, ends), strict=True)
+        return [np.unique(group[own]) for group, own in parts], skipped
+
+    def _rows(self, tile: RowTile, groups: Int[np.ndarray, " n"], excluded: Bool[np.ndarray, " rows"] | None) -> _Found:
+        """Return the rows of groups that reach the bounds: query, index, and bounds of the rank."""
+        row = (groups[:, None] * _GROUP + np.arange(_GROUP)).reshape(-1)
+        row = row[row < tile.table.num_rows]
+        codes = self._codes(tile)
+        assert codes is not None
+        bounds = self._bounds(codes.take(row), None if excluded is None else excluded[row], 1)
+        query, place, lower, upper = self._reaching(*bounds)
+        return query, row[place] + tile.number, lower, upper
+
+    def _leave_out(
+        self, found: _Found, skipped: Float[np.ndarray, " q"], tolerance: float, size: int
+    ) -> tuple[Bool[np.ndarray, " n"], Float[np.ndarray, " q"], Float[np.ndarray, " q"]]:
+        """Return which rows or groups remain if those of the least weight are left out.
+
+        Args:
+            found: the rows or groups.
+            skipped: the weight of all others, relative to that of the largest logit.
+            tolerance: the largest share of the weights that is left out.
+            size: number of rows of a group.
+
+        Returns:
+            Booleans, and the weight of the rows that are left out: relative to the largest, and as a share.
+        """
+        query, _, lower, upper = found
+        kept, mass, share = np.ones(len(query), bool), skipped.copy(), np.zeros(len(skipped))
+        by_query = np.argsort(query, kind="stable")
+        ends = np.searchsorted(query[by_query], np.arange(len(skipped) + 1))
+        for number, largest in enumerate(self.top.rank[:, 0].astype(np.float64)):
+            own = by_query[ends[number] : ends[number + 1]]
+            if not len(own):
+                continue
+            own = own[np.argsort(upper[own])]
+            shift = max(largest, float(lower[own].max()))
+            with np.errstate(over="ignore", invalid="ignore"):
+                low, high = (np.exp(each[own].astype(np.float64) - shift) for each in (lower, upper))
+                head = np.append(low[::-1].cumsum()[::-1], 0.0)
+                tail = skipped[number] * np.exp(largest - shift) + np.append(0.0, size * high.cumsum())
+                ratio = np.where(np.isfinite(tail), tail / (head + tail), 1.0) * (1 + _ROUNDING)
+                count = max(0, int(np.searchsorted(ratio, tolerance, side="right")) - 1)
+                mass[number], share[number] = tail[count] * np.exp(shift - largest), ratio[count]
+            kept[own[:count]] = False
+        return kept, mass, share
+
+
+def _concatenated(parts: list[_Found]) -> _Found:
+    query, place, lower, upper = (np.concatenate([part[n] for part in parts]) for n in range(4))
+    return query, place, lower, upper
