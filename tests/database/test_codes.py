@@ -115,7 +115,9 @@ def _certify(folder, keys, queries, cosine, normalizer, tolerance, excluded) -> 
     scan = CodeScan(logits, normalizer, VectorCodes(), len(keys), float(tolerance))
     if not scan.usable:
         return None
-    return scan.find(tiles, lambda tile: excluded_rows(~excluded[tile.number : tile.number + tile.table.num_rows]))
+    return scan.find(
+        lambda: tiles, lambda tile: excluded_rows(~excluded[tile.number : tile.number + tile.table.num_rows])
+    )
 
 
 @pytest.fixture
