@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import os
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +69,18 @@ KEYS = {
     "sparse": lambda draw, n, width: _normal(draw, n, width) * (draw.random((n, width)) < 0.1),
     "one component": lambda draw, n, width: np.eye(width)[draw.integers(0, width, n)],
 }
+if "QKV_DATA" in os.environ:
+
+    @cache
+    def _word_vectors() -> np.ndarray:
+        with gzip.open(Path(os.environ["QKV_DATA"]) / "vectors" / "googlenews8k_300d_f16.npy.gz") as file:
+            return np.load(file).astype(np.float64)
+
+    def _real(draw, n, width):
+        return _word_vectors()[draw.integers(0, len(_word_vectors()), n)][:, draw.permutation(300)[:width]]
+
+    KEYS["vectors of words"] = _real
+
 NORMALIZERS = (
     normalizers.TopK(1),
     normalizers.TopK(7),

@@ -39,11 +39,14 @@ if TYPE_CHECKING:
 
 __all__ = ["CertifiedRows", "CodeScan", "VectorCodes", "multiplies_codes"]
 
-_GROUP = 16
+_GROUP = 8
 """Number of rows whose largest product is compared first."""
 
-_PAIRS = 2**17
-"""Number of products that are computed at a time: 512 KiB of float32, which stay in the second cache of a core."""
+_CODED = 2**12
+"""Number of vectors that are coded at a time."""
+
+_PAIRS = 2**18
+"""Number of products that are computed at a time: 1 MiB of float32, which stays in the second cache of a core."""
 
 _ROUNDING = 2e-6
 """Bound of the rounding errors of a logit, relative to the product of the norms: at most 16 operations in float32."""
@@ -128,28 +131,22 @@ class VectorCodes:
         if name not in self._loaded:
             arrays = load_arrays(block, column, "codes", folder, _code_chunk)
             # Codes that could not be saved would need memory: all rows are compared instead.
-            whole = (
-                len(arrays) == 4
-                and not arrays["codes"].flags.writeable
-                and all(np.isfinite(arrays[name]).all() for name in ("residual", "norm"))
-            )
-            self._loaded[name] = Codes(**arrays) if whole else None
+            mapped = len(arrays) == 4 and not arrays["codes"].flags.writeable
+            finite = mapped and all(np.isfinite(arrays[name]).all() for name in ("residual", "norm"))
+            self._loaded[name] = Codes(**arrays) if finite else None
         return self._loaded[name]
 
     def load(self, tile: RowTile, column: str) -> Codes | None:
         """Return the codes of a tile, or None if the vectors of its block cannot be coded."""
         codes = self.of_block(tile.block, column, tile.cache)
-        if codes is not None and tile.block.present is not None:
-            codes = codes.take(np.flatnonzero(tile.block.present)[tile.start : tile.start + tile.table.num_rows])
-        elif codes is not None:
-            codes = codes.take(slice(tile.start, tile.start + tile.table.num_rows))
-        return codes
+        rows, present = slice(tile.start, tile.start + tile.table.num_rows), tile.block.present
+        return None if codes is None else codes.take(rows if present is None else np.flatnonzero(present)[rows])
 
 
 def _code_chunk(matrix: Num[np.ndarray, "rows width"] | None, _: int) -> dict[str, np.ndarray]:
     if matrix is None:
         return {}
-    parts = [Codes.of(matrix[start : start + _GROUP**3]) for start in range(0, len(matrix), _GROUP**3)]
+    parts = [Codes.of(matrix[start : start + _CODED]) for start in range(0, len(matrix), _CODED)]
     return {name: np.concatenate([getattr(each, name) for each in parts]) for name in Codes.__annotations__}
 
 
@@ -246,7 +243,7 @@ class CodeScan:
         most_groups, most_rows = _MOST[len(self.scale) > 1]
         seen = size = pairs = 0
         for number, tile in enumerate(tiles(), 1):
-            codes = self._codes(tile)
+            codes = self._codes(tile, slice(None))
             if codes is None:
                 return None
             lower, upper = self._bounds(codes, excluded_of(tile), _GROUP)
@@ -277,12 +274,13 @@ class CodeScan:
         few = len(row) <= most_rows * self.total and (omitted <= self.tolerance).all()
         return CertifiedRows(row, omitted, size) if few else None
 
-    def _codes(self, tile: RowTile) -> Codes | None:
-        """Return the codes of a tile, with the norms of a cosine in the scale, or None if a logit may overflow."""
+    def _codes(self, tile: RowTile, rows: Int[np.ndarray, " n"] | slice) -> Codes | None:
+        """Return the codes of some rows of a tile, divided by the norms for a cosine; None if a logit may overflow."""
         codes = self.codes.load(tile, self.logits.column)
+        codes = None if codes is None else codes.take(rows)
         if codes is not None and self.logits.kind:
             inverse, largest = self.logits.norms.load(tile, self.logits.column, self.logits.kind)
-            inverse = inverse.astype(np.float32, copy=False)
+            inverse = inverse[rows].astype(np.float32, copy=False)
             scale, residual, norm = (each * inverse for each in (codes.scale, codes.residual, codes.norm))
             codes = Codes(codes.codes, scale, residual, norm) if largest < np.inf else None
         return codes if codes is not None and codes.norm.max(initial=0) < _LARGEST else None
@@ -361,9 +359,9 @@ class CodeScan:
         among[place, pairs[0]] = True
         row = (groups[:, None] * _GROUP + np.arange(_GROUP)).reshape(-1)
         row = row[row < tile.table.num_rows]
-        codes = self._codes(tile)
+        codes = self._codes(tile, row)
         assert codes is not None
-        bounds = self._bounds(codes.take(row), None if excluded is None else excluded[row], 1)
+        bounds = self._bounds(codes, None if excluded is None else excluded[row], 1)
         query, place, lower, upper = self._reaching(*bounds, np.repeat(among, _GROUP, axis=0)[: len(row)])
         return query, row[place] + tile.number, lower, upper
 
