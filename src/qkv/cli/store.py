@@ -386,8 +386,7 @@ def compact(
 def compress(path: StorePath) -> None:
     """Save codes of one byte for each number of the vectors of the key, from which most questions are answered.
 
-    The answers remain the same: rows that the codes cannot exclude are read exactly. A softmax needs --tolerance. The
-    codes are in the folder "notes" of the store, which may be removed.
+    The answers remain the same: rows that the codes cannot exclude are read exactly. A softmax needs --tolerance.
 
     \b
     Example:

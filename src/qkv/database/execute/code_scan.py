@@ -18,7 +18,7 @@ asymmetric distance computation, Jégou et al. (2011), https://hal.inria.fr/inri
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -58,9 +58,7 @@ _LARGEST, _SMALLEST = 1e15, 1e-37
 """Bounds of norms and of logits between which the numbers of the bounds neither overflow nor vanish in float32."""
 
 _MOST = {False: (1 / 4, 1 / 50), True: (1 / 2, 1 / 16)}
-"""Largest shares of the rows whose groups are compared again and that are read exactly, for one and several queries.
-
-Beyond, the scan of all rows is faster: measured with 10⁶ vectors of 128 numbers on one core."""
+"""For one and several queries, the shares of the rows that are compared again and read exactly before all rows are."""
 
 _MOST_PAIRS = 2**22
 """Most pairs of a query and a group that are kept: 100 MB."""
@@ -97,7 +95,12 @@ class Codes:
             residual, norm = np.linalg.norm(exact - codes * step, axis=1), np.linalg.norm(codes * step, axis=1)
             return cls(np.nan_to_num(codes).astype(np.int8), scale, _above(residual), _above(norm))
 
-    def take(self, rows: Int[np.ndarray, " n"] | Bool[np.ndarray, " rows"] | slice) -> Codes:
+    @classmethod
+    def concat(cls, parts: Sequence[Codes]) -> Codes:
+        """Return the codes of several parts."""
+        return cls(*(np.concatenate([getattr(each, name) for each in parts]) for name in cls.__annotations__))
+
+    def take(self, rows: Int[np.ndarray, " n"] | slice) -> Codes:
         """Return the codes of some rows."""
         return Codes(self.codes[rows], self.scale[rows], self.residual[rows], self.norm[rows])
 
@@ -147,7 +150,7 @@ def _code_chunk(matrix: Num[np.ndarray, "rows width"] | None, _: int) -> dict[st
     if matrix is None:
         return {}
     parts = [Codes.of(matrix[start : start + _CODED]) for start in range(0, len(matrix), _CODED)]
-    return {name: np.concatenate([getattr(each, name) for each in parts]) for name in Codes.__annotations__}
+    return vars(Codes.concat(parts)) if parts else {}
 
 
 @cache
@@ -262,9 +265,13 @@ class CodeScan:
                 if again > most or pairs > _MOST_PAIRS:
                     return None
         groups, skipped = self._groups(reached)
-        parts = zip(tiles(), groups, strict=True)
-        rows = [self._rows(tile, own, excluded_of(tile)) for tile, own in parts if len(own[0])]
-        found = _concatenated(rows or groups)  # no groups either
+        rows: list[tuple[Codes, Int[np.ndarray, " n"], Bool[np.ndarray, "n q"]]] = []
+        parts = [each for each in groups if not len(each[0])][:1]
+        for tile, own in zip(tiles(), groups, strict=True):
+            rows += [self._rows(tile, own, excluded_of(tile))] if len(own[0]) else []
+            if sum(len(row) for _, row, _ in rows) > 8 * _CODED:
+                parts, rows = [*parts, self._compare(rows)], []
+        found = _concatenated([*parts, self._compare(rows)] if rows else parts)
         omitted = np.zeros(len(self.scale))
         if self.softmax:
             kept, _, omitted = self._leave_out(found, skipped, self.tolerance, 1)
@@ -352,18 +359,26 @@ class CodeScan:
         ends = np.cumsum([len(each[0]) for each in reached])[:-1]
         return [_some(each, own) for each, own in zip(reached, np.split(kept, ends), strict=True)], skipped
 
-    def _rows(self, tile: RowTile, pairs: _Found, excluded: Bool[np.ndarray, " rows"] | None) -> _Found:
-        """Return the rows of groups that reach the bounds: query, index, and bounds of the rank."""
+    def _rows(
+        self, tile: RowTile, pairs: _Found, excluded: Bool[np.ndarray, " rows"] | None
+    ) -> tuple[Codes, Int[np.ndarray, " n"], Bool[np.ndarray, "n q"]]:
+        """Return the rows of groups: their codes, their indices, and with which queries they are compared."""
         groups, place = np.unique(pairs[1], return_inverse=True)
         among = np.zeros((len(groups), len(self.scale)), bool)
         among[place, pairs[0]] = True
         row = (groups[:, None] * _GROUP + np.arange(_GROUP)).reshape(-1)
-        row = row[row < tile.table.num_rows]
-        codes = self._codes(tile, row)
+        own = np.flatnonzero(row < tile.table.num_rows)
+        own = own if excluded is None else own[~excluded[row[own]]]
+        codes = self._codes(tile, row[own])
         assert codes is not None
-        bounds = self._bounds(codes, None if excluded is None else excluded[row], 1)
-        query, place, lower, upper = self._reaching(*bounds, np.repeat(among, _GROUP, axis=0)[: len(row)])
-        return query, row[place] + tile.number, lower, upper
+        return codes, row[own] + tile.number, among[own // _GROUP]
+
+    def _compare(self, rows: Sequence[tuple[Codes, Int[np.ndarray, " n"], Bool[np.ndarray, "n q"]]]) -> _Found:
+        """Return the rows that reach the bounds: query, index, and bounds of the rank."""
+        codes, row, among = zip(*rows, strict=True)
+        bounds = self._bounds(Codes.concat(codes), None, 1)
+        query, place, lower, upper = self._reaching(*bounds, np.concatenate(among))
+        return query, np.concatenate(row)[place], lower, upper
 
     def _leave_out(
         self, found: _Found, skipped: Float[np.ndarray, " q"], tolerance: float, size: int

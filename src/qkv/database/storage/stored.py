@@ -281,17 +281,6 @@ class StoredDatabase(Queryable):
         Raises:
             DataError: The key is not one column of vectors of floats, or the rows are not in Arrow files on a disk.
             StoreFullError: The codes cannot be written.
-
-        Example:
-            >>> import numpy as np, tempfile
-            >>> from qkv.database import Database
-            >>> keys = np.random.default_rng(0).standard_normal((20_000, 64), dtype=np.float32)
-            >>> rows = {"vector": keys, "number": np.arange(20_000.0)}
-            >>> store = Database.create(tempfile.mkdtemp() + "/big", rows, "vector", "number", memory="1 MiB")
-            >>> size = store.compress()
-            >>> answer = store.ask(keys[7].tolist(), score="dot", normalizer="softmax", tolerance=1e-3)
-            >>> round(answer.value), answer.omitted < 1e-3
-            (7, True)
         """
         store, columns = self.store, self._compared(self._compares_vectors(None))
         kinds = [store.schema.field(name).type for name in columns]
