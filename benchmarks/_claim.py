@@ -30,6 +30,7 @@ CLAIMS = {
     "kernel_regression": "Kernel regression",
     "retrieval": "Soft retrieval from a million vectors",
     "nearest": "The ten nearest of 500,000 vectors",
+    "certified": "Answers from codes of the keys, with a proof",
     "linear_memory": "Memory at 16,384 tokens",
     "explain": "The memory that a plan predicts",
     "planner": "The choice of a kernel",

@@ -5,8 +5,10 @@ import json
 import re
 import shlex
 
+import numpy as np
 import pytest
 
+from qkv import Database
 from qkv.cli.store import _store
 
 from .conftest import EXAMPLES
@@ -168,7 +170,7 @@ def test_a_version_is_copied_and_exported(qkv, people, tmp_path):
 def test_the_examples_of_the_help_run_as_they_stand_one_after_another(qkv, tmp_path, monkeypatch):
     (tmp_path / "people.csv").write_bytes((EXAMPLES / "people.csv").read_bytes())
     monkeypatch.chdir(tmp_path)
-    assert len(HELP) == 13
+    assert len(HELP) == 14
     for line in HELP:
         code, out, err = qkv(*shlex.split(line)[1:])
         assert (code, err) == (0, ""), line
@@ -182,3 +184,17 @@ def test_the_help_lists_the_commands_and_the_examples(qkv):
         for name in ("create", "append", "delete", "versions", "compact", "verify", "repair", "copy", "export"):
             assert f"\n  {name} " in out
         assert all(line in out for line in HELP)
+
+
+def test_a_store_is_compressed_and_asked_with_a_tolerance(qkv, tmp_path):
+    draw = np.random.default_rng(0)
+    rows = {"key": draw.standard_normal((50, 32)).astype(np.float32), "value": np.arange(50.0)}
+    path = str(Database.create(tmp_path / "vectors", rows, "key", "value").store.path)
+    code, out, _ = qkv("store", "compress", path)
+    assert (code, "of codes; Database(vectors: key → value, 50 rows" in out) == (0, True)
+    query = ",".join(map(str, 4 * rows["key"][7]))
+    asked = "ask", path, query, "--score", "dot", "--normalizer", "softmax", "--format", "json"
+    code, out, _ = qkv(*asked, "--tolerance", "0.001")
+    assert (code, round(json.loads(out)["value"])) == (0, 7)
+    code, _, err = qkv(*asked, "--tolerance", "1")
+    assert (code, "tolerance must be a number from 0 to below 1, got 1.0" in err) == (2, True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from ..fuzz.targets import TARGETS
@@ -217,6 +218,24 @@ def _answers(path: Path) -> object:
     return [database.ask((3.0, 20)).value, database.ask((5.0, 2), score="gaussian:2").value]
 
 
+def _prepare_vectors(path: Path, seed: int) -> None:
+    from qkv.database import Database
+
+    draw = np.random.default_rng(seed)
+    for number in range(3):
+        rows = {"id": np.arange(40) + 40 * number, "key": draw.standard_normal((40, 32))}
+        if number:
+            Database.open(path / "store").append(rows)
+        else:
+            Database.create(path / "store", rows, "key", "id")
+
+
+def _vector_answer(path: Path) -> object:
+    from qkv.database import Database
+
+    return Database.open(path / "store", memory=1).ask([1.0] * 32, score="dot", normalizer="topk:3").value
+
+
 def _store(steps: Callable[[Path, int], Sequence[Callable[[], object]]], **options: object) -> Operation:
     return Operation(_prepare_store, steps, _read_store, _check_store, **options)  # type: ignore[arg-type]
 
@@ -281,6 +300,11 @@ OPERATIONS: dict[str, Operation] = {
     "export": Operation(_prepare_copy, _export_steps, _read_export),
     "ask": Operation(
         _prepare_store, lambda path, seed: [lambda: _answers(path)], lambda path: [_read_store(path), _answers(path)]
+    ),
+    "compress": Operation(
+        _prepare_vectors,
+        lambda path, seed: [_command("store", "compress", path / "store")],
+        lambda path: [_read_store(path), _vector_answer(path)],
     ),
     "index": _saving("index"),
     "join": _saving("join"),

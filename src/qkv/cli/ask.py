@@ -90,6 +90,9 @@ class AskCommand:
     )
     min_similarity: MinSimilarity = None
     max_distance: MaxDistance = None
+    tolerance: Annotated[
+        float, typer.Option(metavar="SHARE", help="Weight of a softmax that may be left out to save time.")
+    ] = 0.0
     top: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Rows of evidence to show; default: 10 for one query, 3 for several."),
@@ -375,6 +378,7 @@ def _print_answers(options: AskCommand, database: Queryable, queries: list[str])
                 **options.asked,
                 top=rows or 1,
                 seed=options.seed,
+                tolerance=options.tolerance,
                 progress=progress,
                 on_bad_query="refuse" if single else "report",
                 printed=True,
@@ -408,7 +412,7 @@ def _write_answers(
 
     inputs = [*([] if options.stored else files), options.queries or "-"]
     check_distinct(output, [name for name in inputs if name != "-"])
-    asked = AskOptions(**options.asked, top=options.top or 3, seed=options.seed)
+    asked = AskOptions(**options.asked, top=options.top or 3, seed=options.seed, tolerance=options.tolerance)
     if options.queries is not None and not queries and is_query_table(options.queries):
         relation = open_relation(options.queries, database.key, options.on)
     elif options.on is not None:

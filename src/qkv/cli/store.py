@@ -225,6 +225,7 @@ def _store(context: typer.Context) -> None:
       qkv store copy people.qkv backup.qkv
       qkv store export people.qkv people.parquet
       qkv store create guests.qkv people.csv --key name --value city --encoder latent
+      qkv store compress guests.qkv
       qkv ask guests.qkv "Smith"
     """
     if context.invoked_subcommand is None:
@@ -379,6 +380,24 @@ def compact(
     with ProgressBar() as progress:
         freed = opened.compact(keep, progress)
     print(printable(f"{memory_text(freed)} freed; {opened}"))
+
+
+@store.command(short_help="Save codes of the vectors of the key, which are read faster.")
+def compress(path: StorePath) -> None:
+    """Save codes of one byte for each number of the vectors of the key, from which most questions are answered.
+
+    The answers remain the same: rows that the codes cannot exclude are read exactly. A softmax needs --tolerance.
+
+    \b
+    Example:
+      qkv store compress guests.qkv
+    """
+    from qkv.plan.cost import memory_text
+
+    opened = _open(path)
+    with ProgressBar() as progress:
+        size = opened.compress(progress)
+    print(printable(f"{memory_text(size)} of codes; {opened}"))
 
 
 store.command(short_help="Verify the files of all versions.")(verify)

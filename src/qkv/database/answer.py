@@ -153,6 +153,7 @@ class Entry:
     remarks: tuple[str, ...] = ()
     calls: tuple[Call, ...] = ()
     nearest: int = -1
+    omitted: float = 0.0
 
     def at(self, rows: Int[np.ndarray, " n"]) -> Entry:
         """Return the entry with the row indices `rows[i]` in place of i."""
@@ -250,6 +251,9 @@ class Answer:
     found = _entry_field("found", "Whether some key matches the query.")
     reason = _entry_field("reason", 'The reason for "no match"; empty if there is a match.')
     invalid = _entry_field("invalid", "Whether the query does not fit the key; `reason` then says why.")
+    omitted = _entry_field(
+        "omitted", "With `tolerance`, a proven upper bound of the weight of the rows that were left out; otherwise 0."
+    )
     candidates = _entry_field(
         "candidates", "The keys that match the query equally well, so that there is no single answer; else empty."
     )

@@ -119,6 +119,7 @@ class Queryable(ABC):
         aggregate: str | None = None,
         printed: bool = False,
         candidates: Candidates | None = None,
+        tolerance: float = 0.0,
     ) -> Answer:
         r"""Answer one or more queries by attention over the rows of the table.
 
@@ -148,6 +149,8 @@ class Queryable(ABC):
                 ``\x20`` for a space at an end, which are read unless the text as it is matches a key better.
             candidates: an approximate index of the vectors of the key, to whose rows answers are confined; their
                 recall is measured, see `Answer.recall`. None: all rows are compared.
+            tolerance: the largest share of the weights of a softmax that may be left out where that saves time, in a
+                compressed store; see `Answer.omitted`. 0: all rows count.
 
         Raises:
             QueryError: A query does not fit the key, or the predicate fails.
@@ -167,7 +170,19 @@ class Queryable(ABC):
         """
         limits = min_similarity, max_distance
         options = AskOptions(
-            score, normalizer, mask, where, top, *limits, seed, progress, on_bad_query, aggregate, printed, candidates
+            score,
+            normalizer,
+            mask,
+            where,
+            top,
+            *limits,
+            seed,
+            progress,
+            on_bad_query,
+            aggregate,
+            printed,
+            candidates,
+            tolerance,
         )
         return self.ask_with(queries, options)
 

@@ -155,6 +155,7 @@ class ClusterExecutor(StreamedExecutor):
         scheduler: Scheduler,
     ) -> None:
         super().__init__(store, key, value, name, fold, progress, hidden)
+        self.codes = None  # the workers compare all rows
         self.scheduler = scheduler
         self.fragments = FragmentRows.of(self.table.store)
         self._found = _Unreadable()

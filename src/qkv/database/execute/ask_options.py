@@ -29,7 +29,7 @@ class AskOptions:
     """The arguments of `Database.ask` except the queries.
 
     Raises:
-        OptionError: `top`, `on_bad_query`, `aggregate` or a limit is not allowed.
+        OptionError: `top`, `on_bad_query`, `aggregate`, `tolerance` or a limit is not allowed.
     """
 
     score: Score | str | None = None
@@ -45,6 +45,7 @@ class AskOptions:
     aggregate: str | None = None
     printed: bool = False
     candidates: Candidates | None = None
+    tolerance: float = 0.0
     default_limits: bool = False
 
     def __post_init__(self) -> None:
@@ -52,6 +53,11 @@ class AskOptions:
         check_choice("on_bad_query", self.on_bad_query, ("refuse", "report"))
         if self.aggregate is not None:
             check_choice("aggregate", self.aggregate, AGGREGATES)
+        if not (isinstance(self.tolerance, Real) and 0 <= self.tolerance < 1):
+            raise OptionError(
+                f"tolerance must be a number from 0 to below 1, got {self.tolerance!r}. Pass the weight that may be "
+                "left out, such as 1e-3."
+            )
         for name, noun in (("min_similarity", "least similarity"), ("max_distance", "largest distance")):
             limit = getattr(self, name)
             number = isinstance(limit, Real) and not isinstance(limit, bool) and not math.isnan(limit)

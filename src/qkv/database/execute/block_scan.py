@@ -28,7 +28,7 @@ from qkv.normalizers.base import Normalizer
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ROWS_AT_ONCE", "SPARE_ROWS", "TILE_NUMBERS", "BlockScan", "is_bounded"]
+__all__ = ["ROWS_AT_ONCE", "SPARE_ROWS", "SUPPORT", "TILE_NUMBERS", "BlockScan", "is_bounded"]
 
 TILE_NUMBERS = 2**20
 """Number of logits that are computed at a time."""
@@ -40,7 +40,7 @@ ROWS_AT_ONCE = 2**17
 SPARE_ROWS = 16
 """Number of rows that are returned beyond those requested, as float32 may exchange rows of nearly equal logits."""
 
-_SUPPORT = 128
+SUPPORT = 128
 """Number of rows of a query by a sparse normalizer that are found in one pass; if more have weight, in two."""
 
 _TOLERANCE = 1e-4
@@ -154,7 +154,7 @@ class BlockScan:
     ) -> tuple[RowLists, Float[np.ndarray, "q 1"] | None]:
         """Return the candidates of some queries, and a bound of the ranks of those of the others, or None for none."""
         top_k = normalizer.top_k
-        self.top_rows = top = RunningTopK((self.queries,), (_SUPPORT if top_k is None else top_k) + SPARE_ROWS)
+        self.top_rows = top = RunningTopK((self.queries,), (SUPPORT if top_k is None else top_k) + SPARE_ROWS)
         self._lists = []
 
         def update(logits: Float[np.ndarray, "q n"], first: int, _: object) -> None:

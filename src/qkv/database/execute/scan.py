@@ -11,7 +11,7 @@ The last two handle tiles without missing cells only; `CellLogits` handles the o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from qkv.core.typing import Tensor
 
 
-__all__ = ["CellLogits", "DeviceProducts", "fast_logits", "Logits", "VectorNorms"]
+__all__ = ["CellLogits", "DeviceProducts", "arrays_path", "fast_logits", "load_arrays", "Logits", "VectorNorms"]
 
 
 class DeviceProducts:
@@ -347,21 +347,53 @@ class VectorNorms:
 
     def _of_block(self, block: Block, column: str, kind: str, cache: Path) -> Float[np.ndarray, " rows"]:
         """Return the norms of the vectors of a block from the cache, or compute and save them."""
-        name = digest(f"{block.name} {column}".encode())[:24]
-        path = cache / f"{kind}-{name}.norms"
-        made_from = {"block": block.name, "column": column, "kind": kind, "rows": block.table.num_rows}
-        if (note := read_note(path, made_from)) is not None and "norms" in note:
-            saved = note.array("norms")
-            if saved.shape == (block.table.num_rows,) and saved.dtype.kind == "f":
-                return saved
-        block.verify()  # before the norms are saved
-        parts = []
-        for chunk in block.table.column(column).chunks:
-            matrix = arrow_columns.vector_matrix(chunk)
-            parts.append(np.full(len(chunk), np.nan) if matrix is None else _norms(matrix, kind))
-        norms = np.concatenate([np.zeros(0, np.float32), *parts])
-        save_note(path, made_from, {}, {"norms": norms})
-        return norms
+
+        def compute(matrix: Num[np.ndarray, "rows width"] | None, rows: int) -> dict[str, np.ndarray]:
+            return {"norms": np.full(rows, np.nan) if matrix is None else _norms(matrix, kind)}
+
+        arrays = load_arrays(block, column, kind, cache, compute)
+        return arrays.get("norms", np.zeros(0, np.float32))
+
+
+def load_arrays(
+    block: Block,
+    column: str,
+    kind: str,
+    cache: Path,
+    compute: Callable[[Num[np.ndarray, "rows width"] | None, int], dict[str, np.ndarray]],
+) -> dict[str, np.ndarray]:
+    """Return arrays about the vectors of a block from the folder of notes, or compute and save them.
+
+    Args:
+        block: the block.
+        column: the column of vectors.
+        kind: what the arrays hold.
+        cache: the folder.
+        compute: returns the arrays for the vectors of a chunk, None if a vector is missing, and their number.
+    """
+    path = arrays_path(block, column, kind, cache)
+    made_from = {"block": block.name, "column": column, "kind": kind, "rows": block.table.num_rows}
+    if (saved := _saved_arrays(path, made_from)) is not None:
+        return saved
+    block.verify()  # before the arrays are saved
+    chunks = block.table.column(column).chunks
+    parts = [compute(arrow_columns.vector_matrix(chunk), len(chunk)) for chunk in chunks]
+    names = set.intersection(*map(set, parts)) if parts else set()
+    arrays = {name: np.concatenate([part[name] for part in parts]) for name in sorted(names)}
+    save_note(path, made_from, {}, arrays)
+    return _saved_arrays(path, made_from) or arrays  # mapped, so that they need no memory
+
+
+def _saved_arrays(path: Path, made_from: dict[str, object]) -> dict[str, np.ndarray] | None:
+    note = read_note(path, made_from)
+    arrays = {} if note is None else {name: note.array(name) for name in note}
+    fit = all(len(array) == made_from["rows"] for array in arrays.values())
+    return arrays if fit and note is not None else None
+
+
+def arrays_path(block: Block, column: str, kind: str, cache: Path) -> Path:
+    """Return the file of arrays about the vectors of a block; see `load_arrays`."""
+    return cache / f"{kind}-{digest(f'{block.name} {column}'.encode())[:24]}.norms"
 
 
 def _norm_kind(score: Score) -> str:

@@ -30,6 +30,7 @@ class StreamedPlan:
         grows: whether memory use depends on the number of rows.
         encoder: the encoder of keys and queries in words; "" if there is none.
         cluster: the workers that read the rows in words; "" if this process does.
+        codes: what was read of the codes of a compressed store, and of its rows, in words; "" if all rows were read.
         read: the bytes and requests that were read from an object store in words; "" for a store on a disk.
         calls: an object whose text lists the calls of attention that ran.
         missing: the fragments and rows that could not be read in words; "" if all were read.
@@ -52,6 +53,7 @@ class StreamedPlan:
     grows: bool
     encoder: str = ""
     cluster: str = ""
+    codes: str = ""
     read: str = ""
     calls: object = ""
     missing: str = ""
@@ -72,6 +74,7 @@ class StreamedPlan:
             ("kernel", f"streamed over {counted(self.blocks, 'block', 'blocks')}, {method}"),
             ("logits", self.logits),
             *([("cluster", self.cluster)] if self.cluster else []),
+            *([("codes", self.codes)] if self.codes else []),
             *([("read", self.read)] if self.read else []),
             *([("missing", self.missing)] if self.missing else []),
             (

@@ -29,6 +29,7 @@ from qkv.database.execute.aggregates import aggregator_for
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.base import Executor, finds_groups
 from qkv.database.execute.block_scan import SPARE_ROWS, BlockScan, is_bounded
+from qkv.database.execute.code_scan import CertifiedRows, CodeScan, VectorCodes
 from qkv.database.execute.entries import NO_MATCHING_ROW, QueryResults, build_entries
 from qkv.database.execute.in_memory import RowsWithoutValue, attend_to_rows
 from qkv.database.execute.line_fit import LineSums, effective_evidence, largest_effective
@@ -46,6 +47,7 @@ from qkv.errors import DamagedError, KindError, OptionError, RefusedError, Shape
 from qkv.masks import AllowedKeys
 from qkv.normalizers.base import Normalizer
 from qkv.plan.checks import check_problem, read_problem
+from qkv.plan.cost import counted, memory_text
 from qkv.plan.spec import Spec
 from qkv.plan.trial import check_functions
 from qkv.store import Store
@@ -61,6 +63,9 @@ __all__ = ["StreamedCall", "StreamedExecutor"]
 
 _QUERIES = 64
 _MOST_VOTES = 4 * 2**20
+# An attempt that fails takes a quarter of the time of a pass over all rows, of eight passes 3 %.
+_PAUSE = 8
+_OMITTED = "left out: rows with at most {:.2g} of the weight"
 # Measured with 200,000 names of two words on one core of a busy machine.
 _NAMES_COST = "; names have no index here: about 3 µs of CPU time per row and query"
 
@@ -92,6 +97,7 @@ class StreamedCall:
                 f"got {normalizer}, which needs all logits of a query at once. Choose another normalizer, or open the "
                 "store with more memory, such as memory='2 GiB'."
             )
+        self._certified: list[CertifiedRows] = []
         self._votes = executor.votes
         # A column of texts or identifiers may have as many labels as rows.
         self.many_labels = self._votes and executor.value_column.kind not in ("category", "boolean")
@@ -107,8 +113,14 @@ class StreamedCall:
     def answer(self, queries: Queries, progress: Progress | None) -> list[Entry]:
         """Return an `Entry` for each query of a group, from one or two passes over the rows."""
         query = self.comparison.query_array(queries.columns)
+        if (certified := self._certify(query, progress)) is not None:
+            entries = self._answer_from_candidates(queries, query, certified.rows)
+            return [
+                replace(each, omitted=share, remarks=(*each.remarks, *[_OMITTED.format(share)] * (share > 0)))
+                for each, share in zip(entries, certified.omitted.tolist(), strict=True)
+            ]
         if not self.accumulates:
-            return self._answer_from_candidates(queries, query, progress)
+            return self._answer_from_candidates(queries, query, self.candidates(query, progress))
         top = max(self.top, self.comparison.candidate_rows)
         sums, top_rows = self.sums(query, top + SPARE_ROWS, progress)
         summary, aggregates, perplexity, effective = sums.finalize(self.normalizer, self.columns[1])
@@ -143,6 +155,31 @@ class StreamedCall:
         scan = self._scan(query)
         return scan.candidate_positions(partial(self._tiles, scan, progress), self.normalizer)
 
+    def _certify(self, query: Shaped[np.ndarray, "q ..."], progress: Progress | None) -> CertifiedRows | None:
+        """Return the rows that can have weight by the codes of a compressed store, or None if all rows are compared."""
+        executor, tolerance = self.executor, self.options.tolerance
+        call = str(self.comparison.score), str(self.normalizer), tolerance, len(query) > 1
+        codes, scan = executor.codes, self._scan(query)
+        if codes is None or self.line is not None or not isinstance(scan.fast, VectorLogits):
+            return None
+        if paused := codes.paused.pop(call, 0):
+            codes.paused |= {call: paused - 1} if paused > 1 else {}
+            return None
+        own = CodeScan(scan.fast, self.normalizer, codes, self.rows.num_rows, tolerance)
+        if not own.usable:
+            return None
+        found = own.find(partial(self._tiles, scan, progress), self._excluded)
+        if found is None:
+            codes.paused[call] = _PAUSE
+        else:
+            self._certified.append(found)
+        return found
+
+    def _excluded(self, tile: RowTile) -> Bool[np.ndarray, " rows"] | None:
+        """Return which rows of a tile are not selected or lack a cell, or None for no row."""
+        missing = () if tile.complete else (column.missing for column in self.executor.read_columns(tile.table))
+        return block_scan.excluded_rows(tile.selected, *missing)
+
     def _largest_effective(
         self,
         query: Shaped[np.ndarray, "q ..."],
@@ -175,12 +212,26 @@ class StreamedCall:
             normalizer=str(self.normalizer),
             predicate=self.present is not None,
             logits=self.first_scan.logits.description + _NAMES_COST * self.comparison.one_key,
-            sums=self.accumulates,
+            sums=self.accumulates and not self._certified,
             passes=-(-max(1, queries) // self.queries_at_once) * (1 if self.line is None else 2),
             bytes=self.rows.size_of(self.names),
+            codes=self._codes_text(),
             memory=self._memory(max(1, min(queries, self.queries_at_once))),
             grows=self.present is not None or (self.accumulates and self._votes),
         )
+
+    def _codes_text(self) -> str:
+        """Return what was read of a compressed store in words; "" if all rows were compared."""
+        if not self._certified:
+            return ""
+        read, omitted = (
+            sum(len(each.rows) for each in self._certified),
+            [each.omitted.max() for each in self._certified],
+        )
+        text = f"{memory_text(sum(each.size for each in self._certified))} read; {read:,} of "
+        text += f"{counted(self.rows.num_rows * len(self._certified), 'row', 'rows')} read exactly, "
+        text += memory_text(read * self.rows.size_of(self.names) // max(1, self.rows.num_rows))
+        return text + f"; weight left out: at most {max(omitted):.2g}" * self.accumulates
 
     def _memory(self, q: int) -> int:
         """Return an estimate of the memory that a pass for `q` queries uses, in bytes."""
@@ -232,10 +283,9 @@ class StreamedCall:
         return cells.compute((cells.bind(comparison.key), None), 0, n) if n else np.zeros((len(query), 0))
 
     def _answer_from_candidates(
-        self, queries: Queries, query: Shaped[np.ndarray, "q ..."], progress: Progress | None
+        self, queries: Queries, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, " rows"]
     ) -> list[Entry]:
-        """Find the rows that can have non-zero weight, and return entries from attention over these rows in memory."""
-        rows = self.candidates(query, progress)
+        """Return entries from attention in memory over the rows that can have weight."""
         comparison, columns = self._over(rows)
         if not len(rows):
             none = np.full((len(query), 1), -1)
@@ -357,6 +407,7 @@ class StreamedExecutor(Executor):
         self.query_columns = self.examples[:-1]
         self._interpret_values(self.value_column, self.statistics.columns[value].largest)
         self.norms = VectorNorms()
+        self.codes = VectorCodes() if VectorCodes.saved(store.cache_folder) else None
         self.selected: Bool[np.ndarray, " rows"] | None = None
         self._columns: tuple[Column, ...] | None = None
         self._chooser: SampledChooser | None = None

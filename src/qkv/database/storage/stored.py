@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from qkv.core.progress import Progress
+from qkv.core.progress import Progress, report
 from qkv.database.answer import Answer
 from qkv.database.choice_cache import ChoiceCache
 from qkv.database.cluster.executor import ClusterExecutor
@@ -22,8 +22,10 @@ from qkv.database.cluster.scheduler import Scheduler
 from qkv.database.execute.aggregates import votes_by_kind
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.base import Executor
+from qkv.database.execute.code_scan import VectorCodes
 from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.database.execute.row_reader import match_blocks, predicate_columns
+from qkv.database.execute.scan import arrays_path
 from qkv.database.execute.streamed import StreamedExecutor
 from qkv.database.io.cell_notes import collect_notes, decided_formats
 from qkv.database.io.file_formats import stated_types
@@ -33,11 +35,12 @@ from qkv.database.keys.part_registry import parse_score
 from qkv.database.protocol import Queryable
 from qkv.database.storage.encoding import Encoding, prepare_rows
 from qkv.database.storage.remote_answers import load_executor, with_missing, with_traffic
+from qkv.encoders.arrow_columns import float_dtype
 from qkv.encoders.columns import Column, key_names
-from qkv.errors import DataError
+from qkv.errors import DataError, StoreFullError
 from qkv.plan.cost import counted, memory_bytes
 from qkv.scores.base import Score
-from qkv.store import Damage, ObjectPath, RemoteStore, StorageOptions, Store, Version, export
+from qkv.store import ArrowStore, Damage, ObjectPath, RemoteStore, StorageOptions, Store, Version, export
 from qkv.store import copy as copy_store
 
 __all__ = ["StoredDatabase"]
@@ -260,7 +263,42 @@ class StoredDatabase(Queryable):
         Returns:
             The number of bytes freed on the disk.
         """
-        return self.store.compact(keep, progress)
+        compressed = bool(VectorCodes.saved(self.store.cache_folder))
+        freed = self.store.compact(keep, progress)
+        return freed - (self.compress(progress) if compressed and len(self.store) else 0)
+
+    def compress(self, progress: Progress | None = None) -> int:
+        """Save codes of one byte for each number of the vectors of the key, and return their number of bytes.
+
+        `ask` with an inner product or a cosine then reads the codes of all rows, and of the rows themselves only those
+        that are not proven to have no weight, where that saves time; the plan says so. The answers remain the same. A
+        softmax, under which all rows have weight, needs a `tolerance`. The first `ask` after an append makes the codes
+        of its rows. The codes are results about the rows, in the folder `notes`: removing it ends the compression.
+
+        Args:
+            progress: called as `progress("compressing", done, total)`.
+
+        Raises:
+            DataError: The key is not one column of vectors of floats, or the rows are not in Arrow files on a disk.
+            StoreFullError: The codes cannot be written.
+        """
+        store, columns = self.store, self._compared(self._compares_vectors(None))
+        kinds = [store.schema.field(name).type for name in columns]
+        if not isinstance(store, ArrowStore) or isinstance(store, RemoteStore):
+            raise DataError(f"{self.name} must be in Arrow files on a disk. Copy it with backend='arrow'.")
+        if len(kinds) > 1 or float_dtype(kinds[0]) is None:
+            raise DataError(
+                f"the key of {self.name} must be one column of vectors of floats, got {', '.join(map(str, kinds))}. "
+                "Compress stores whose keys are vectors, or create the store with an encoder."
+            )
+        codes, total = VectorCodes(), len(store.block_names())
+        for number, block in enumerate(store.blocks(columns)):
+            codes.of_block(block, columns[0], store.cache_folder)
+            if not arrays_path(block, columns[0], "codes", store.cache_folder).exists():
+                raise StoreFullError(f"the codes of {self.name} could not be written. Free disk space.")
+            report(progress, "compressing", number + 1, total)
+        self._executors = {}
+        return sum(path.stat().st_size for path in VectorCodes.saved(store.cache_folder))
 
     @property
     def version(self) -> int:
