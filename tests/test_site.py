@@ -19,8 +19,7 @@ def test_every_name_that_a_package_exports_has_a_page_in_the_reference() -> None
     homes = public_names()
     names = {full.rpartition(".")[2] for full in homes}
     for module, exported in public_modules().items():
-        if module == "qkv":
-            exported = [name for name in exported if f"qkv.{name}" not in public_modules()]
+        exported = [name for name in exported if f"{module}.{name}" not in public_modules()]
         missing = set(exported) - names
         assert not missing, f"{module} exports {missing}, which have no page"
     pages = [page_name(full).lower() for full in homes]
@@ -43,6 +42,24 @@ def test_a_page_of_the_reference_shows_signature_arguments_errors_and_example() 
     page = _page("qkv.scores.Additive", {"ShapeError": "qkv.errors.ShapeError"})
     for part in ("{py:class} qkv.scores.Additive(query_weight", ":param vector:", ":raises ShapeError:", ">>> one ="):
         assert part in page
+
+
+def test_the_two_parts_of_the_reference_name_each_module_once() -> None:
+    from generate.reference import is_internal, public_names
+
+    modules = set(public_names().values())
+    internals = {module for module in modules if is_internal(module)}
+    assert {"qkv.kernels", "qkv.plan", "qkv.plan.rewrites", "qkv.store", "qkv.testing", "qkv.tuning"} <= internals
+    assert {"qkv", "qkv.scores", "qkv.nn", "qkv.nn.positions", "qkv.database", "qkv.errors"} <= modules - internals
+
+
+def test_the_page_of_a_name_shows_its_module_and_how_it_is_imported() -> None:
+    from generate.reference import _module_page, _page, public_names
+
+    head = "# qkv.nn.MultiHeadAttention\n\n```python\nfrom qkv.nn import MultiHeadAttention\n```\n"
+    assert _page("qkv.nn.MultiHeadAttention", {}).startswith(head)
+    assert "qkv.nn.positions" not in public_names()  # a page of its value would show a path of the machine
+    assert "[`positions`](nn.positions.md)" in _module_page("qkv.nn", public_names(), {})
 
 
 def test_every_option_of_every_command_has_a_page() -> None:
