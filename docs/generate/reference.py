@@ -115,8 +115,8 @@ def reference_pages() -> dict[str, str]:
 
 _EVERYDAY = """# Reference
 
-Every public name has a page with its signature, shapes, errors and an example. A name is public if the `__all__` of a
-package lists it. [The command line](command-line/index.md) lists every command and option, and
+Every name of these modules has a page with its signature, shapes, errors and an example. A name is public if the
+`__all__` of a package lists it. [The command line](command-line/index.md) lists every command and option, and
 [internals](internals.md) the kernels, plans and stores behind these names."""
 
 _INTERNALS = """# Internals
