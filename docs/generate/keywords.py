@@ -39,10 +39,10 @@ KEYWORDS = {
     "stores.md": "database, store, append, delete, version, larger than memory, Arrow, Lance, persist",
     "stores/verify-and-repair.md": "damaged, corrupt, repair, backup, checksum",
     "translate.md": "translation, sequence to sequence, seq2seq",
-    "tutorials/analyst.md": "tutorial, confidence interval, prediction interval, analyst",
+    "tutorials/analyst.md": "confidence interval, prediction interval, analyst",
     "tutorials/index.md": "tutorial, course, learn",
-    "tutorials/lecturer.md": "lecture, tutorial, teaching, class, course, slides",
-    "tutorials/model-builder.md": "tutorial, training loop, PyTorch",
+    "tutorials/lecturer.md": "lecture, teaching, class, course, slides",
+    "tutorials/model-builder.md": "training loop, PyTorch",
 }
 """Words and phrases by page of docs/; a query that equals one of them, or half of it, leads to the page first."""
 
