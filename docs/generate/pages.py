@@ -127,7 +127,7 @@ def has_figure(text: str) -> bool:
 
 def _cards(docs: Path, names: list[str], first: dict[str, str]) -> list[str]:
     """Return a grid of cards, one for each page, with its title, first figure and first sentence."""
-    lines = ["::::{grid} 1 2 3 4", ":gutter: 3", ""]
+    lines = ["::::{grid} 1 2 3 3", ":gutter: 3", ""]
     for name in names:
         text = (docs / name).read_text()
         title, summary = title_and_summary(text)
