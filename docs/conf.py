@@ -1,11 +1,11 @@
 """Settings of Sphinx; docs/build.py copies this file beside the pages that it writes."""
 
-from importlib import metadata
+import qkv
 
 project = "qkv"
 author = "the authors of qkv"
 project_copyright = "the authors of qkv, Apache-2.0"
-release = version = metadata.version("qkv")
+release = version = qkv.__version__
 
 extensions = ["myst_parser", "sphinx_design", "sphinx_copybutton"]
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]

@@ -23,3 +23,4 @@ python=$(dirname "$qkv")/python
 [ -x "$python" ] || python=python3
 "$python" characters.py > "$folder/characters.tsv"
 run ask "$folder/characters.tsv" --key name --value character 'grek small leter lamda' --explain
+printf '\nA sentence instead of a table (docs/start/look.md): qkv look --text "When he saw his owner, the dog was happy"\n'

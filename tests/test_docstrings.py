@@ -3,11 +3,13 @@
 import ast
 import functools
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "qkv"
+sys.path.append(str(ROOT / "docs"))
 Method = ast.FunctionDef | ast.AsyncFunctionDef
 
 UNDOCUMENTED = {SOURCE / "core" / "typing.py", *(SOURCE / "testing").glob("*.py")}
@@ -102,4 +104,27 @@ def test_the_arguments_that_an_exported_function_describes_are_complete() -> Non
         names = {each.arg for each in arguments if each is not None and not each.arg.startswith("_")}
         if names - {"self", "cls"} - described:
             missing[name] = sorted(names - {"self", "cls"} - described)
+    assert not missing, missing
+
+
+def test_every_everyday_name_has_an_example() -> None:
+    from generate.reference import is_internal, public_names
+
+    examples: dict[str, set[Path]] = {}
+    for path, tree in modules().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef | Method):
+                inside = [node, *(methods(node).values() if isinstance(node, ast.ClassDef) else ())]
+                if any(">>>" in (ast.get_docstring(each) or "") for each in inside):
+                    examples.setdefault(node.name, set()).add(path)
+            elif isinstance(node, ast.AnnAssign):  # the page of a constant shows its value
+                examples.setdefault(ast.unparse(node.target), set()).add(path)
+    missing = []
+    for full, home in public_names().items():
+        folder = SOURCE.joinpath(*home.split(".")[1:])
+        places = examples.get(full.rpartition(".")[2], set())
+        if not is_internal(home) and not any(
+            path.is_relative_to(folder if folder.is_dir() else folder.parent) for path in places
+        ):
+            missing.append(full)
     assert not missing, missing

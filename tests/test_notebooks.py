@@ -37,9 +37,9 @@ def test_a_code_cell_ends_after_each_example_with_an_output() -> None:
     ]
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_every_step_of_a_tutorial_has_an_output_or_a_picture_and_exercises_have_solutions(page: Path) -> None:
-    text = page.read_text()
+@pytest.mark.parametrize("name", ["analyst", "model-builder", "lecturer"])
+def test_every_step_of_a_tutorial_has_an_output_or_a_picture_and_exercises_have_solutions(name: str) -> None:
+    text = "\n".join(page.read_text() for page in TUTORIALS if page.stem.startswith(name))
     assert text.count("**Exercise") == text.count("{dropdown} Solution") >= 3
     for step in text.split("\n## ")[1:]:
         shown = any(example.want for example in doctest.DocTestParser().get_examples(step))

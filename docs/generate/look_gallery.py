@@ -66,7 +66,7 @@ def look_cards(pages: list[LookPage]) -> list[str]:
             ":class-card: gallery-card",
             "",
             f"```{{image}} ../{FOLDER}/{page.picture}",
-            ":alt:",
+            f":alt: Weights of a head: {page.title}",
             ":class: dark-light thumbnail",
             "```",
             "",

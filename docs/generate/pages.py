@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+from .keywords import with_search_words
 from .look_gallery import LookPage, look_cards, write_look_gallery
 from .modules import modules
 from .pictures import BLOCK, draw_pictures
@@ -21,6 +22,31 @@ OUTSIDE = {
 
 RENAMED = {"search.md": "searching.md"}
 """Pages of docs/ whose names Sphinx uses for pages of its own."""
+
+GALLERY = {
+    "First steps": (
+        "attention-is-a-query",
+        "scores",
+        "distance-scores",
+        "weights",
+        "self-attention",
+        "write-a-mask",
+        "positions",
+    ),
+    "Models": (
+        "from-torch",
+        "transformer",
+        "change-the-attention-of-my-gpt",
+        "recent-models",
+        "long-contexts",
+        "every-library",
+        "pytorch",
+        "onnx",
+    ),
+    "Tables, texts and pictures": ("databases", "films", "answer", "latent-semantics", "pictures-by-words"),
+    "Specialities": ("hard-attention", "squeeze-and-excitation", "roles-of-the-projections"),
+}
+"""Pages of the gallery in the order of its index."""
 
 _FIGURE = re.compile(r"!\[([^\]]*)\]\(([^)]+)\)")
 _ALONE = re.compile(r"^(!\[[^\]]*\]\([^)]+\.png\))$", re.MULTILINE)
@@ -46,13 +72,13 @@ def write_pages(root: Path, source: Path) -> None:
             text += _LIST
         if str(name) == "index.md" and not (root / "build" / "pyodide" / "pyodide.mjs").exists():
             text = _IN_BROWSER.sub("", text)
-        _write(source / RENAMED.get(str(name), name), _links(text, page, name, root))
+        _write(source / RENAMED.get(str(name), name), with_search_words(str(name), _links(text, page, name, root)))
     for table in docs.rglob("*.csv"):
         _write(source / table.relative_to(docs), table.read_text())
     for outside, name in OUTSIDE.items():
         page = root / outside
-        _write(source / name, _links(page.read_text(), page, Path(name), root))
-    _write(source / "design" / "modules.md", modules(root / "src" / "qkv"))
+        _write(source / name, with_search_words(name, _links(page.read_text(), page, Path(name), root)))
+    _write(source / "design" / "modules.md", with_search_words("design/modules.md", modules(root / "src" / "qkv")))
     _write(source / "gallery" / "index.md", gallery_index(docs, first, write_look_gallery(source)))
     _write(source / "coming-from" / "index.md", coming_from_index(docs / "coming-from"))
 
@@ -79,12 +105,12 @@ def title_and_summary(text: str) -> tuple[str, str]:
 
 def gallery_index(docs: Path, first: dict[str, str], look: list[LookPage]) -> str:
     """Return the index of the gallery: cards of its pages, of others, and of the pages to explore."""
-    names = sorted(page.stem for page in (docs / "gallery").glob("*.md") if page.stem != "index")
     lines = ["# Gallery", "", "Each page shows one idea: a problem, the code that solves it, and what it prints.", ""]
-    lines += _cards(docs, [f"gallery/{name}.md" for name in names], first)
+    for part, names in GALLERY.items():
+        lines += [f"## {part}", "", *_cards(docs, [f"gallery/{name}.md" for name in names], first)]
     lines += ["## More pages with figures", "", "These pages show the other [capabilities](../capabilities.md).", ""]
     lines += _cards(docs, pages_outside(docs), first)
-    return "\n".join([*lines, *look_cards(look), *hidden_toctree(names)])
+    return "\n".join([*lines, *look_cards(look), *hidden_toctree(name for names in GALLERY.values() for name in names)])
 
 
 def pages_outside(docs: Path) -> list[str]:
@@ -116,15 +142,17 @@ def _cards(docs: Path, names: list[str], first: dict[str, str]) -> list[str]:
         picture, stem = _FIGURE.search(text), first.get(name)
         if stem:
             for theme in ("light", "dark"):
-                lines += _thumbnail(f"../drawn/{stem}-{theme}.png", f"only-{theme} thumbnail")
+                lines += _thumbnail(
+                    f"../drawn/{stem}-{theme}.png", BLOCK.search(text)["words"], f"only-{theme} thumbnail"
+                )
         elif picture:
-            lines += _thumbnail((Path("..") / name).parent.joinpath(picture[2]).as_posix(), "thumbnail")
+            lines += _thumbnail((Path("..") / name).parent.joinpath(picture[2]).as_posix(), picture[1], "thumbnail")
         lines += [summary, ":::", ""]
     return [*lines, "::::", ""]
 
 
-def _thumbnail(path: str, classes: str) -> list[str]:
-    return [f"```{{image}} {path}", ":alt:", f":class: {classes}", "```", ""]
+def _thumbnail(path: str, alternative: str, classes: str) -> list[str]:
+    return [f"```{{image}} {path}", f":alt: {alternative}", f":class: {classes}", "```", ""]
 
 
 _LIST = """

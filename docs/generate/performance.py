@@ -42,7 +42,7 @@ def write_performance(root: Path, source: Path) -> None:
     if _draw(drawn / "tables", functools.partial(draw_tables, tables)):
         figure = _image("../drawn/tables", "Time of a fit by the rows of the table, and error by the time of a fit")
         _insert(source / "evidence" / "tables.md", "\n## Comparison", figure)
-    below = [*CLAIMS, "../benchmarks", "../gpu", "../peers"]
+    below = [*CLAIMS, "../benchmarks", "../gpu", "../gpu/additive", "../gpu/own-scores", "../peers"]
     with (pages / "index.md").open("a") as page:
         page.write("\n".join(["", *hidden_toctree(below)]))
 

@@ -6,7 +6,7 @@ import ast
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -19,8 +19,11 @@ import qkv
 from .docstrings import Docstring, docstring_markdown, fenced, link_names
 from .toctree import hidden_toctree
 
-MODULES = ("qkv.distributed", "qkv.errors", "qkv.workloads")
+MODULES = ("qkv.distributed", "qkv.errors", "qkv.nn.positions", "qkv.workloads")
 """Public modules that are no packages."""
+
+INTERNALS = ("database.partials", "kernels", "look.answers", "plan", "store", "testing", "tuning", "workloads")
+"""Modules, without `qkv.`, that are described apart with the modules in them: they serve those who extend qkv."""
 
 _SOURCE = Path(qkv.__file__).parent
 
@@ -29,7 +32,7 @@ _SOURCE = Path(qkv.__file__).parent
 def public_modules() -> dict[str, tuple[str, ...]]:
     """Return the names that each public module exports, outer modules first; nothing is imported."""
     paths = {_module(path.parent): path for path in _SOURCE.rglob("__init__.py")}
-    paths |= {name: _SOURCE / f"{name.removeprefix('qkv.')}.py" for name in MODULES}
+    paths |= {name: _SOURCE / f"{name.removeprefix('qkv.').replace('.', '/')}.py" for name in MODULES}
     found = {name: exported for name in sorted(paths, key=_depth) if (exported := _assigned(paths[name], "__all__"))}
     return {name: tuple(exported) for name, exported in found.items()}
 
@@ -67,9 +70,14 @@ def public_names() -> dict[str, str]:
             else:
                 outer = module.rpartition(".")[0]
                 is_home = outer == "qkv" or name not in modules.get(outer, ())
-            if is_home:
+            if is_home and f"{module}.{name}" not in modules:
                 homes[f"{module}.{name}"] = module
     return homes
+
+
+def is_internal(module: str) -> bool:
+    """Return whether a public module belongs to the internals."""
+    return f"{module.removeprefix('qkv.')}.".startswith(tuple(f"{name}." for name in INTERNALS))
 
 
 def page_name(full_name: str) -> str:
@@ -97,8 +105,25 @@ def reference_pages() -> dict[str, str]:
     modules = sorted(set(homes.values()), key=lambda name: (name != "qkv", name))
     for module in modules:
         pages[f"{module_page_name(module)}.md"] = _module_page(module, homes, links)
-    pages["index.md"] = _index(modules)
+    everyday, internals = ([m for m in modules if is_internal(m) == internal] for internal in (False, True))
+    pages["index.md"] = _index(
+        _EVERYDAY, everyday, ["command-line/index", *map(module_page_name, everyday), "internals"]
+    )
+    pages["internals.md"] = _index(_INTERNALS, internals, map(module_page_name, internals))
     return pages
+
+
+_EVERYDAY = """# Reference
+
+Every name of these modules has a page with its signature, shapes, errors and an example. A name is public if the
+`__all__` of a package lists it. [The command line](command-line/index.md) lists every command and option, and
+[internals](internals.md) the kernels, plans and stores behind these names."""
+
+_INTERNALS = """# Internals
+
+Names for those who write a kernel, a plan rule or a store, or who test their own parts. [What is
+stable](../stability.md) says which of them may change. [Architecture](../design/architecture.md) says how they work
+together."""
 
 
 def write_reference(folder: Path) -> None:
@@ -109,26 +134,12 @@ def write_reference(folder: Path) -> None:
         path.write_text(text)
 
 
-def _index(modules: list[str]) -> str:
+def _index(text: str, modules: list[str], entries: Iterable[str]) -> str:
     rows = [
         f"| [`{module}`]({module_page_name(module)}.md) | {Docstring.of(importlib.import_module(module)).summary} |"
         for module in modules
     ]
-    return "\n".join(
-        [
-            "# Reference",
-            "",
-            "Every public name has a page with its signature, equation, shapes, errors and an example. A name is",
-            "public if the `__all__` of a package lists it. [The command line](command-line/index.md) lists every",
-            "command and option.",
-            "",
-            "| module | contents |",
-            "|---|---|",
-            *rows,
-            "",
-            *hidden_toctree(["command-line/index", *map(module_page_name, modules)]),
-        ]
-    )
+    return "\n".join([text, "", "| module | contents |", "|---|---|", *rows, "", *hidden_toctree(entries)])
 
 
 def _module_page(module: str, homes: dict[str, str], links: dict[str, str]) -> str:
@@ -145,6 +156,11 @@ def _module_page(module: str, homes: dict[str, str], links: dict[str, str]) -> s
         for name in package.__all__
         if f"{module}.{name}" not in homes and links.get(name)
     ]
+    again += [
+        f"[`{name}`]({module}.{name}.md)".replace("(qkv.", "(")
+        for name in package.__all__
+        if f"{module}.{name}" in public_modules()
+    ]
     also = [f"`{module}` also exports {', '.join(again)}.", ""] if again else []
     return "\n".join(
         [
@@ -160,7 +176,7 @@ def _module_page(module: str, homes: dict[str, str], links: dict[str, str]) -> s
             *rows,
             "",
             *also,
-            *hidden_toctree(map(page_name, names)),
+            *hidden_toctree(f"{full.rpartition('.')[2]} <{page_name(full)}>" for full in names),
         ]
     )
 
@@ -196,7 +212,7 @@ def _page(full: str, links: dict[str, str]) -> str:
     local = {each: f"{module}.{each}" for each in links if getattr(package, "__all__", ()) and each in package.__all__}
     links = links | {each: target for each, target in local.items() if target in public_names()}
     others = {key: target for key, target in links.items() if target != full}
-    lines = [f"# {name}", ""]
+    lines = [f"# {full}", "", *fenced("python", [f"from {module} import {name}"]), ""]
     if inspect.isclass(thing):
         lines += _class(full, thing, others, links)
     elif inspect.isroutine(thing):

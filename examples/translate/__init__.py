@@ -13,5 +13,5 @@ search.py       beam search
 measuring.py    BLEU
 aligning.py     agreement of attention with the origin of copied words
 pictures.py     plots of alignments
-recorded.py     the runs of docs/translate.md; racing.py measures the speed of each score, page.py writes the tables
+recorded.py     the runs of the pages; racing.py measures the speed of each score, page.py writes the tables
 """

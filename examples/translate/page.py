@@ -1,4 +1,4 @@
-"""`python -m examples.translate.page`: write the tables of the recorded runs into docs/translate.md.
+"""`python -m examples.translate.page`: write the tables of the recorded runs into the pages of docs/.
 
 Each table is between two comments, `<!-- runs: NAME -->` and `<!-- end -->`. The text around the tables is written
 by hand and is not changed.
@@ -15,7 +15,12 @@ from qkv.errors import DataError, QkvError
 
 __all__ = ["filled", "tables"]
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "translate.md"
+DOCS = Path(__file__).parent.parent.parent / "docs"
+PAGES = {
+    DOCS / "translate.md": ("scores", "speed"),
+    DOCS / "evidence" / "translation.md": ("facts", "models", "commands"),
+}
+"""The names of the tables of each page."""
 
 
 def tables(folder: Path = RESULTS) -> dict[str, str]:
@@ -141,13 +146,15 @@ def _command(name: str) -> str:
 
 
 def main() -> int:
-    """Write the page."""
+    """Write the pages."""
     try:
-        PAGE.write_text(filled(PAGE.read_text(), tables()))
+        found = tables()
+        for page, names in PAGES.items():
+            page.write_text(filled(page.read_text(), {name: found[name] for name in names}))
+            print(f"wrote {page.relative_to(DOCS.parent)}")
     except QkvError as error:
         print(f"page: {error}", file=sys.stderr)
         return 2
-    print(f"wrote docs/{PAGE.name}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`python -m examples.translate.recorded PAIRS FOLDER`: run all experiments of docs/translate.md.
+"""`python -m examples.translate.recorded PAIRS FOLDER`: run all experiments of docs/evidence/translation.md.
 
 Each run consists of two commands, `train` and `evaluate`, in separate processes. The same command line resumes
 an interrupted experiment and skips finished ones.

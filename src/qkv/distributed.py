@@ -124,6 +124,13 @@ def shard(array: Any, *, group: object = None, order: Order = "contiguous", axis
 
     Raises:
         OptionError: `torch.distributed` is not initialized, or the order is unknown.
+
+    Example:
+        >>> import torch, torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> shard(torch.arange(4.0)[:, None]).ravel()  # of rank 1 of two: tensor([2., 3.])
+        tensor([0., 1., 2., 3.])
+        >>> dist.destroy_process_group()
     """
     import torch
 
@@ -145,6 +152,13 @@ def gather(array: Any, *, group: object = None, order: Order = "contiguous", axi
     Raises:
         ShapeError: the ranks do not hold the numbers of rows that the order assigns to them.
         OptionError: `torch.distributed` is not initialized, or the order is unknown.
+
+    Example:
+        >>> import torch, torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> gather(torch.ones(3, 2)).shape  # of n ranks with three rows each: (3 n, 2)
+        torch.Size([3, 2])
+        >>> dist.destroy_process_group()
     """
     import torch
     import torch.distributed as dist
@@ -181,6 +195,13 @@ def indices(length: int, *, group: object = None, order: Order = "contiguous") -
 
     Raises:
         OptionError: `torch.distributed` is not initialized, or the order is unknown.
+
+    Example:
+        >>> import torch, torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> indices(4)  # of rank 1 of two: tensor([2, 3])
+        tensor([0, 1, 2, 3])
+        >>> dist.destroy_process_group()
     """
     import torch
 

@@ -19,11 +19,11 @@ pytest.importorskip("duckdb")
 PAGES = [ROOT / "docs" / "ask.md", *sorted((ROOT / "docs" / "ask").glob("*.md"))]
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 BLOCKS = re.findall(r"^```console\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-# Commands further down, which are run in the folder of examples; "…" stands for further lines.
+# Commands further down, which stand alone; "…" stands for further lines.
 SECTIONS = [
     (command, textwrap.dedent(shown).strip("\n"))
     for command, shown in re.findall(r"^    \$ (qkv .*)\n((?:(?:    .*)?\n)*)", TEXT, re.MULTILINE)
-    if (EXAMPLES / command.split()[2]).exists()
+    if (ROOT / command.split()[2]).exists()
 ]
 
 
@@ -69,7 +69,7 @@ def test_a_command_prints_what_the_page_shows(folder, block):
 
 @pytest.mark.parametrize(("command", "shown"), SECTIONS, ids=[command[:60] for command, _ in SECTIONS])
 def test_a_command_of_a_section_prints_what_the_page_shows(folder, command, shown):
-    lines, expected = run(command, folder / "examples", folder / "bin"), shown.split("\n")
+    lines, expected = run(command, folder, folder / "bin"), shown.split("\n")
     if expected[-1] == "…":
         expected = expected[:-1]
         lines = lines[: len(expected)]

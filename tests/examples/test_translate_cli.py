@@ -241,9 +241,11 @@ def test_the_page_is_filled_between_its_marks_and_nowhere_else():
 
 
 def test_the_page_shows_the_results():
-    from examples.translate.page import PAGE
+    from examples.translate.page import PAGES
 
-    assert filled(PAGE.read_text(), tables()) == PAGE.read_text()
+    assert sorted(name for names in PAGES.values() for name in names) == sorted(tables())
+    for page, names in PAGES.items():
+        assert filled(page.read_text(), {name: tables()[name] for name in names}) == page.read_text()
 
 
 def test_every_score_is_timed_in_the_race(pairs_file, tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import doctest
 import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,9 @@ def main() -> None:
     print(
         json.dumps(
             {
+                "examples": [
+                    list(doctest.testmod(sys.modules[each.__module__])) for each in (Attention, MultiHeadAttention)
+                ],
                 "row without keys": numbers(ours([x, x], mask=[None, none]))[0][0],
                 "keras, row without keys": numbers(theirs([x, x], mask=[None, none]))[0][0],
                 "scores with dropout": np.round(numbers(with_scores[1]), 5).tolist(),

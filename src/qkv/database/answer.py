@@ -65,6 +65,14 @@ class Evidence:
         record: the cells of the row, by column name.
         similarity, distance: the similarity or distance of key and query, whichever the comparison computes;
             otherwise None.
+
+    Example:
+        >>> from qkv import Database
+        >>> table = {"name": ["John Smith", "Li Mu"], "income": [48_200, 55_000]}
+        >>> people = Database.open(table, key="name", value="income")
+        >>> row = people.ask("Jon Smiht").rows[0]
+        >>> row.index, row.record, round(row.weight, 3), round(row.similarity, 2)
+        (0, {'name': 'John Smith', 'income': 48200}, 1.0, 0.84)
     """
 
     weight: float

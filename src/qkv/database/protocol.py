@@ -95,6 +95,14 @@ class Queryable(ABC):
         name: the name of the table in messages.
         votes: whether an answer is the weighted vote of the values (texts, categories, booleans, identifiers) rather
             than their average, unless `aggregate` or `where` is given.
+
+    Example:
+        >>> from qkv import Database
+        >>> from qkv.database import Queryable
+        >>> table = {"name": ["John Smith", "Li Mu"], "income": [48_200, 55_000]}
+        >>> people = Database.open(table, key="name", value="income")
+        >>> isinstance(people, Queryable), people.key, people.value, people.votes
+        (True, ('name',), 'income', False)
     """
 
     key: tuple[str, ...]

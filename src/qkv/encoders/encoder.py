@@ -73,6 +73,15 @@ def load_encoder(kind: type[_Kind], path: str | PathLike[str]) -> _Kind:
     Raises:
         DataError: the file cannot be read, or the model of the encoder is missing.
         DamagedError: the file is damaged, or holds no encoder of this class.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from qkv.encoders import LatentEncoder, load_encoder, save_encoder
+        >>> encoder, file = LatentEncoder(2), pathlib.Path(tempfile.mkdtemp(), "encoder")
+        >>> _ = encoder.fit_encode(["a golden ring", "the ring of gold", "a dark den"])
+        >>> save_encoder(encoder, file)
+        >>> load_encoder(LatentEncoder, file).width
+        2
     """
     file = Path(path)
     if is_container(file):
@@ -131,6 +140,13 @@ class Encoder(ABC):
     Attributes:
         name: name of the encoder in files and on the command line.
         input_kind: `"texts"` for a list of strings, or `"table"` for a table or dict of columns.
+
+    Example:
+        >>> from qkv.encoders import Encoder, LatentEncoder
+        >>> encoder = LatentEncoder(2)
+        >>> vectors = encoder.fit_encode(["a golden ring", "the ring of gold", "a dark den"])
+        >>> isinstance(encoder, Encoder), encoder.width, encoder.encode(["golden gold"]).shape
+        (True, 2, (1, 2))
     """
 
     name: str

@@ -43,6 +43,15 @@ class RowExplanation(NamedTuple):
         weights: weights `(queries, top)`, averaged over the ensemble; all rows together have weight 1.
         values: contributions `(queries, top, …)`: the value of each row, shifted by the difference of the trend
             between row and query. Weights times values sum to the prediction.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.estimators import AttentionRegressor
+        >>> x = np.arange(20.0)[:, None]
+        >>> model = AttentionRegressor("none", random_state=0).fit(x, x[:, 0] ** 2)
+        >>> result = model.explain_rows([[10.0]], top=20)
+        >>> bool(np.isclose((result.weights * result.values).sum(), model.predict([[10.0]])[0]))
+        True
     """
 
     rows: Int[np.ndarray, "queries top"]

@@ -28,6 +28,15 @@ class Match:
         left, right: row numbers.
         weight: attention weight of the right row for the left row.
         probability: probability that the pair matches, regardless of other pairs.
+
+    Example:
+        >>> from qkv.join import SoftJoin
+        >>> here = {"name": ["Café Miró", "Blue Door", "Old Mill"]}
+        >>> there = {"name": ["The Blue Door", "Cafe Miro", "Zum Löwen"]}
+        >>> for match in SoftJoin("name").join(here, there):
+        ...     match.left, match.right, match.probability > 0.5
+        (0, 1, True)
+        (1, 0, True)
     """
 
     left: int
@@ -44,6 +53,14 @@ class Evaluation:
         precision, recall, f1: 0 if the join is empty or there are no matches.
         pairs, matches: number of labelled pairs, and of matches among them.
         found, right: number of labelled pairs that the join found, and of correct pairs among them.
+
+    Example:
+        >>> from qkv.join import SoftJoin
+        >>> here = {"name": ["Café Miró", "Blue Door", "Old Mill"]}
+        >>> there = {"name": ["The Blue Door", "Cafe Miro", "Zum Löwen"]}
+        >>> found = SoftJoin("name").join(here, there).evaluate({"left": [0, 2], "right": [1, 2]})
+        >>> found.precision, found.recall, found.found, found.matches
+        (0.5, 0.5, 2, 2)
     """
 
     precision: float
@@ -73,6 +90,14 @@ class JoinResult:
         notes: sentences about how the join was computed.
         on: `(left name, right name)` of the compared columns.
         ids: row numbers by id, if labelled pairs refer to ids.
+
+    Example:
+        >>> from qkv.join import SoftJoin
+        >>> here = {"name": ["Café Miró", "Blue Door", "Old Mill"]}
+        >>> there = {"name": ["The Blue Door", "Cafe Miro", "Zum Löwen"]}
+        >>> result = SoftJoin("name").join(here, there)
+        >>> result.rows.tolist(), result.keys.tolist(), len(result)
+        ([0, 1], [1, 0], 2)
     """
 
     left: pa.Table

@@ -267,6 +267,13 @@ def plot_query(
     Raises:
         DataError: the answer is for several queries.
         MissingPackageError: matplotlib is not installed.
+
+    Example:
+        >>> from qkv import Database, look
+        >>> pay = Database.open({"years": [1, 2, 3, 4], "pay": [10, 12, 14, 16]}, key="years", value="pay")
+        >>> figure = look.plot_query(pay, pay.ask(2.5))
+        >>> figure.axes[0].get_xlabel()
+        'years'
     """
     check_single(answer)
     columns = [database.column(name) for name in database.key]
@@ -302,6 +309,15 @@ def save_query_plot(database: Queryable, answer: Answer, path: str | os.PathLike
 
     Raises:
         DataError: the path has another suffix, or the file cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from qkv import Database, look
+        >>> pay = Database.open({"years": [1, 2, 3, 4], "pay": [10, 12, 14, 16]}, key="years", value="pay")
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "answer.svg")
+        >>> look.save_query_plot(pay, pay.ask(2.5), file)
+        >>> file.exists()
+        True
     """
     target = check_figure_path(path)
     save_figure(plot_query(database, answer, **options), target)

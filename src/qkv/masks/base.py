@@ -35,6 +35,16 @@ class Mask(Part, ABC):
         relative: whether the mask depends only on key position − query position, and is equal for all batch elements.
         bound_per_call: whether the mask must be bound to every call, because it may change between calls although it
             holds no arrays.
+
+    Example:
+        >>> import numpy as np, qkv
+        >>> from qkv import masks
+        >>> near = masks.Causal() & ~masks.AllowedKeys(np.array([True, False, False]))  # earlier keys but the first
+        >>> weights = qkv.observe(*np.zeros((3, 3, 1)), mask=near, readouts=[qkv.readouts.Dense()]).readouts[0]
+        >>> weights.round(1)
+        array([[0. , 0. , 0. ],
+               [0. , 1. , 0. ],
+               [0. , 0.5, 0.5]])
     """
 
     positional: bool = False

@@ -53,6 +53,13 @@ class HardAttentionOutput(NamedTuple):
         output: value of the chosen key, `(*batch, q, value_width)`; 0 where no key is allowed.
         keys: index of the chosen key, `(*batch, q)`; −1 where no key is allowed.
         log_probability: differentiable log probability of the choice in nats, `(*batch, q)`.
+
+    Example:
+        >>> import torch
+        >>> from qkv import nn
+        >>> chosen = nn.HardAttention()(torch.zeros(1, 2), torch.zeros(3, 2), torch.eye(3), seed=0)
+        >>> chosen.output.shape, chosen.keys.shape, chosen.log_probability.exp()
+        (torch.Size([1, 3]), torch.Size([1]), tensor([0.3333]))
     """
 
     output: Float[Tensor, "*batch q value_width"]

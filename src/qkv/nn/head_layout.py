@@ -47,6 +47,13 @@ class Head(NamedTuple):
         query_bias: bias of W_Q `(head_width,)`.
         key_bias: bias of W_K `(head_width,)`.
         value_bias: bias of W_V `(head_value_width,)`.
+
+    Example:
+        >>> import torch
+        >>> from qkv import nn
+        >>> head = nn.MultiHeadAttention(16, 4).head(0)
+        >>> head.query_map.shape, head.output_map.shape
+        (torch.Size([4, 16]), torch.Size([16, 4]))
     """
 
     query_map: Float[Tensor, "head_width width"] | None

@@ -30,6 +30,14 @@ class ModelObservation:
     Attributes:
         output: the output of the model.
         calls: for each module name, the readouts of every call of the module, in the order of the calls.
+
+    Example:
+        >>> import torch
+        >>> from qkv import nn, readouts
+        >>> seen = nn.observe(nn.Encoder(2, 8, 2), {"layers.0.attention": [readouts.Entropy()]},
+        ...                   torch.randn(1, 4, 8))
+        >>> seen.output.shape, seen.readouts["layers.0.attention"][0].shape
+        (torch.Size([1, 4, 8]), torch.Size([1, 2, 4]))
     """
 
     output: Any  # of the model

@@ -50,6 +50,13 @@ class AttentionOutput(NamedTuple):
         output: the output that the module returns without readouts.
         readouts: one result per readout, in the order of the argument `readouts`; heads are the last batch axis.
         plan: the plan that was run.
+
+    Example:
+        >>> import torch
+        >>> from qkv import nn, readouts
+        >>> result = nn.SelfAttention(8)(torch.randn(1, 5, 8), readouts=[readouts.Dense()])
+        >>> result.output.shape, result.readouts[0].shape, result.plan.kernel.name
+        (torch.Size([1, 5, 8]), torch.Size([1, 1, 5, 5]), 'batched')
     """
 
     output: Float[Tensor, "*batch q width"]
@@ -63,6 +70,14 @@ class KeyValue(NamedTuple):
     Attributes:
         key: keys `(*batch, key_heads, k, head_width)`.
         value: values `(*batch, key_heads, k, head_value_width)`.
+
+    Example:
+        >>> import torch
+        >>> from qkv import nn
+        >>> attention, memory = nn.MultiHeadAttention(16, 4), torch.randn(2, 9, 16)
+        >>> both = attention.key_value(memory)
+        >>> both.key.shape
+        torch.Size([2, 4, 9, 4])
     """
 
     key: Float[Tensor, "*batch key_heads k head_width"]
@@ -75,6 +90,15 @@ class Cache(Protocol):
 
     An attention module reads `start`, calls `append`, then reads `positions` and `mask`. The caller creates the
     cache and passes it to every call.
+
+    Example:
+        >>> import torch
+        >>> from qkv import masks, nn
+        >>> attention, cache = nn.MultiHeadAttention(8, 2, mask=masks.Causal()), nn.KeyValueCache()
+        >>> with torch.no_grad():
+        ...     _ = attention(torch.randn(1, 5, 8), cache=cache)
+        >>> isinstance(cache, nn.Cache), cache.start
+        (True, 5)
     """
 
     @property
@@ -99,7 +123,16 @@ class Cache(Protocol):
 
 @runtime_checkable
 class Rotation(Protocol):
-    """Protocol of modules that rotate projected queries and keys by position, such as `nn.positions.Rotary`."""
+    """Protocol of modules that rotate projected queries and keys by position, such as `nn.positions.Rotary`.
+
+    Example:
+        >>> import torch
+        >>> from qkv import nn
+        >>> rotary = nn.positions.Rotary(4)
+        >>> attention = nn.MultiHeadAttention(16, 4, positions=rotary)
+        >>> isinstance(rotary, nn.Rotation), attention(torch.randn(1, 3, 16)).shape
+        (True, torch.Size([1, 3, 16]))
+    """
 
     def rotate(
         self,

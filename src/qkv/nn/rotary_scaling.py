@@ -25,6 +25,13 @@ class RotaryScaling(ABC):
 
     Attributes:
         attention_factor: number by which the rotated elements of queries and keys are multiplied.
+
+    Example:
+        >>> from qkv import nn
+        >>> scaling = nn.positions.LinearScaling(4.0)  # of a model that was trained on sequences a quarter as long
+        >>> attention = nn.MultiHeadAttention(16, 4, positions=nn.positions.Rotary(4, scaling=scaling))
+        >>> isinstance(scaling, nn.positions.RotaryScaling), scaling.attention_factor
+        (True, 1.0)
     """
 
     attention_factor: float = 1.0

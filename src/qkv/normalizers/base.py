@@ -56,6 +56,15 @@ class Normalizer(Part, ABC):
         is_sigmoid: whether the weight is the sigmoid of what `prepare` returns.
         inner: normalizer that is applied to selected logits; None if no logits are selected.
         distribution: normalizer whose weights are the probabilities of the sampled key; None if no key is sampled.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv import normalizers
+        >>> logits = np.log([[1.0, 2.0, 5.0]])
+        >>> normalizers.Softmax().weights(logits), normalizers.TopK(1).weights(logits)
+        (array([[0.125, 0.25 , 0.625]]), array([[0., 0., 1.]]))
+        >>> normalizers.Softmax().online, normalizers.Sparsemax().online  # tile by tile, or whole rows
+        (True, False)
     """
 
     online: bool = True

@@ -51,6 +51,14 @@ class Reduction:
             exponentials; "top-k" is handled by `Readout.merge`.
         initial: initial value of the elements of the array for the whole call.
         masked: value contributed by a tile without allowed pairs; None if such a tile contributes nothing.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.readouts import Reduction
+        >>> rule = Reduction((4,), (slice(2, 4),), "add")  # for queries 2 and 3 of 4
+        >>> whole = rule.allocate(np.array([0.5, 1.0]))
+        >>> rule.combine(rule.slice(whole), np.array([0.5, 1.0])), whole.shape
+        (array([0.5, 1. ]), (4,))
     """
 
     shape: tuple[int, ...]
@@ -104,6 +112,14 @@ class Readout(Part, ABC):
         head_indices: indices of the heads, along the last batch axis, that the readout uses; None: all heads.
         requires: attribute of the normalizer that must be set; None: the readout is defined for every normalizer.
         reduce_op, initial: how results of tiles are combined over the keys, see `Reduction`.
+
+    Example:
+        >>> import numpy as np, qkv
+        >>> from qkv import readouts
+        >>> x = np.zeros((4, 1))
+        >>> entropy, top = qkv.observe(x, x, x, readouts=[readouts.Entropy(), readouts.TopWeights(1)]).readouts
+        >>> entropy.round(2), top.weights[:, 0]  # uniform weights: log 4 nats
+        (array([1.39, 1.39, 1.39, 1.39]), array([0.25, 0.25, 0.25, 0.25]))
     """
 
     accepts_tiles: bool = True

@@ -23,6 +23,14 @@ class Top(NamedTuple):
     Attributes:
         weights: weights `(*batch, q, k)`, padded with 0.
         keys: indices of the keys `(*batch, q, k)`, padded with −1.
+
+    Example:
+        >>> import numpy as np, qkv
+        >>> from qkv import readouts
+        >>> key = np.log([[1.0], [3.0]])
+        >>> top = qkv.observe(np.ones((1, 1)), key, key, readouts=[readouts.TopWeights(2)]).readouts[0]
+        >>> top.weights, top.keys
+        (array([[0.75, 0.25]]), array([[1, 0]]))
     """
 
     weights: Float[Array, "*batch q k"]

@@ -107,6 +107,15 @@ class Score(Part, ABC):
         accepts_records: whether queries and keys may be structured arrays, with a field per column.
         keeps_dtype: whether query and key are compared in their own dtype instead of the dtype of accumulation.
         cancels: whether logits are differences of numbers that may be much larger, see `lift_range`.
+
+    Example:
+        >>> import numpy as np, qkv
+        >>> from qkv import scores
+        >>> query, key = np.array([[1.0, 0.0]]), np.array([[2.0, 0.0], [0.0, 2.0]])
+        >>> scores.Dot()(query, key), scores.Gaussian(1.0)(query, key)
+        (array([[2., 0.]]), array([[-0.5, -2.5]]))
+        >>> qkv.attend(query, key, np.array([[1.0], [3.0]]), score=scores.Gaussian(0.1))
+        array([[1.]])
     """
 
     form: Form = Pairwise()
@@ -313,7 +322,17 @@ class Score(Part, ABC):
 
 
 class InnerProductScore(Score):
-    """Base class of scores that are an inner product of two vectors, plus optionally a term of the query alone."""
+    """Base class of scores that are an inner product of two vectors, plus optionally a term of the query alone.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv import scores
+        >>> class Signs(scores.InnerProductScore):
+        ...     def lift(self, query, key, tile):
+        ...         return np.sign(query), np.sign(key)
+        >>> Signs()(np.array([[5.0, -1.0]]), np.array([[1.0, -3.0], [1.0, 1.0]]))
+        array([[2., 0.]])
+    """
 
     form: Form = Product()
 
@@ -333,7 +352,17 @@ class InnerProductScore(Score):
 
 
 class GeneralScore(Score):
-    """Base class of scores that compute the logit of a pair by an arbitrary function of query and key."""
+    """Base class of scores that compute the logit of a pair by an arbitrary function of query and key.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv import scores
+        >>> class Shared(scores.GeneralScore):
+        ...     def compare(self, query, key):  # the number of equal elements
+        ...         return (query[..., None, :] == key[..., None, :, :]).sum(-1).astype(float)
+        >>> Shared()(np.array([[1.0, 2.0]]), np.array([[1.0, 2.0], [1.0, 9.0]]))
+        array([[2., 1.]])
+    """
 
     form: Form = Pairwise(saved=SavedArrays(logits=2.0))
 

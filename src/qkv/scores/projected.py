@@ -41,8 +41,9 @@ class Projected(WrapperScore):
 
     Example:
         >>> import numpy as np
-        >>> from qkv.scores import Dot
-        >>> Projected(Dot(), query_weight=np.array([[1.0, 1.0, 1.0]]))(np.ones((1, 3)), np.array([[2.0]]))
+        >>> from qkv import scores
+        >>> score = scores.Projected(scores.Dot(), query_weight=np.array([[1.0, 1.0, 1.0]]))  # from width 3 to width 1
+        >>> score(np.ones((1, 3)), np.array([[2.0]]))
         array([[6.]])
     """
 

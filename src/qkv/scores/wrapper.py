@@ -52,7 +52,20 @@ class WrapperScore(Score):
 
 @delegates("score", "query_term")
 class PointwiseScore(WrapperScore):
-    """Base class of scores that change each logit of an inner score. Subclasses define `offset` or `transform`."""
+    """Base class of scores that change each logit of an inner score. Subclasses define `offset` or `transform`.
+
+    Example:
+        >>> import numpy as np
+        >>> from dataclasses import dataclass
+        >>> from qkv import scores
+        >>> @dataclass(frozen=True, eq=False)
+        ... class Halved(scores.PointwiseScore):
+        ...     score: scores.Score
+        ...     def transform(self, logits, tile):
+        ...         return logits / 2
+        >>> Halved(scores.Dot())(np.array([[2.0]]), np.array([[3.0]]))
+        array([[3.]])
+    """
 
     @property
     def lift_kind(self) -> LiftKind | None:

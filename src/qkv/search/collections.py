@@ -297,6 +297,13 @@ class Collection:
         queries: the judged queries, in the order of their file.
         relevant: grades of judged documents, by query name and document name.
         notes: remarks about the data, in sentences.
+
+    Example:
+        >>> from qkv.search import Collection, Document
+        >>> texts = [Document("a", "a golden ring"), Document("b", "a dark den")]
+        >>> question = Document("1", "who found a ring?")
+        >>> Collection("tiny", texts, [question], {"1": {"a": 1}}).relevant["1"]
+        {'a': 1}
     """
 
     name: str
@@ -339,7 +346,7 @@ def read_collection(
     column: str | None = None,
     split: str = "test",
 ) -> Collection:
-    """Read a test collection from a folder of one of the Glasgow collections, of BEIR or of TREC, or from single files.
+    r"""Read a test collection from a folder of a Glasgow collection, of BEIR or of TREC, or from single files.
 
     Args:
         source: a folder with corpus.jsonl, queries.jsonl and qrels/; or a folder with the files of ADI, CACM, CISI,
@@ -354,6 +361,16 @@ def read_collection(
     Raises:
         DataError: a file is missing or unreadable, several files could be the documents, queries or judgements, or no
             query has a relevant document.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> (folder / "qrels").mkdir()
+        >>> _ = (folder / "corpus.jsonl").write_text('{"_id": "a", "text": "a golden ring"}')
+        >>> _ = (folder / "queries.jsonl").write_text('{"_id": "1", "text": "who found a ring?"}')
+        >>> _ = (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n1\ta\t1\n")
+        >>> read_collection(folder).relevant
+        {'1': {'a': 1}}
     """
     folder = Path(source)
     layout = find_layout(folder, split) if folder.is_dir() else None

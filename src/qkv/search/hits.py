@@ -55,6 +55,13 @@ class Hit:
         weight: attention weight among all passages.
         score: score in standard deviations above the mean of all passages.
         contributions: contributions of words to the score; None if not requested.
+
+    Example:
+        >>> from qkv.search import Document, Index
+        >>> index = Index.from_texts([Document("a", "A golden ring."), Document("b", "A dark den with shadows.")])
+        >>> hit = index.search("shadows")[0]
+        >>> hit.document, hit.text[hit.start:hit.end], hit.record()["document"]
+        ('b', 'A dark den with shadows.', 'b')
     """
 
     document: str

@@ -31,6 +31,11 @@ class Document:
         name: unique name in rankings and judgements.
         text: text of the document.
         title: title, which is searched with the text, or "".
+
+    Example:
+        >>> from qkv.search import Document
+        >>> Document("a", "A shepherd found it.", title="The ring").whole.splitlines()
+        ['The ring', 'A shepherd found it.']
     """
 
     name: str

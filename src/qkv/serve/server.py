@@ -53,6 +53,14 @@ def run_server(
     Raises:
         OptionError: The port is in use, or the host can be reached by other machines and there is no token.
         MissingPackageError: starlette, uvicorn or prometheus_client is not installed.
+
+    Example:
+        >>> from qkv import Database
+        >>> from qkv.serve import ServedStore, run_server
+        >>> people = Database.open({"name": ["Li Mu"], "income": [55_000]}, key="name", value="income")
+        >>> with ServedStore(people) as served:
+        ...     run_server(served, port=8000)  # doctest: +SKIP
+        http://127.0.0.1:8000
     """
     limits = limits or Limits()
     server, listener, address = _create(served, host, port, token, limits)

@@ -87,6 +87,15 @@ class Store(ABC):
         metadata: values saved with the store.
         damages: the damaged files that were skipped.
         unchecked: number of files of the open version that have no checksum, so that a changed bit may not be detected.
+
+    Example:
+        >>> import tempfile
+        >>> from qkv import Database, store
+        >>> folder, row = tempfile.mkdtemp() + "/people", {"name": ["Li Mu"], "pay": [1]}
+        >>> _ = Database.create(folder, row, key="name", value="pay")
+        >>> rows = store.open(folder)
+        >>> isinstance(rows, store.Store), rows.version, rows.to_table().to_pylist()
+        (True, 1, [{'name': 'Li Mu', 'pay': 1}])
     """
 
     unchecked: int = 0

@@ -84,6 +84,16 @@ class LanceStore(Store):
         DamagedStoreError: No version can be read, or files are missing, cut off or changed.
         DataError: The version does not exist.
         MissingPackageError: pylance is not installed.
+
+    Example:
+        >>> import tempfile
+        >>> from qkv import Database
+        >>> folder, row = tempfile.mkdtemp() + "/people", {"name": ["Li Mu"], "pay": [1]}
+        >>> people = Database.create(folder, row, key="name", value="pay", backend="lance")
+        >>> people.append(row)
+        2
+        >>> people.store, people.store.to_table()["pay"].to_pylist()
+        (LanceStore(people: 2 rows, version 2), [1, 1])
     """
 
     def __init__(

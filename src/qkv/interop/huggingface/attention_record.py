@@ -122,6 +122,18 @@ class AttentionRecord:
         saved: the saved inputs, if `record` was called with `save_inputs=True`; None for layers whose weights the model
             computed itself, and for calls of modules of `qkv.nn` with two or more batch axes.
         unsaved: what the call is of which `save_inputs=True` could save no inputs; empty for other calls.
+
+    Example:
+        >>> import torch, transformers
+        >>> from qkv import readouts
+        >>> from qkv.interop import huggingface
+        >>> sizes = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+        >>> model = transformers.BertModel(transformers.BertConfig(num_hidden_layers=1, **sizes)).eval()
+        >>> with huggingface.record(model, [readouts.Entropy()]) as recorder:
+        ...     _ = model(torch.tensor([[1, 2, 3]]))
+        >>> (call,) = recorder.layers["encoder.layer.0.attention.self"]
+        >>> call.kind, call.causal, call.keys, call.readouts[0].shape
+        ('self', False, 3, torch.Size([1, 2, 3]))
     """
 
     step: int

@@ -40,7 +40,14 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 
 
 class BypassWarning(UserWarning):
-    """Warning that some attention layers of a model compute attention in their own code instead of calling qkv."""
+    """Warning that some attention layers of a model compute attention in their own code instead of calling qkv.
+
+    Example:
+        >>> import warnings
+        >>> from qkv.interop import huggingface
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", huggingface.BypassWarning)  # a layer that bypasses qkv is an error
+    """
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,15 @@ class LayerCoverage:
     Attributes:
         covered: number of calls of qkv by layer name.
         missed: names of attention layers that ran without calling qkv.
+
+    Example:
+        >>> import torch, transformers
+        >>> from qkv.interop import huggingface
+        >>> sizes = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+        >>> model = transformers.BertModel(transformers.BertConfig(num_hidden_layers=1, **sizes)).eval()
+        >>> found = huggingface.layer_coverage(model, input_ids=torch.tensor([[1, 2, 3]]))
+        >>> found.covered, found.missed
+        ({'encoder.layer.0.attention.self': 1}, ())
     """
 
     covered: dict[str, int] = field(default_factory=dict)

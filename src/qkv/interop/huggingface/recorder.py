@@ -268,6 +268,17 @@ class Recorder:
         missed: names of attention layers that ran and could not be recorded.
         materialized: names of layers whose readouts were computed from weights that the model returned.
         calls: number of forward passes of the model so far.
+
+    Example:
+        >>> import torch, transformers
+        >>> from qkv import readouts
+        >>> from qkv.interop import huggingface
+        >>> sizes = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+        >>> model = transformers.BertModel(transformers.BertConfig(num_hidden_layers=2, **sizes)).eval()
+        >>> with huggingface.record(model, [readouts.Entropy()], layers=[1]) as recorder:
+        ...     _ = model(torch.tensor([[1, 2, 3]]))
+        >>> recorder.calls, list(recorder.layers), recorder.missed
+        (1, ['encoder.layer.1.attention.self'], ())
     """
 
     def __init__(

@@ -71,6 +71,13 @@ class Attention(_InputListLayer, keras.layers.Attention):  # type: ignore[misc, 
         kernel: name of the kernel to run; None lets the planner choose.
         memory: memory limit beyond inputs and output.
         kwargs: arguments of `keras.layers.Attention`.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.interop.keras import Attention
+        >>> query, value = np.zeros((1, 1, 2), "float32"), np.array([[[1.0, 1.0], [3.0, 3.0]]], "float32")
+        >>> tuple(Attention()([query, value]).shape)  # as keras.layers.Attention
+        (1, 1, 2)
     """
 
     def _score(self, query: Float[Array, "*batch q width"]) -> Score:
@@ -97,6 +104,13 @@ class AdditiveAttention(_InputListLayer, keras.layers.AdditiveAttention):  # typ
         kernel: name of the kernel to run; None lets the planner choose.
         memory: memory limit beyond inputs and output.
         kwargs: arguments of `keras.layers.AdditiveAttention`.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.interop.keras import AdditiveAttention
+        >>> query, value = np.zeros((1, 1, 2), "float32"), np.ones((1, 3, 2), "float32")
+        >>> tuple(AdditiveAttention(normalizer="sparsemax")([query, value]).shape)
+        (1, 1, 2)
     """
 
     def _score(self, query: Float[Array, "*batch q width"]) -> Score:

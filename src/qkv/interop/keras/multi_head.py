@@ -29,6 +29,13 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
         kernel: name of the kernel to run; None lets the planner choose.
         memory: memory limit beyond inputs and output.
         kwargs: arguments of `keras.layers.MultiHeadAttention`.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.interop.keras import MultiHeadAttention
+        >>> x = np.ones((1, 5, 8), "float32")
+        >>> tuple(MultiHeadAttention(num_heads=2, key_dim=4)(x, x, use_causal_mask=True).shape)
+        (1, 5, 8)
     """
 
     _sliding_window: int | None

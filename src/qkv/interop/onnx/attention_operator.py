@@ -145,6 +145,14 @@ class OperatorOutputs(NamedTuple):
         present_key: `(batch, kv_num_heads, past + k, width)`, the past keys followed by the new keys.
         present_value: `(batch, kv_num_heads, past + k, value_width)`, the past values followed by the new values.
         qk_matmul_output: `(batch, q_num_heads, q, past + k)`; None unless `qk_matmul_output_mode` is given.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.interop import onnx
+        >>> q, k, v = np.zeros((1, 1, 1, 4)), np.zeros((1, 1, 2, 4)), np.array([[[[1.0], [3.0]]]])
+        >>> outputs = onnx.attention(q, k, v)
+        >>> outputs.Y, outputs.present_key.shape, outputs.qk_matmul_output
+        (array([[[[2.]]]]), (1, 1, 2, 4), None)
     """
 
     Y: Float[Array, "batch *q_num_heads q y_width"]

@@ -270,6 +270,15 @@ class AnswerPage:
     Raises:
         QueryError: the query does not fit the key, or the predicate fails.
         OptionError: the name of a score or of a normalizer is unknown.
+
+    Example:
+        >>> from qkv import Database
+        >>> from qkv.look.answers import AnswerPage
+        >>> pay = Database.open({"years": [1, 2, 3, 4], "pay": [10, 12, 14, 16]}, key="years", value="pay")
+        >>> page = AnswerPage(pay, query="2.5")
+        >>> response = page.respond({"what": "answer", "settings": {}, "query": "2.5"})
+        >>> round(response["value"]), response["call"]
+        (13, "database.ask('2.5')")
     """
 
     def __init__(

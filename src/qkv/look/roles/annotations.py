@@ -39,6 +39,13 @@ class Question:
         right: span of the right candidate.
         wrong: spans of the other candidates; empty: all other words are candidates.
         condition: name of a group whose questions are also counted separately, such as `feminine`.
+
+    Example:
+        >>> from qkv.look.roles import Question
+        >>> text = "Ann met Eve. She smiled."
+        >>> question = Question("coreference", query=(13, 16), right=(0, 3), wrong=((8, 11),))
+        >>> [text[start:end] for start, end in (question.query, question.right, *question.wrong)]
+        ['She', 'Ann', 'Eve']
     """
 
     role: str
@@ -55,6 +62,12 @@ class AnnotatedSentence:
     Attributes:
         text: the text.
         questions: the questions; empty for texts without annotation.
+
+    Example:
+        >>> from qkv.look.roles import AnnotatedSentence, Question
+        >>> question = Question("coreference", query=(12, 15), right=(0, 3), wrong=((4, 7),))
+        >>> AnnotatedSentence("Ann met Eve. She smiled.", (question,)).questions[0].role
+        'coreference'
     """
 
     text: str
@@ -62,12 +75,18 @@ class AnnotatedSentence:
 
 
 def plain_sentences(texts: Iterable[str]) -> list[AnnotatedSentence]:
-    """Return an `AnnotatedSentence` without questions for each non-empty text, to measure positional roles."""
+    """Return an `AnnotatedSentence` without questions for each non-empty text, to measure positional roles.
+
+    Example:
+        >>> from qkv.look.roles import plain_sentences
+        >>> [sentence.text for sentence in plain_sentences(["The dog was happy.", ""])]
+        ['The dog was happy.']
+    """
     return [AnnotatedSentence(text) for text in texts if text.strip()]
 
 
 def read_gap(path: str | os.PathLike[str]) -> list[AnnotatedSentence]:
-    """Read sentences from a file of the GAP data set, each with one pronoun and two candidate names.
+    r"""Read sentences from a file of the GAP data set, each with one pronoun and two candidate names.
 
     Sentences whose pronoun does not refer to exactly one of the names are left out.
 
@@ -79,17 +98,35 @@ def read_gap(path: str | os.PathLike[str]) -> list[AnnotatedSentence]:
 
     Source:
         Webster, Recasens, Axelrod and Baldridge 2018, Mind the GAP.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "gap.tsv")
+        >>> names = "ID Text Pronoun Pronoun-offset A A-offset A-coref B B-offset B-coref URL"
+        >>> cells = ["1", "Ann met Eve when she won.", "she", "17", "Ann", "0", "TRUE", "Eve", "8", "FALSE", "_"]
+        >>> _ = file.write_text(names.replace(" ", "\t") + "\n" + "\t".join(cells) + "\n")
+        >>> read_gap(file)[0].questions[0].right  # the characters of Ann
+        (0, 3)
     """
     return [sentence for sentence in _gap_rows(path) if sentence is not None]
 
 
 def count_neither(path: str | os.PathLike[str]) -> int:
-    """Return the number of sentences of a GAP file whose pronoun refers to neither name or to both.
+    r"""Return the number of sentences of a GAP file whose pronoun refers to neither name or to both.
 
     `read_gap` leaves these sentences out.
 
     Raises:
         DataError: the file cannot be read, or is not in the format of GAP.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "gap.tsv")
+        >>> names = "ID Text Pronoun Pronoun-offset A A-offset A-coref B B-offset B-coref URL"
+        >>> cells = ["1", "Ann met Eve as she won.", "she", "15", "Ann", "0", "FALSE", "Eve", "8", "FALSE", "_"]
+        >>> _ = file.write_text(names.replace(" ", "\t") + "\n" + "\t".join(cells) + "\n")
+        >>> count_neither(file)
+        1
     """
     return sum(sentence is None for sentence in _gap_rows(path))
 
@@ -121,7 +158,7 @@ def _gap_rows(path: str | os.PathLike[str]) -> Iterator[AnnotatedSentence | None
 def read_winobias(
     path: str | os.PathLike[str], occupations: Iterable[str], condition: str = ""
 ) -> list[AnnotatedSentence]:
-    """Read sentences from a file of the WinoBias data set, each with pronouns and candidate occupations.
+    r"""Read sentences from a file of the WinoBias data set, each with pronouns and candidate occupations.
 
     A line has the form `3 [The mechanic] gave the clerk …, [she] won`.
 
@@ -135,6 +172,15 @@ def read_winobias(
 
     Source:
         Zhao, Wang, Yatskar, Ordonez and Chang 2018, Gender bias in coreference resolution.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "pro.txt")
+        >>> _ = file.write_text("1 [The mechanic] called the clerk because [she] was late.\n")
+        >>> (sentence,) = read_winobias(file, ["mechanic", "clerk"])
+        >>> start, end = sentence.questions[0].right
+        >>> sentence.text[start:end]
+        'mechanic'
     """
     names = sorted({name.strip().lower() for name in occupations if name.strip()}, key=len, reverse=True)
     known = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b", re.IGNORECASE)
@@ -163,7 +209,7 @@ def read_winobias(
 
 
 def read_conllu(path: str | os.PathLike[str], relations: Iterable[str] | None = None) -> list[AnnotatedSentence]:
-    """Read sentences with syntax trees from a CoNLL-U file, with one question about the syntactic head of each word.
+    r"""Read sentences with syntax trees from a CoNLL-U file, with one question about the syntactic head of each word.
 
     The role of a question is the relation of the word to its head (`nsubj`, `obj`, `det` …).
 
@@ -176,6 +222,15 @@ def read_conllu(path: str | os.PathLike[str], relations: Iterable[str] | None = 
 
     Source:
         universaldependencies.org/format.html; questions as in Clark, Khandelwal, Levy and Manning 2019.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "one.conllu")
+        >>> words = [("1", "Dogs", "2", "nsubj"), ("2", "bark", "0", "root")]
+        >>> lines = ["\t".join([n, word, *"_____"[:4], head, role, "_", "_"]) for n, word, head, role in words]
+        >>> _ = file.write_text("# text = Dogs bark\n" + "\n".join(lines) + "\n\n")
+        >>> [(sentence.text, sentence.questions[0].role) for sentence in read_conllu(file)]
+        [('Dogs bark', 'nsubj')]
     """
     selected = None if relations is None else set(relations)
     return [sentence for lines in _paragraphs(path) if (sentence := _tree(lines, selected, Path(path).name))]

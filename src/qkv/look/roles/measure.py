@@ -54,6 +54,12 @@ class HeadScore:
             whose baseline is uniform weights.
         neither: share of the questions in which another word than the candidates has a larger weight than each of
             them; None for roles without named candidates. The score still counts which candidate has more weight.
+
+    Example:
+        >>> from qkv.look.roles import HeadScore
+        >>> row = HeadScore("previous", "all", 2, 3, score=0.61, low=0.58, high=0.64, count=200, baseline=0.1)
+        >>> row.low > row.baseline  # better than uniform weights
+        True
     """
 
     role: str
@@ -78,6 +84,13 @@ class RoleTable:
         model: name of the model.
         sentences: number of sentences.
         rows: one score for each role, group and head.
+
+    Example:
+        >>> from qkv.look.roles import HeadScore, RoleTable
+        >>> first = HeadScore("previous", "all", 0, 0, score=0.2, low=0.1, high=0.3, count=200, baseline=0.1)
+        >>> second = HeadScore("previous", "all", 0, 1, score=0.6, low=0.5, high=0.7, count=200, baseline=0.1)
+        >>> [row.head for row in RoleTable("a small model", 200, (first, second)).ranked("previous")]
+        [1, 0]
     """
 
     model: str
@@ -229,6 +242,14 @@ def measure_roles(
 
     Source:
         Clark, Khandelwal, Levy and Manning 2019, What does BERT look at?; induction: Olsson et al. 2022.
+
+    Example:
+        >>> from qkv.look.roles import measure_roles, plain_sentences
+        >>> from qkv.look.text_model import load_text_model
+        >>> texts = plain_sentences(["When he saw his owner, the dog was happy."])
+        >>> table = measure_roles(load_text_model(), texts)  # doctest: +SKIP
+        >>> table.ranked("previous")[0].score > 0.9  # doctest: +SKIP
+        True
     """
     if not sentences:
         raise DataError(

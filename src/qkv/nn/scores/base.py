@@ -57,6 +57,16 @@ class LearnedScore(torch.nn.Module):
 
     Raises:
         OptionError: if a width or the number of heads is not a positive integer, or an option is unknown.
+
+    Example:
+        >>> import torch
+        >>> from qkv import nn, scores
+        >>> class Stretched(nn.LearnedScore):
+        ...     core = scores.Gaussian
+        ...     def fields(self):
+        ...         return {"bandwidth": torch.tensor(2.0)}
+        >>> Stretched(4)().bandwidth
+        tensor(2.)
     """
 
     core: ClassVar[Callable[..., scores.Score]]
@@ -155,6 +165,12 @@ class LearnedWrapper(LearnedScore):
             `ScaledDot()`.
         options: `heads`, `device` and `dtype`, as in `LearnedScore`, which are passed on to the inner score, and
             options of the subclass.
+
+    Example:
+        >>> from qkv import nn
+        >>> nested = nn.Softcap(8, score=nn.Additive, cap=5.0)  # the logits of an additive score, bounded by 5
+        >>> sorted(name for name, _ in nested.named_parameters())
+        ['log_cap', 'score.bias', 'score.key_weight', 'score.query_weight', 'score.vector']
     """
 
     def build(self, *, score: ScoreLike = None, **options: Any) -> None:

@@ -219,9 +219,11 @@ class Projected(LearnedWrapper):
         score: the inner score, built for width `hidden`.
 
     Example:
-        >>> score = Projected(4, 6, hidden=3)()
-        >>> score(torch.randn(2, 4), torch.randn(5, 6)).shape
-        torch.Size([2, 5])
+        >>> import torch
+        >>> from qkv import nn, scores
+        >>> score = nn.Projected(4, 6, hidden=3, score=scores.Gaussian(1.0))  # queries of width 4, keys of width 6
+        >>> nn.Attention(score=score)(torch.randn(2, 4), torch.randn(5, 6), torch.randn(5, 1)).shape
+        torch.Size([2, 1])
     """
 
     core = scores.Projected
