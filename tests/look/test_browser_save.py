@@ -125,7 +125,7 @@ def test_a_map_is_saved_as_pdf_with_truetype_text_its_cells_and_a_colour_bar(ope
 
 @pytest.mark.parametrize(("content", "width"), [("map", 3.5), ("grid", 7.2), ("grid", 2.0)])
 def test_svg_and_png_have_the_width_the_labels_and_the_legend(opened, served, content, width):
-    page = opened(served)
+    page = opened(f"{served}#view=0")
     svg = save(page, "SVG", content, width).decode()
     root = ElementTree.fromstring(svg)
     assert root.get("width") == f"{width:g}in"
@@ -190,7 +190,7 @@ def test_a_difference_is_saved_with_both_maps_in_its_title_legend_and_file_name(
     assert "Blue: larger in the first map; orange: in the second." in " ".join(texts)
     wide = texts_of_svg(save(page, "SVG", "map", 7.2))
     assert "seven & one · layer 0, head 1 minus other · layer 1, head 2" in wide
-    page.get_by_label("Show").select_option("side")
+    page.locator("select.view").select_option("map")
     page.wait_for_function("() => document.querySelectorAll('canvas.map')[1].dataset.drawn > 0")
     with page.expect_download() as waiting:
         page.get_by_label("Save as PDF").click()
@@ -220,7 +220,7 @@ def test_the_cells_of_a_saved_svg_have_sharp_edges_in_viewers_that_blend_pixels(
 
     images = [
         imread(io.BytesIO(base64.b64decode(one.get("href").split(",")[1])))
-        for one in ElementTree.fromstring(save(opened(served), "SVG")).iter(f"{SVG}image")
+        for one in ElementTree.fromstring(save(opened(f"{served}#view=0"), "SVG")).iter(f"{SVG}image")
     ]
     cells = images[0]
     side = cells.shape[0] // 7
