@@ -10,6 +10,7 @@ import zlib
 import numpy as np
 import pytest
 
+from qkv.cli.look import save_export
 from qkv.look.html_export import export_html
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
@@ -251,3 +252,20 @@ def test_pairs_of_words_from_right_to_left_are_read_from_left_to_right(opened):
         assert left < right
         # The font would draw the letters of a PDF file from left to right.
         assert not set(HEBREW) & set(Pdf(save(page, "PDF")).texts)
+
+
+def test_a_fragment_is_shown_by_a_page_whose_policy_forbids_everything(window, tmp_path):
+    view = View.from_weights(np.eye(3)[None, None], ["a", "b", "c"], name="three words")
+    path = tmp_path / "part.html"
+    assert save_export(Page.from_views([view, view]), str(path), None, None, "single", fragment=True) == [path]
+    page, refused = window.new_page(), []
+    page.on("console", lambda said: refused.append(said.text))
+    policy = "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'\">"
+    page.goto("about:blank")
+    page.set_content(f"{policy}<p>Text</p>{path.read_text()}")
+    shown = page.get_by_role("img", name="Attention map of three words")
+    assert shown.count() == 2
+    box = shown.first.bounding_box()
+    assert (box["width"], box["height"]) == (600, 400)
+    assert refused == []
+    page.close()

@@ -17,6 +17,8 @@ from dataclasses import asdict
 from os import PathLike
 from typing import TYPE_CHECKING, overload
 
+from qkv.core.formatting import format_value
+from qkv.core.printable import html_table
 from qkv.core.progress import Progress
 from qkv.database.choice_cache import ChoiceCache
 from qkv.database.execute.in_memory import InMemoryExecutor
@@ -352,6 +354,13 @@ class Database(Queryable):
             DataError: There is more than one key column.
         """
         return Database(self._in_memory.table, self.value, self._single_key(), self.name, self._in_memory.fold)
+
+    def _repr_html_(self) -> str:
+        """Return the first rows as a table, which notebooks show."""
+        table = self._in_memory.table
+        names = [name for name in (*self.key, self.value) if name in table.schema.names]
+        rows = table.select(names).slice(0, 5).to_pylist()
+        return html_table(repr(self), [[format_value(row[name]) for name in names] for row in rows], names)
 
     def __repr__(self) -> str:
         rows = counted(len(self), "row", "rows")
