@@ -208,7 +208,7 @@ function render({ model, el, hash }) {
     state.layer = layer;
     state.head = head;
     overview.select(layer, head);
-    if (comparison.shown === "lines") addLines([layer, head]);
+    if (comparison.shown === "lines" && !state.present) addLines([layer, head]);
     return refresh();
   }
 
@@ -229,6 +229,7 @@ function render({ model, el, hash }) {
     state.present = on;
     el.dataset.mode = on ? "present" : "page";
     first.map.scale = on && el.dataset.width !== "narrow" ? LARGE : 1;
+    if (first.mapData && comparison.shown === "lines") refresh();
     link();
   }
 
@@ -302,7 +303,7 @@ function render({ model, el, hash }) {
     notePins();
     fillSelect(headControl, headNames, `${state.layer},${state.head}`);
     fillSelect(viewControl, comparison.views, comparison.shown);
-    const overlay = comparison.shown === "lines" ? lined() : null;
+    const overlay = comparison.shown === "lines" && !state.present ? lined() : null;
     overview.frame((overlay ?? []).map(([l, h], i) => [l, h, headColour(i, state.dark)]));
     const two = state.compare >= 0 && !comparison.subtracts;
     const options = { ...state, overlay, reduction: state.cell, palette: paletteOf(state.dark), selected: () => state, maxTokens: two ? 200 : undefined };
