@@ -204,6 +204,8 @@ def test_heads_are_searched_over_all_texts_as_in_python(page, address, views):
     assert [len(match.places) for match in found] == [2] * 4
     said = rows(page, ".questions")
     assert [row[0] for row in said] == [f"layer {match.layer}, head {match.head}" for match in found]
+    mean = page.locator(".questions caption").text_content().rsplit("mean over all heads: ", 1)[1]
+    assert float(mean) == pytest.approx(np.mean([match.weight for match in found]), rel=6e-3)
     for row, match in zip(said, found, strict=True):
         weights = [match.weight, match.places[1].weight, match.places[0].weight]
         assert [float(number) for number in row[1:4]] == pytest.approx(weights, rel=6e-3)

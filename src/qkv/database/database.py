@@ -28,7 +28,7 @@ from qkv.database.io.paths import is_stored
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import describe, read, requested_columns, table_files
 from qkv.database.protocol import Queryable
-from qkv.encoders.arrow_columns import with_microseconds
+from qkv.encoders.arrow_columns import records_of, with_microseconds
 from qkv.encoders.columns import with_periods
 from qkv.errors import DataError, OptionError
 from qkv.plan.cost import counted
@@ -357,10 +357,10 @@ class Database(Queryable):
 
     def _repr_html_(self) -> str:
         """Return the first rows as a table, which notebooks show."""
-        table = self._in_memory.table
-        names = [name for name in (*self.key, self.value) if name in table.schema.names]
-        rows = table.select(names).slice(0, 5).to_pylist()
-        return html_table(repr(self), [[format_value(row[name]) for name in names] for row in rows], names)
+        records = records_of(self.table, list(range(min(5, self.table.num_rows))))
+        names = [name for name in (*self.key, self.value) if all(name in record for record in records)]
+        rows = [[format_value(record[name]) for name in names] for record in records]
+        return html_table(repr(self), rows, names)
 
     def __repr__(self) -> str:
         rows = counted(len(self), "row", "rows")
