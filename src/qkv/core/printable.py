@@ -59,12 +59,12 @@ def html_table(title: str, rows: Iterable[Sequence[object]], head: Sequence[obje
     """Return a table for notebooks, of at most 600 × 400 pixels, in which everything is escaped.
 
     Args:
-        title: caption of the table.
+        title: text above the table.
         rows: cells of each row; a float from 0 to 1 gets a bar.
         head: names of the columns.
 
     Example:
-        >>> html_table("one", [["<b>"]])[-53:]
+        >>> html_table("one", [["<b>"]])[-65:]
         '<tr><td style="text-align:left">&lt;b&gt;</td></tr></table></div>'
     """
 
@@ -76,8 +76,8 @@ def html_table(title: str, rows: Iterable[Sequence[object]], head: Sequence[obje
 
     lines = [*([(head, "th")] if head else []), *((row, "td") for row in rows)]
     body = "".join(f"<tr>{''.join(cell(content, kind) for content in line)}</tr>" for line, kind in lines)
-    caption = f'<caption style="text-align:left;font-weight:bold">{html.escape(printable(title))}</caption>'
-    return f'<div style="max-width:600px;max-height:400px;overflow:auto"><table>{caption}{body}</table></div>'
+    heading = f"<b>{html.escape(printable(title))}</b>"  # a caption would be broken at the width of a narrow table
+    return f'<div style="max-width:600px;max-height:400px;overflow:auto">{heading}<table>{body}</table></div>'
 
 
 def printable_key(text: str, backslashes: bool = True) -> str:
