@@ -16,6 +16,7 @@ from typing import Any, Never
 from qkv.core.arrays import as_array, library, requires_gradient, result_dtype
 from qkv.core.axes import Axes
 from qkv.core.positions import Positions
+from qkv.core.printable import html_table
 from qkv.core.threefry import Seed
 from qkv.core.tracing import tracing_mode
 from qkv.core.typing import Array, ArrayLike, Num, Shaped, Tensor
@@ -60,6 +61,21 @@ class Observation:
     output: Num[Array, "*batch q value_width"]
     readouts: tuple[Any, ...]
     plan: Plan
+
+    def _repr_html_(self) -> str:
+        """Return the shapes of the results and the kernel as a table, which notebooks show."""
+        names = ["output", *map(str, self.plan.requested.readouts)]
+        shapes = [_shape_text(one) for one in (self.output, *self.readouts)]
+        kernel = next(text for name, text in self.plan.rows() if name == "kernel")
+        return html_table("observation", [*zip(names, shapes, strict=True), ("kernel", kernel)])
+
+
+def _shape_text(result: object) -> str:
+    """Return the shape and dtype of an array, or those of the arrays of a tuple."""
+    if isinstance(result, tuple):
+        return ", ".join(map(_shape_text, result))
+    shape = "×".join(map(str, getattr(result, "shape", ())))
+    return f"{shape or 'one'} {getattr(result, 'dtype', type(result).__name__)}"
 
 
 def plan_call(

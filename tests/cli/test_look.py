@@ -126,6 +126,7 @@ def test_figures_are_written(qkv, tmp_path):
         (["--text", "x", "--arrays", "a.npy", "b.npy"], "--arrays must not be given with FILE or --text"),
         (["--arrays", "none.npy", "none.npy", "--terminal"], "must not be given with --terminal"),
         (["--text", "x", "--export", "a.pdf", "--small"], "--small must be given with --export FILE.html"),
+        (["--text", "x", "--fragment"], "--fragment must be given with --export FILE.html"),
         (["--text", "x", "--layers", "one"], "must be integers"),
         (["--text", "x", "--memory", "much", "--terminal"], "memory must be a positive amount, got 'much'"),
         (["--text", "x", "--generate", "3", "--terminal"], "cannot generate"),

@@ -15,6 +15,7 @@ __all__ = [
     "axe_violations",
     "close_pages",
     "needs_chromium",
+    "open_settings",
     "part",
     "redrawn",
     "resize",
@@ -36,11 +37,17 @@ def shared_window(browser, **options):
     """Yield a window whose pages share a process, which an empty page keeps: a process takes as long as a test."""
     window = browser.new_context(**options)
     window.set_default_timeout(120_000)  # of a busy machine
+    open_settings(window)
     kept = window.new_page()
     kept.route("**/*", lambda route: route.fulfill(content_type="text/html", body="<title>empty</title>"))
     kept.goto("http://127.0.0.1/")
     yield window
     window.close()
+
+
+def open_settings(window):
+    """Let the pages of a window open with their settings shown. Empty pages have no storage."""
+    window.add_init_script("try { localStorage['qkv-look-settings'] = 'open'; } catch {}")
 
 
 def close_pages(window):

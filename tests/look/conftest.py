@@ -18,7 +18,9 @@ def browser():
 @pytest.fixture(scope="session")
 def window(browser):
     """The window that tests share."""
-    with shared_window(browser, viewport={"width": 1400, "height": 1000}, accept_downloads=True) as context:
+    with shared_window(
+        browser, viewport={"width": 1400, "height": 1000}, accept_downloads=True, reduced_motion="reduce"
+    ) as context:
         yield context
 
 

@@ -169,10 +169,9 @@ def test_a_long_text_is_compared_by_its_heads_without_means(opened):
     with serve_in_thread(ServedPage(page=everything())) as address:
         page = opened(address)
         page.get_by_label("Compare with").select_option("1")
-        page.get_by_label("Means of the layers").check()
+        page.locator("select.view").select_option("map mean")
         page.get_by_label("Compare with").select_option("3")  # 3,000 tokens, loaded as tiles
-        page.locator(".comparison").get_by_label("Head").wait_for()
-        assert not page.get_by_label("Means of the layers").is_visible()
+        assert page.locator("select.view").locator("option").all_text_contents() == ["side by side"]
         page.get_by_role("gridcell", name="layer 1, head 1").click()
         page.wait_for_load_state("networkidle")
         assert "could not be loaded" not in page.locator(".status").text_content()

@@ -53,7 +53,7 @@ def test_the_page_opens_on_the_clearest_role_and_a_content_word(opened, served):
 
 
 def test_which_head_attends_to_the_previous_word_is_listed(opened, served):
-    page = opened(served)
+    page = opened(f"{served}#view=0")
     roles = page.get_by_role("region", name="heads by role")
     listed = [one.text_content() for one in roles.get_by_role("listitem").all()]
     assert any("the previous token" in one and "layer 1, head 0" in one for one in listed)
@@ -119,8 +119,32 @@ def test_lines_are_drawn_between_words_and_select_them(opened, served):
     assert "“his” (8)" in page.locator("output").first.text_content()
     page.mouse.click(box["x"] + box["width"] - 20, box["y"] + 6 + 20 * 9.5)
     assert "“his” (8) → “own” (9)" in page.locator("output").first.text_content()
-    page.get_by_label("Lines between words").uncheck()
-    lines.wait_for(state="hidden")
+
+
+def test_lines_of_several_heads_have_a_threshold_and_are_saved_as_they_are_shown(opened, served):
+    page = opened(f"{served}#view=0&layer=1&head=1&query=4&key=1")
+    page.locator("select.view").select_option("lines")
+    heads = page.get_by_role("list", name="heads of the lines").get_by_role("listitem")
+    # The clearest heads of three roles, with the weight of the selected pair in each.
+    heads.nth(2).wait_for()
+    texts = ["layer 1, head 1: 1.00", "layer 1, head 0: 0.00909", "layer 0, head 0: 0"]
+    assert [head.text_content().strip(" ×") for head in heads.all()] == texts
+    # Two lines of the pronouns and eleven of each other head are above twice the weight of uniform attention.
+    assert "24 lines: weights of at least 0.182. Thicker" in page.locator(".between .hint").first.text_content()
+    with page.expect_download() as waiting:
+        page.get_by_label("Save as SVG").click()
+    drawing = waiting.value.path().read_text()
+    assert drawing.count("<polygon") == 24 + len(texts)
+    assert [f">{name.split(':')[0]}<" in drawing for name in texts] == [True] * 3
+    # A line selects its pair, a head in the grid is added, and a button removes one.
+    box = page.locator("canvas.lines").first.bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 26 + (8.5 + 1.5) / 2 * 26 - 3)
+    assert "“his” (8) → “dog” (1)" in page.locator("output").first.text_content()
+    page.get_by_role("gridcell", name="layer 0, head 1").click()
+    heads.nth(3).wait_for()
+    page.get_by_role("button", name="remove layer 1, head 0").click()
+    page.wait_for_function("() => document.querySelectorAll('.between .badges li').length === 3")
+    assert axe_violations(page, dark=False) == []
 
 
 def test_lines_of_a_long_text_show_the_words_around_the_query(opened):
@@ -176,14 +200,60 @@ def test_fingers_zoom_and_pan_the_map_of_a_phone(browser):
         context.close()
 
 
-def test_a_phone_shows_the_maps_before_the_settings(browser, served):
+def test_a_phone_shows_the_map_on_its_first_screen_and_remembers_that_settings_are_open(browser, served):
     context, page = phone(browser, served)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert page.get_by_text("Settings and saving").is_visible()
+    box = page.locator("canvas.map").first.bounding_box()
+    assert page.evaluate("scrollY") == 0
+    assert box["y"] + box["height"] <= 844
     assert not page.get_by_label("Colour limit").is_visible()
     page.get_by_text("Settings and saving").tap()
     assert page.get_by_label("Colour limit").is_visible()
+    page.reload()
+    assert page.get_by_label("Colour limit").is_visible()
     context.close()
+
+
+def test_a_head_blends_into_the_next_one_unless_motion_is_reduced(opened, served):
+    page = opened(f"{served}#view=0&layer=0&head=0&query=1")
+    reds = """(name) => new Promise((done) => {
+        const canvas = document.querySelector("canvas.map"), ratio = canvas.width / canvas.clientWidth, seen = [];
+        const look = () => {
+            const [x, y] = [97 * ratio, (canvas.clientHeight - 80) * ratio];
+            seen.push(canvas.getContext("2d").getImageData(x, y, 1, 1).data[0]);
+            seen.at(-1) === 255 ? done(seen) : requestAnimationFrame(look);
+        };
+        document.querySelector(`[role=gridcell][aria-label^="${name}"]`).click();
+        look();
+    })"""
+    page.evaluate("clock = 0; performance.now = () => (clock += 20)")  # of the page, which a busy machine does not skip
+    for motion, blends in (("reduce", False), ("no-preference", True)):
+        page.emulate_media(reduced_motion=motion)
+        redrawn(page, lambda: page.get_by_role("gridcell", name="layer 0, head 0").click())
+        seen = page.evaluate(reds, "layer 1, head 0")
+        assert seen[0] == DARKEST[0]
+        assert any(DARKEST[0] < red < 250 for red in seen) == blends
+
+
+def test_a_presentation_steps_through_the_heads_with_a_role_until_escape(opened, served):
+    page = opened(f"{served}#view=0")
+    shown = page.locator(".qkv-look")
+    page.keyboard.press("p")
+    assert not page.get_by_label("Compare with").is_visible()
+    above, below = (page.locator(part).first.bounding_box() for part in (".tokens", "canvas.map"))
+    assert above["y"] + above["height"] <= below["y"]
+    seen = []
+    for key in ("ArrowRight", "ArrowRight", "PageUp"):
+        before = shown.get_attribute("data-shown")
+        page.keyboard.press(key)
+        page.wait_for_selector(f".qkv-look:not([data-shown='{before}'])")
+        seen.append(shown.get_attribute("data-shown"))
+    roles = {"0,1,1", "0,1,0", "0,0,0", "0,0,1"}
+    assert set(seen) <= roles
+    assert seen[0] == seen[2] != seen[1]
+    assert axe_violations(page, dark=False) == []
+    page.keyboard.press("Escape")
+    assert page.get_by_label("Compare with").is_visible()
 
 
 def test_32_heads_of_32_layers_fit(opened):

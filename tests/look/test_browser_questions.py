@@ -17,7 +17,7 @@ from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.text_views import text_views
 from qkv.look.views import TokenAxis
 
-from .chromium import needs_chromium, redrawn, spot
+from .chromium import needs_chromium, open_settings, redrawn, spot
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -62,7 +62,8 @@ def address(views):
 @pytest.fixture(scope="module")
 def page(browser, address):
     """One page for all tests of this file, which `visit` takes to a link."""
-    context = browser.new_context(viewport={"width": 1400, "height": 1000})
+    context = browser.new_context(viewport={"width": 1400, "height": 1000}, reduced_motion="reduce")
+    open_settings(context)
     made = context.new_page()
     errors = []
     made.on("pageerror", lambda error: errors.append(str(error)))
@@ -159,8 +160,8 @@ def test_the_difference_of_two_texts_has_a_signed_scale_and_certain_digits(page,
     start = f"“{found.query_names[aligned[0]]}” ({pair.query}) → “{found.key_names[aligned[1]]}” ({pair.key}): "
     page.wait_for_function("start => document.querySelector('.readout').textContent.startsWith(start)", arg=start)
     # They stay listed when both maps are shown, and not for another text.
-    for shown in ("side", "difference"):
-        page.get_by_label("Show").select_option(shown)
+    for shown in ("map", "difference"):
+        page.locator("select.view").select_option(shown)
         assert page.locator(".differing button").all_text_contents() == texts
     redrawn(page, lambda: page.locator(".differing button").first.click())
     top = found.heads()[0]
@@ -182,10 +183,10 @@ def test_two_heads_and_the_means_of_two_layers_of_one_text_are_compared(page, ad
     visit(page, address, "view=0&layer=0&head=1&compare=0&other=1,0&query=2&key=3")
     numbers = [page.locator(".readout").nth(i).text_content().rsplit(" ", 1)[1] for i in range(2)]
     assert [float(number) for number in numbers] == [views[0].weights(*head)[2, 3] for head in ((0, 1), (1, 0))]
-    page.get_by_label("Show").select_option("difference")
+    page.locator("select.view").select_option("difference")
     page.wait_for_function("() => document.querySelector('.readout').textContent.includes('= ')")
     heads = page.locator(".readout").first.text_content()
-    page.get_by_label("Means of the layers").check()
+    page.locator("select.view").select_option("difference mean")
     page.wait_for_function("() => document.querySelector('h2').textContent.includes('minus layer 1, mean')")
     page.wait_for_function("heads => document.querySelector('.readout').textContent !== heads", arg=heads)
     wanted = look.difference(views[0], heads=((0, None), (1, None)))
@@ -203,6 +204,8 @@ def test_heads_are_searched_over_all_texts_as_in_python(page, address, views):
     assert [len(match.places) for match in found] == [2] * 4
     said = rows(page, ".questions")
     assert [row[0] for row in said] == [f"layer {match.layer}, head {match.head}" for match in found]
+    mean = page.locator(".questions caption").text_content().rsplit("mean over all heads: ", 1)[1]
+    assert float(mean) == pytest.approx(np.mean([match.weight for match in found]), rel=6e-3)
     for row, match in zip(said, found, strict=True):
         weights = [match.weight, match.places[1].weight, match.places[0].weight]
         assert [float(number) for number in row[1:4]] == pytest.approx(weights, rel=6e-3)
@@ -402,7 +405,3 @@ def test_changed_heads_stay_visible_and_the_search_names_the_selected_words(page
     assert "layer 1, head 0 × 0" in active.text_content()
     active.get_by_role("button").click()
     assert not active.is_visible()
-    page.keyboard.press("Tab")
-    page.locator(".skip").focus()
-    page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.className") == "map"

@@ -10,6 +10,7 @@ import zlib
 import numpy as np
 import pytest
 
+from qkv.cli.look import save_export
 from qkv.look.html_export import export_html
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
@@ -125,7 +126,7 @@ def test_a_map_is_saved_as_pdf_with_truetype_text_its_cells_and_a_colour_bar(ope
 
 @pytest.mark.parametrize(("content", "width"), [("map", 3.5), ("grid", 7.2), ("grid", 2.0)])
 def test_svg_and_png_have_the_width_the_labels_and_the_legend(opened, served, content, width):
-    page = opened(served)
+    page = opened(f"{served}#view=0")
     svg = save(page, "SVG", content, width).decode()
     root = ElementTree.fromstring(svg)
     assert root.get("width") == f"{width:g}in"
@@ -190,7 +191,7 @@ def test_a_difference_is_saved_with_both_maps_in_its_title_legend_and_file_name(
     assert "Blue: larger in the first map; orange: in the second." in " ".join(texts)
     wide = texts_of_svg(save(page, "SVG", "map", 7.2))
     assert "seven & one · layer 0, head 1 minus other · layer 1, head 2" in wide
-    page.get_by_label("Show").select_option("side")
+    page.locator("select.view").select_option("map")
     page.wait_for_function("() => document.querySelectorAll('canvas.map')[1].dataset.drawn > 0")
     with page.expect_download() as waiting:
         page.get_by_label("Save as PDF").click()
@@ -220,7 +221,7 @@ def test_the_cells_of_a_saved_svg_have_sharp_edges_in_viewers_that_blend_pixels(
 
     images = [
         imread(io.BytesIO(base64.b64decode(one.get("href").split(",")[1])))
-        for one in ElementTree.fromstring(save(opened(served), "SVG")).iter(f"{SVG}image")
+        for one in ElementTree.fromstring(save(opened(f"{served}#view=0"), "SVG")).iter(f"{SVG}image")
     ]
     cells = images[0]
     side = cells.shape[0] // 7
@@ -251,3 +252,20 @@ def test_pairs_of_words_from_right_to_left_are_read_from_left_to_right(opened):
         assert left < right
         # The font would draw the letters of a PDF file from left to right.
         assert not set(HEBREW) & set(Pdf(save(page, "PDF")).texts)
+
+
+def test_a_fragment_is_shown_by_a_page_whose_policy_forbids_everything(window, tmp_path):
+    view = View.from_weights(np.eye(3)[None, None], ["a", "b", "c"], name="three words")
+    path = tmp_path / "part.html"
+    assert save_export(Page.from_views([view, view]), str(path), None, None, "single", fragment=True) == [path]
+    page, refused = window.new_page(), []
+    page.on("console", lambda said: refused.append(said.text))
+    policy = "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'\">"
+    page.goto("about:blank")
+    page.set_content(f"{policy}<p>Text</p>{path.read_text()}")
+    shown = page.get_by_role("img", name="Attention map of three words")
+    assert shown.count() == 2
+    box = shown.first.bounding_box()
+    assert (box["width"], box["height"]) == (600, 400)
+    assert refused == []
+    page.close()

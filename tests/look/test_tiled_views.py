@@ -1,9 +1,12 @@
 """Tiled views of saved arrays and of models, compared with the dense weights, within the predicted memory."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from qkv.errors import DataError, RefusedError, ShapeError
+from qkv.look.text_roles import mark_roles
 from qkv.look.tiled_views import arrays_required_bytes, arrays_view, check_memory, heads_required_bytes, read_array
 from qkv.look.views import TokenAxis
 
@@ -130,3 +133,19 @@ def test_a_long_text_over_the_memory_limit_is_refused_with_advice(reader):
 
     with pytest.raises(RefusedError, match="--layers"):
         text_views(reader, ["a b " * 500], memory="1 MiB")
+
+
+def test_a_long_text_opens_on_the_head_with_a_role_in_its_first_tokens():
+    words = [f"w{i}" for i in range(298)] + ["dog", "barked"]
+    places = 40 * np.eye(300, dtype=np.float32)
+    previous = np.roll(places, -1, axis=0)  # the key of each token is the query of the next one
+    view = arrays_view(np.stack([0 * places, places]), np.stack([places, previous]))
+    view = replace(view, queries=TokenAxis.from_words(words))
+    dense = view.beginning(256)
+    assert np.allclose(dense.weights(0, 1), view.head(0, 1).weights((0, 256), (0, 256)), rtol=1e-3, atol=1e-9)
+    marked = mark_roles(view)
+    meta = marked.coarser().meta()
+    assert (meta["opening"]["layer"], meta["opening"]["head"]) == (0, 1)
+    assert [role["role"] for role in meta["roles"]["0,1"]] == ["previous"]
+    assert meta["note"] == "Roles are those in the first 256 tokens."
+    assert mark_roles(arrays_view(places[None], places[None])).opening is None  # numbers are no words

@@ -1,5 +1,6 @@
 """Figures of views for papers: their text, size, colours and fonts."""
 
+import base64
 import io
 import re
 import warnings
@@ -11,12 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qkv import look
+import qkv
+from qkv import Database, look
 from qkv.errors import OptionError
 from qkv.look.color_range import automatic_range, format_weight
 from qkv.look.figure import _fallback_fonts
+from qkv.look.inline_map import map_svg
 from qkv.look.tiled_views import arrays_view
 from qkv.look.view_plot import range_norm
+from qkv.look.views import View
 from tests.effort import LONG, cases, sample
 
 pytest.importorskip("matplotlib")
@@ -267,3 +271,52 @@ def test_characters_that_the_font_lacks_are_drawn_by_another_font_or_named(squar
     with warnings.catch_warnings():  # once
         warnings.simplefilter("error")
         saved(look.plot_view(missing, 0, 0), "png")
+
+
+@pytest.mark.parametrize("tokens", [3, 60])
+def test_the_picture_of_a_view_is_static_escaped_and_says_what_it_shows(tokens):
+    words = ["<script>", "b\x1b[31m", *(f"w{i}" for i in range(tokens - 2))]
+    view = View.from_weights(np.eye(tokens)[None, None], words, name='a "text"')
+    svg = ElementTree.fromstring(map_svg(view))
+    parts = list(svg.iter())
+    assert {part.tag.split("}")[1] for part in parts} == {"svg", "title", "rect", "text"}
+    assert not {"style", "class", "href"} & {name for part in parts for name in part.attrib}
+    assert (svg.get("width"), svg.get("height"), svg.get("role")) == ("600", "400", "img")
+    said = 'Attention map of a "text" · layer 0, head 0. “<script>” attends to 1.00  <script>'
+    assert svg.get("aria-label").startswith(said)
+    # The diagonal has the strongest colour: of each pair, or of each cell of 60 / 32 tokens.
+    darkest = [part for part in parts if part.get("fill") == "#031c52"]
+    assert len(darkest) == (3 if tokens == 3 else 32)
+    assert ("b\\x1b[31m" in [part.text for part in parts]) == (tokens == 3)
+    html = view._repr_html_()
+    assert html.startswith('<img alt="View(')
+    assert base64.b64decode(html.split("base64,")[1].rstrip('">')).decode() == map_svg(view)
+
+
+def test_a_long_text_prints_one_line_and_has_a_picture():
+    rows = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
+    view = arrays_view(rows, rows, name="long")
+    assert repr(view) == "TiledView('long', 1 layers, 1 maps of 300 queries × 300 keys)"
+    assert "Attention map of long · arrays, head 0." in map_svg(view)
+    with pytest.raises(OptionError, match="head must be between 0 and 0, got 1"):
+        map_svg(view, 0, 1)
+
+
+def test_results_show_themselves_in_notebooks_as_escaped_tables():
+    x = np.ones((2, 3, 4))
+    seen = qkv.observe(x, x, x, readouts=[qkv.readouts.Entropy()])
+    assert '<td style="text-align:left">2×3×4 float64</td>' in seen._repr_html_()
+    assert "2×3 float64" in seen._repr_html_()
+    assert all(f">{name}</td>" in seen.plan._repr_html_() for name in ("kernel", "mask", "cost"))
+    people = Database.open({"name": ["<b>Ann</b>", "Bob"], "pay": [1.0, 2.0]}, key="name", value="pay")
+    assert "&lt;b&gt;Ann" in people._repr_html_()
+    assert "<b>Ann" not in people._repr_html_() + people.ask("<b>Ann</b>")._repr_html_()
+    assert '<meter value="1.000"' in people.ask("Bob")._repr_html_()
+    assert people.ask(["Bob", "Ann"])._repr_html_().count("<tr>") == 2
+
+
+def test_a_figure_of_one_column_has_its_width_in_notebooks():
+    view = View.from_weights(np.eye(3)[None, None], ["a", "b", "c"])
+    data, metadata = look.plot_view(view, 0, 0, width="single")._repr_mimebundle_()
+    assert metadata == {"image/png": {"width": 336}}  # 3.5 inches of 96 pixels
+    assert data["image/png"].startswith(b"\x89PNG")

@@ -50,18 +50,30 @@ def check_export(export: str, width: str, layer: int | None, head: int | None) -
 
 
 def save_export(
-    page: Page, export: str, layer: int | None, head: int | None, width: float | str, small: bool = False
+    page: Page,
+    export: str,
+    layer: int | None,
+    head: int | None,
+    width: float | str,
+    small: bool = False,
+    fragment: bool = False,
 ) -> list[Path]:
     """Write a page to one file, or each of its views to a figure, and return the files.
 
-    The figures of several views have numbers: `a-1.pdf`, `a-2.pdf` …
+    The figures of several views have numbers: `a-1.pdf`, `a-2.pdf` … A fragment has one picture of each view.
     """
+    from qkv.core.files import write_atomic
     from qkv.look.figure import FORMATS, save_figure
     from qkv.look.html_export import export_html
+    from qkv.look.inline_map import map_svg
     from qkv.look.view_plot import plot_view
     from qkv.look.views import View
 
     target = Path(export)
+    if fragment:
+        text = "".join(f"<figure>{map_svg(view, layer, head)}</figure>\n" for view in page.views)
+        write_atomic(target, lambda stream: stream.write(text.encode()), "the fragment")
+        return [target]
     if target.suffix.lower() not in FORMATS:
         return [export_html(page, target, small=small)]
     many = len(page.views) > 1
@@ -112,6 +124,10 @@ def look(
     ] = None,
     small: Annotated[
         bool, typer.Option("--small", help="Halve the exported .html file; the median error of a weight is then 1 %.")
+    ] = False,
+    fragment: Annotated[
+        bool,
+        typer.Option("--fragment", help="Write static pictures to the .html file, as a part of another page."),
     ] = False,
     width: Annotated[
         str, typer.Option(metavar="WIDTH", help="Width of the figure: single or double (columns), or inches.")
@@ -177,6 +193,7 @@ def look(
       qkv look --text "Who is happy?" --pair "The dog is happy." --model models/bert-base
       qkv look --text "the cat sat" --model models/a --compare models/b
       qkv look --text "the cat sat" --export cat.html
+      qkv look --text "the cat sat" --export cat.html --fragment
       qkv look --text "the cat sat" --export cat.pdf --layer 1 --head 3 --width single
       qkv look --text "the cat sat" --terminal --layer 1 --head 3
       qkv look --text "the cat sat" --roles roles.json
@@ -211,8 +228,9 @@ def look(
 
     if arrays is not None and terminal:
         raise OptionError("--arrays must not be given with --terminal, which shows dense maps only. Omit --terminal.")
-    if small and (export is None or Path(export).suffix.lower() in FORMATS):
-        raise OptionError("--small must be given with --export FILE.html. Omit --small.")
+    for name, wanted in (("--small", small), ("--fragment", fragment)):
+        if wanted and (export is None or Path(export).suffix.lower() in FORMATS):
+            raise OptionError(f"{name} must be given with --export FILE.html. Omit {name}.")
     if layer is not None and head is not None and arrays is not None:
         raise OptionError("--layer and --head must not be given with --arrays. Omit them to write all heads.")
     chosen = _parse_layers(layers)
@@ -280,7 +298,7 @@ def look(
     if terminal:
         _draw(page, layer or 0, head or 0)
     if export is not None:
-        for written in save_export(page, export, layer, head, inches, small):
+        for written in save_export(page, export, layer, head, inches, small, fragment):
             print(f"{written} ({_size(written)})")
 
 

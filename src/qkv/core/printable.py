@@ -8,11 +8,14 @@ override shows text in another order than it has.
 
 from __future__ import annotations
 
+import html
 import re
+from collections.abc import Iterable, Sequence
 
 __all__ = [
     "escaped_json",
     "first_line",
+    "html_table",
     "printable",
     "printable_key",
     "quoted_formula",
@@ -50,6 +53,31 @@ def printable(text: str, *, lines: bool = False) -> str:
         'année 日本 👩‍🚀'
     """
     return (_ACTING_EXCEPT_LAYOUT if lines else _ACTING).sub(_escape, text)
+
+
+def html_table(title: str, rows: Iterable[Sequence[object]], head: Sequence[object] = ()) -> str:
+    """Return a table for notebooks, of at most 600 × 400 pixels, in which everything is escaped.
+
+    Args:
+        title: text above the table.
+        rows: cells of each row; a float from 0 to 1 gets a bar.
+        head: names of the columns.
+
+    Example:
+        >>> html_table("one", [["<b>"]])[-65:]
+        '<tr><td style="text-align:left">&lt;b&gt;</td></tr></table></div>'
+    """
+
+    def cell(content: object, kind: str) -> str:
+        bar = isinstance(content, float) and 0 <= content <= 1
+        text = f"{content:.3f}" if bar else html.escape(printable(str(content)))
+        meter = f'<meter value="{content:.3f}" title="{content:.3f}"></meter> ' if bar else ""
+        return f'<{kind} style="text-align:left">{meter}{text}</{kind}>'
+
+    lines = [*([(head, "th")] if head else []), *((row, "td") for row in rows)]
+    body = "".join(f"<tr>{''.join(cell(content, kind) for content in line)}</tr>" for line, kind in lines)
+    heading = f"<b>{html.escape(printable(title))}</b>"  # a caption would be broken at the width of a narrow table
+    return f'<div style="max-width:600px;max-height:400px;overflow:auto">{heading}<table>{body}</table></div>'
 
 
 def printable_key(text: str, backslashes: bool = True) -> str:

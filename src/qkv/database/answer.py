@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from qkv.core.formatting import format_key, format_length, format_query, format_value, number
+from qkv.core.printable import html_table
 from qkv.core.typing import Float, Int, Num
 from qkv.database.io.python_cells import exact_array
 from qkv.encoders.arrow_columns import records_of
@@ -372,6 +373,17 @@ class Answer:
             f"Run: pip install {library or 'pandas'}, or use to_arrow()."
         )
 
+    def _repr_html_(self) -> str:
+        """Return the answer with its largest weights as a table, which notebooks show."""
+        if not self.single:
+            headline, *lines = repr(self).splitlines()
+            return html_table(headline, [[line.strip()] for line in lines])
+        (entry,) = self.entries
+        records = [(one.weight, one.record) for one in self._evidence(entry)[:10]]
+        rows = [[weight, *map(self._cell_text, record, record.values())] for weight, record in records]
+        title = ". ".join([self.headline(entry), *entry.remarks])
+        return html_table(title, rows, ["weight", *records[0][1]] if records else ())
+
     def __repr__(self) -> str:
         if not self.single:
             lines = [f"{len(self.entries)} answers ({sum(entry.found for entry in self.entries)} found)"]
@@ -382,12 +394,12 @@ class Answer:
         for evidence in self._evidence(entry):
             near = evidence.similarity if evidence.similarity is not None else evidence.distance
             measured = f"  {self.measure} {near:.3g}" if near is not None else ""
-            cells = "  ".join(
-                f"{name}={format_key(cell) if self.in_full(name) else format_value(cell)}"
-                for name, cell in evidence.record.items()
-            )
+            cells = "  ".join(f"{name}={self._cell_text(name, cell)}" for name, cell in evidence.record.items())
             lines.append(f"  {evidence.weight:6.3f}{measured}  {cells}")
         return "\n".join(lines)
+
+    def _cell_text(self, name: str, cell: object) -> str:
+        return format_key(cell) if self.in_full(name) else format_value(cell)
 
     def in_full(self, name: str) -> bool:
         """Return whether the cells of a column are printed with all digits: those of keys and of votes."""

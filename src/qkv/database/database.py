@@ -17,6 +17,8 @@ from dataclasses import asdict
 from os import PathLike
 from typing import TYPE_CHECKING, overload
 
+from qkv.core.formatting import format_value
+from qkv.core.printable import html_table
 from qkv.core.progress import Progress
 from qkv.database.choice_cache import ChoiceCache
 from qkv.database.execute.in_memory import InMemoryExecutor
@@ -26,7 +28,7 @@ from qkv.database.io.paths import is_stored
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import describe, read, requested_columns, table_files
 from qkv.database.protocol import Queryable
-from qkv.encoders.arrow_columns import with_microseconds
+from qkv.encoders.arrow_columns import records_of, with_microseconds
 from qkv.encoders.columns import with_periods
 from qkv.errors import DataError, OptionError
 from qkv.plan.cost import counted
@@ -352,6 +354,13 @@ class Database(Queryable):
             DataError: There is more than one key column.
         """
         return Database(self._in_memory.table, self.value, self._single_key(), self.name, self._in_memory.fold)
+
+    def _repr_html_(self) -> str:
+        """Return the first rows as a table, which notebooks show."""
+        records = records_of(self.table, list(range(min(5, self.table.num_rows))))
+        names = [name for name in (*self.key, self.value) if all(name in record for record in records)]
+        rows = [[format_value(record[name]) for name in names] for record in records]
+        return html_table(repr(self), rows, names)
 
     def __repr__(self) -> str:
         rows = counted(len(self), "row", "rows")

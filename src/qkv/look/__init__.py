@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from qkv.core.extras import lazy_attributes
 from qkv.look.answer_plot import plot_answer
 from qkv.look.difference import difference
+from qkv.look.inline_map import map_image as _map_image  # noqa: F401 (the picture of views in notebooks)
 from qkv.look.live_model import effect, pair
 from qkv.look.model_views import model
 from qkv.look.query_plot import plot_query, save_query_plot

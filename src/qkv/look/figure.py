@@ -31,6 +31,7 @@ __all__ = [
     "INK",
     "NEGATIVE_COLOR",
     "PAPER",
+    "PRINT_DPI",
     "check_figure_path",
     "column_inches",
     "draw_weighted_points",
@@ -52,6 +53,8 @@ NEGATIVE_COLOR = "#7a3fb0"
 
 FORMATS = (".png", ".svg", ".pdf")
 
+PRINT_DPI = 300
+"""Pixels per inch of figures for print."""
 _COLUMN_INCHES = {"single": 3.5, "double": 7.2}
 """Width of one column and of the text of a page with two columns (IEEE, Nature, ACM: 3.3 to 3.5 and 7.0 to 7.2)."""
 _TEXT_AS_TEXT = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}
@@ -232,5 +235,10 @@ def _notebook_figure(base: type[Figure]) -> type[Figure]:
             stream = io.BytesIO()
             self.savefig(stream, format="png")
             return stream.getvalue()
+
+        def _repr_mimebundle_(self, **_: object) -> tuple[dict[str, bytes], dict[str, dict[str, int]]]:
+            """Return the PNG, which has the width of the figure in CSS inches of 96 pixels if it is made for print."""
+            width = round(96 * self.get_size_inches()[0])
+            return {"image/png": self._repr_png_()}, {"image/png": {"width": width}} if self.dpi == PRINT_DPI else {}
 
     return NotebookFigure

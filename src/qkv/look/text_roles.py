@@ -7,21 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from qkv.core.typing import Bool, Float
 from qkv.look.quantize import MASKED, code_table, dequantize
 from qkv.look.roles.scoring import target_keys
+from qkv.look.tiled_map import TiledView
 from qkv.look.views import ALL_HEADS, HeadRole, LayerMaps, Opening, TokenAxis, View
 
 __all__ = ["content_words", "mark_roles", "text_roles"]
+
+AnyView = TypeVar("AnyView", View, TiledView)
 
 _CLEAR = 0.5
 """Minimum score of a role that is named for any number of heads."""
 _MARGIN = 0.1
 """Minimum difference from the baseline, as in `RoleTable.labels`."""
 _BROAD = 0.9
+_BEGINNING = 256
+"""Number of tokens of a view in tiles among which roles are found; their weights are those of one tile."""
 _PLAIN_ROLES = ("pronoun", "previous", "next", "duplicate", "induction", "coreference")
 """Roles that depend on the words; a page does not open on heads that attend to the first or to all tokens."""
 
@@ -71,10 +77,15 @@ def text_roles(view: View) -> dict[tuple[int, int], tuple[HeadRole, ...]]:
     return {head: tuple(sorted(one, key=lambda role: -role.score)) for head, one in roles.items()}
 
 
-def mark_roles(view: View, measured: Mapping[tuple[int, int], Sequence[HeadRole]] | None = None) -> View:
-    """Return a view with the roles of its heads, which opens on the head of the clearest role and on a content word."""
-    roles = text_roles(view) if measured is None else {head: tuple(one) for head, one in measured.items() if one}
-    return replace(view, roles=roles, opening=_opening(view, roles))
+def mark_roles(view: AnyView, measured: Mapping[tuple[int, int], Sequence[HeadRole]] | None = None) -> AnyView:
+    """Return a view with the roles of its heads, which opens on the head of the clearest role and on a content word.
+
+    The roles of a view in tiles are those that its heads have among its first 256 tokens.
+    """
+    part = view if isinstance(view, View) else view.beginning(_BEGINNING)
+    roles = text_roles(part) if measured is None else {head: tuple(one) for head, one in measured.items() if one}
+    note = view.note or (f"Roles are those in the first {_BEGINNING} tokens." if part is not view and roles else "")
+    return replace(view, roles=roles, opening=_opening(part, roles), note=note if measured is None else view.note)
 
 
 def content_words(axis: TokenAxis) -> list[list[int]]:

@@ -267,6 +267,7 @@ def text_views(
                 f"{name}s must be as many as texts, got {len(given)} {name}s for {len(texts)} texts. Pass one {name} "
                 f"for each text, in the same order (--{name} on the command line)."
             )
+    labels = None if roles is None else roles.labels()
     for i, text in enumerate(track(texts, "reading", progress)):
         pair = None if pairs is None else pairs[i]
         encoded, tokens = _tokenize(text_model, text, pair)
@@ -284,11 +285,15 @@ def text_views(
             if layers is not None and notify is not None:
                 notify(f"--layers has no effect on a text of {count:,} tokens, so all layers are shown")
             view = _dense_view(text_model, title, inputs, tokens, all_heads)
-            views.append(mark_roles(view, None if roles is None else roles.labels()))
+            views.append(mark_roles(view, labels))
         else:
             _check_tiled_memory(text_model, count, layers, memory_bytes(memory), notify)
             model, name = text_model.model, text_model.name
-            views.append(recorded_view(model, inputs, tokens, name=title, model_name=name, layers=layers))
+            long = recorded_view(model, inputs, tokens, name=title, model_name=name, layers=layers)
+            shown = range(all_layers) if layers is None else layers
+            found = labels or {}
+            own = {(i, head): found.get((layer, head), ()) for i, layer in enumerate(shown) for head in range(heads)}
+            views.append(mark_roles(long, None if labels is None else own))
     return views
 
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from qkv.errors import OptionError
 from qkv.look.allowed_pairs import excluded_cells, key_counts
 from qkv.look.head_call import HeadCall, PairProduct
 from qkv.look.quantize import MASKED, exponent_of, quantize, thumbnails, to_numpy
-from qkv.look.views import MapRange, TokenAxis
+from qkv.look.views import HeadRole, LayerMaps, MapRange, Opening, TokenAxis, View, roles_meta
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer, Softmax
 from qkv.readouts import LogSumExp, PooledMap, Readout
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from qkv.interop.huggingface.attention_record import AttentionRecord
 
-__all__ = ["TILE_SIZE", "TiledMap", "TiledView", "overview_size"]
+__all__ = ["TILE_SIZE", "TiledMap", "TiledView", "check_head", "overview_size"]
 
 TILE_SIZE = 256
 """Cells along each side of a tile."""
@@ -298,7 +299,7 @@ class TiledMap:
         return maximum, mean
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TiledView:
     """The attention maps of one long text in one model. Tiles are computed on demand; a `View` stores all weights.
 
@@ -308,6 +309,7 @@ class TiledView:
         queries: tokens of the rows.
         keys: tokens of the columns; None: the same as `queries`.
         layers: for each layer, its name and a dictionary of the maps of its heads by name.
+        roles, note, opening: as in `View`.
     """
 
     name: str
@@ -315,6 +317,28 @@ class TiledView:
     queries: TokenAxis
     keys: TokenAxis | None
     layers: tuple[tuple[str, dict[str, TiledMap]], ...]
+    roles: dict[tuple[int, int], tuple[HeadRole, ...]] = field(default_factory=dict)
+    note: str = ""
+    opening: Opening | None = None
+    _repr_html_: ClassVar[Callable[[TiledView], str]]
+
+    def __repr__(self) -> str:
+        maps, (q, k) = sum(len(heads) for _, heads in self.layers), self.head(0, 0).shape
+        return f"TiledView({self.name!r}, {len(self.layers)} layers, {maps} maps of {q} queries × {k} keys)"
+
+    def beginning(self, count: int) -> View:
+        """Return the exact maps of the first `count` tokens; their rows lack the weights of later keys."""
+        queries, keys = (None if axis is None else axis.beginning(count) for axis in (self.queries, self.keys))
+        assert queries is not None
+        rows, columns = (len(axis.tokens) for axis in (queries, keys or queries))
+        edges = np.arange(rows + 1), np.arange(columns + 1)
+        layers = []
+        for name, heads in self.layers:
+            weights = np.stack([head.weights((0, rows), (0, columns)) for head in heads.values()])
+            calls = (head.call for head in heads.values())
+            allowed = ~np.stack([excluded_cells(call.mask, call.tile, call.value, *edges) for call in calls])
+            layers.append(LayerMaps.from_weights(name, weights, list(heads), allowed))
+        return View(self.name, self.model, "self" if keys is None else "cross", queries, keys, tuple(layers))
 
     def head(self, layer: int, head: int) -> TiledMap:
         """Return the tiled map of one head."""
@@ -376,11 +400,21 @@ class TiledView:
             "layers": [{"name": name, "heads": list(heads)} for name, heads in self.layers],
             "ranges": [[head.range.meta() for head in heads.values()] for _, heads in self.layers],
             "pairs": True,
-            "roles": {},
+            "note": self.note,
+            "opening": None if self.opening is None else asdict(self.opening),
+            "roles": roles_meta(self.roles),
             "levels": first.levels,
             "base": first.base,
             "overview": list(first.mean_overview.shape),
         }
+
+
+def check_head(view: View | TiledView, layer: int, head: int) -> None:
+    """Raise an `OptionError` if a view has no such head."""
+    counts = [len(one.heads if isinstance(one, LayerMaps) else one[1]) for one in view.layers]
+    for name, index, count in (("layer", layer, len(counts)), ("head", head, [*counts, 0][min(layer, len(counts))])):
+        if not 0 <= index < count:
+            raise OptionError(f"{name} must be between 0 and {count - 1}, got {index}. This view has {count}.")
 
 
 _Pooled = tuple[Float[np.ndarray, "rows columns"], Float[np.ndarray, "rows columns"]]

@@ -12,9 +12,9 @@ from qkv.core.typing import ArrayLike, Bool, Float
 from qkv.errors import OptionError, ShapeError
 from qkv.look.allowed_pairs import infer_causal
 from qkv.look.color_range import FAINT_SHARE, ColorRange, automatic_range, format_weight, share_one
-from qkv.look.figure import DARK, INK, PAPER, column_inches, new_figure, trim_height
+from qkv.look.figure import DARK, INK, PAPER, PRINT_DPI, column_inches, new_figure, trim_height
 from qkv.look.quantize import MASKED, THUMBNAIL_SIZE, dequantize, max_pool, to_numpy
-from qkv.look.tiled_map import TiledView
+from qkv.look.tiled_map import TiledView, check_head
 from qkv.look.views import View
 
 if TYPE_CHECKING:
@@ -25,7 +25,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-__all__ = ["alignment", "attention", "heads", "heatmaps", "max_pool", "plot_view", "range_norm"]
+__all__ = [
+    "alignment",
+    "attention",
+    "color_cells",
+    "heads",
+    "heatmaps",
+    "max_pool",
+    "plot_view",
+    "range_norm",
+]
 
 
 SCALES = ("linear", "sqrt", "log", "auto")
@@ -102,7 +111,7 @@ def label_range(bar: Colorbar, colors: ColorRange) -> None:
 _MIN_PANEL_INCHES = 1.35
 _MIN_CELL_PIXELS = 3
 """Minimum width of a cell, so that a single large weight is visible."""
-_DPI, _PRINT_DPI = 150, 300
+_DPI = 150
 _MAX_PRINT_HEIGHT = 9.0
 """Height in inches that a figure of a given width does not exceed, so that it fits on a page."""
 _TEXT_POINTS = {False: (8.0, 10.0, 10.0), True: (6.5, 7.5, 8.5)}
@@ -193,7 +202,7 @@ def heatmaps(
         norm, limit = range_norm(colors), colors.top
     ink, paper = (DARK["ink"], DARK["paper"]) if dark else (INK, PAPER)
     ticks, labels, headings = _TEXT_POINTS[inches is not None]
-    figure = new_figure(size, _DPI if inches is None else _PRINT_DPI, paper)
+    figure = new_figure(size, _DPI if inches is None else PRINT_DPI, paper)
     if inches is not None:
         figure.set_layout_engine("compressed")
     from matplotlib import colormaps
@@ -457,9 +466,8 @@ def plot_view(
             f"view must not be in tiles to plot one head, got {view.name!r} with {len(view.queries.tokens):,} tokens. "
             "Omit layer and head to plot the grid, or save a part of the map in the browser."
         )
-    _check_index("layer", layer, len(view.layers))
+    check_head(view, layer, head)
     maps = view.layers[layer]
-    _check_index("head", head, len(maps.heads))
     weights, allowed = view.weights(layer, head), view.allowed(layer, head)
     keys = (view.keys or view.queries).tokens
     figure = attention(
@@ -480,11 +488,6 @@ def plot_view(
 
         figure.axes[0].imshow(invalid, cmap=ListedColormap([INVALID_COLORS[dark]]), aspect=figure.axes[0].get_aspect())
     return figure
-
-
-def _check_index(name: str, index: int, count: int) -> None:
-    if not 0 <= index < count:
-        raise OptionError(f"{name} must be between 0 and {count - 1}, got {index}. This view has {count}.")
 
 
 def _title(title: str | None, name: str, head: str, inches: float) -> str:
@@ -513,7 +516,7 @@ def _grid(view: View | TiledView, inches: float, title: str, vmax: float | None,
     common = automatic_range(weights[shares][~masked[shares]], counts, max(q, k) > THUMBNAIL_SIZE, vmax or 0.0)
     own = [common if one.normalized else automatic_range(panel, None) for panel, one in zip(weights, flat, strict=True)]
     pictures = [
-        _colored(panel, hidden, colors, dark) for panel, hidden, colors in zip(weights, masked, own, strict=True)
+        color_cells(panel, hidden, colors, dark) for panel, hidden, colors in zip(weights, masked, own, strict=True)
     ]
     ink, paper = (DARK["ink"], DARK["paper"]) if dark else (INK, PAPER)
     pitch, across = THUMBNAIL_SIZE + _GAP, max(map(len, ranges))
@@ -522,7 +525,7 @@ def _grid(view: View | TiledView, inches: float, title: str, vmax: float | None,
     for i, row in enumerate(ranges):
         for j in range(len(row)):
             sheet[i * pitch :, j * pitch :][:THUMBNAIL_SIZE, :THUMBNAIL_SIZE] = next(place)
-    figure = new_figure((inches, min(9.0, inches * len(ranges) / across + 1.2)), 300, paper)
+    figure = new_figure((inches, min(9.0, inches * len(ranges) / across + 1.2)), PRINT_DPI, paper)
     figure.set_layout_engine("compressed")
     axes = figure.subplots()
     axes.imshow(sheet, interpolation="nearest")
@@ -577,7 +580,7 @@ def _draw_frames(
             axes.text(*place, text, color=ink, fontsize=6.5, va="center")
 
 
-def _colored(
+def color_cells(
     weights: Float[np.ndarray, "q k"], masked: Bool[np.ndarray, "q k"], colors: ColorRange, dark: bool
 ) -> Float[np.ndarray, "q k 4"]:
     """Return a map as red, green, blue and opacity."""

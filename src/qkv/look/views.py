@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from qkv.look.predictions import Predictions
 
 
-__all__ = ["ALL_HEADS", "HeadRole", "LayerMaps", "MapRange", "Opening", "TokenAxis", "View"]
+__all__ = ["ALL_HEADS", "HeadRole", "LayerMaps", "MapRange", "Opening", "TokenAxis", "View", "roles_meta"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,11 @@ class TokenAxis:
         names = tuple(str(word) for word in words)
         special = tuple(_SPECIAL.fullmatch(name) is not None for name in names)
         return cls(names, names, tuple(-1 if mark else i for i, mark in enumerate(special)), special)
+
+    def beginning(self, count: int) -> TokenAxis:
+        """Return the axis of the first `count` tokens of a text."""
+        parts = {name: getattr(self, name)[:count] for name in ("tokens", "pieces", "words", "special")}
+        return replace(self, **parts)
 
     def meta(self) -> dict[str, object]:
         """Return the axis as a JSON-serializable dictionary, or only its length if the tokens are numbers from 0."""
@@ -217,6 +222,7 @@ class View:
     live: LiveModel | None = None
     opening: Opening | None = None
     picture: Num[np.ndarray, "height width 3"] | None = None
+    _repr_html_: ClassVar[Callable[[View], str]]
 
     @classmethod
     def from_weights(
@@ -411,10 +417,13 @@ class View:
             "values": any(layer.value_norms is not None for layer in self.layers),
             "picture": None if self.picture is None else list(self.picture.shape[:2]),
             "opening": None if self.opening is None else asdict(self.opening),
-            "roles": {
-                f"{layer},{head}": [asdict(role) for role in roles] for (layer, head), roles in self.roles.items()
-            },
+            "roles": roles_meta(self.roles),
         }
+
+
+def roles_meta(roles: Mapping[tuple[int, int], Sequence[HeadRole]]) -> dict[str, list[dict[str, object]]]:
+    """Return roles as a JSON-serializable dictionary."""
+    return {f"{layer},{head}": [asdict(role) for role in found] for (layer, head), found in roles.items()}
 
 
 def _axes(

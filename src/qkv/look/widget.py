@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-__all__ = ["widget"]
+__all__ = ["display_with_picture", "widget"]
 
 
 PICTURE_SCALE = 1.5
@@ -122,24 +122,32 @@ def _widget_class() -> Callable[[Page], AnyWidget]:
             self.on_msg(self._respond)
 
         def _ipython_display_(self) -> None:
-            """Display the widget and a static picture, which the widget hides, and which saved notebooks keep."""
-            from IPython import display
-
-            image = _image(self._page)
-            if image is not None:
-                self.picture = image[0]["image/png"][-_TAIL:]
-            bundles = self._repr_mimebundle_()
-            # ipywidgets returns the data, anywidget the data and the metadata.
-            data, metadata = bundles if isinstance(bundles, tuple) else (bundles, {})
-            display.display(data, metadata=metadata, raw=True)  # type: ignore[no-untyped-call]
-            if image is not None:
-                display.display(image[0], metadata=image[1], raw=True)  # type: ignore[no-untyped-call]
+            display_with_picture(self, _image(self._page))
 
         def _respond(self, _: object, message: object, buffers: object) -> None:
             answer, data = respond(self._page, message)
             self.send(answer, data)
 
     return HeadsWidget
+
+
+def display_with_picture(widget: AnyWidget, image: tuple[dict[str, str], dict[str, object]] | None) -> None:
+    """Display a widget and a static picture, which the widget hides, and which saved notebooks keep.
+
+    Args:
+        widget: the widget, whose field `picture` becomes the end of the picture.
+        image: a MIME bundle with metadata; None: no picture.
+    """
+    from IPython import display
+
+    if image is not None:
+        widget.picture = image[0]["image/png"][-_TAIL:]
+    bundles = widget._repr_mimebundle_()
+    # ipywidgets returns the data, anywidget the data and the metadata.
+    data, metadata = bundles if isinstance(bundles, tuple) else (bundles, {})
+    display.display(data, metadata=metadata, raw=True)  # type: ignore[no-untyped-call]
+    if image is not None:
+        display.display(image[0], metadata=image[1], raw=True)  # type: ignore[no-untyped-call]
 
 
 def _image(page: Page) -> tuple[dict[str, str], dict[str, object]] | None:

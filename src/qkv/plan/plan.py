@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from qkv.core.printable import html_table
 from qkv.plan.cost import Cost, counted, flop_text, memory_text, rounded_up
 from qkv.plan.kernel_protocol import Elsewhere, Kernel
 from qkv.plan.problem import Problem
@@ -81,6 +82,16 @@ class Plan:
         return replace(self, guards_taken=guards_taken) if guards_taken else self
 
     def __str__(self) -> str:
+        return "\n".join(_row(name, text) for name, text in self.rows())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the plan as a table, which notebooks show."""
+        return html_table("plan", self.rows())
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the name and the text of each row of the plan; the name is empty if it is that of the row before."""
         requested, spec, axes = self.requested, self.requested.spec, self.requested.axes
         batch = f"{'×'.join(map(str, axes.batch))} × " if axes.batch else ""
         widths = (
@@ -122,9 +133,7 @@ class Plan:
             *(("refused", text) for text in self._refusals()),
             *(("" if n else "calls", text) for n, text in enumerate(str(self.calls).splitlines())),
         ]
-        return "\n".join(_row(name, text) for name, text in rows if text)
-
-    __repr__ = __str__
+        return [(name, text) for name, text in rows if text]
 
 
 _DISTANCES = (

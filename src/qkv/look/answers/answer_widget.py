@@ -12,6 +12,7 @@ from qkv.core.extras import require_packages
 from qkv.look.answers.answer_page import AnswerPage
 from qkv.look.answers.answer_settings import AnswerSettings, TableSource
 from qkv.look.bundle import bundle, read_web_file
+from qkv.look.widget import display_with_picture
 
 if TYPE_CHECKING:
     from anywidget import AnyWidget
@@ -88,6 +89,7 @@ def _widget_class() -> Callable[[AnswerPage], AnyWidget]:
         _esm = bundle("answers.js")
         _css = read_web_file("style.css") + read_web_file("answers.css")
         meta = traitlets.Dict().tag(sync=True)
+        picture = traitlets.Unicode().tag(sync=True)
 
         def __init__(self, page: AnswerPage) -> None:
             super().__init__(meta=page.meta())
@@ -98,15 +100,8 @@ def _widget_class() -> Callable[[AnswerPage], AnyWidget]:
             request = message if isinstance(message, dict) else {}
             self.send({"id": request.get("id"), "response": self._page.respond(request.get("request"))})
 
-        def _repr_mimebundle_(
-            self, **options: dict[object, object]
-        ) -> tuple[dict[str, object], dict[str, object]] | None:
-            """Return the widget with a picture, which viewers of saved notebooks show in its place."""
-            shown = super()._repr_mimebundle_(**options)
-            if shown is None:
-                return None
-            data, metadata = shown
+        def _ipython_display_(self) -> None:
             picture = base64.b64encode(self._page.picture()).decode()
-            return {**data, "image/png": picture}, metadata
+            display_with_picture(self, ({"image/png": picture, "text/plain": repr(self._page)}, {}))
 
     return AnswerWidget

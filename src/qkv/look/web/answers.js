@@ -9,6 +9,7 @@ import { ValuesChart } from "./answer_values.js";
 import { createAnswerPanel } from "./answer_panel.js";
 import { createControls } from "./answer_controls.js";
 import { unpackPositions } from "./answer_ticks.js";
+import { besidePicture } from "./static_picture.js";
 
 /** Number of places of the curve along an axis, and of cells across a map. */
 const PLACES = 201;
@@ -38,6 +39,7 @@ function renderAnswers({ model, el }) {
   let pointsFor = "";
 
   el.classList.add("qkv-look", "qkv-answers");
+  const showPage = besidePicture(el, model.get("picture") || "");
   const status = createElement("p", { class: "status", role: "status" });
   const panel = createAnswerPanel(meta, (open) => {
     printed = open;
@@ -108,6 +110,7 @@ function renderAnswers({ model, el }) {
           continue;
         }
         status.textContent = "";
+        showPage();
         query = answer.query;
         if (document.activeElement !== box) box.value = query;
         panel.fill(answer);

@@ -95,6 +95,11 @@ export function cssColour(palette, share) {
   return `rgb(${red} ${green} ${blue})`;
 }
 
+/** Return red, green and blue of a CSS colour. @param {string} css `rgb(1 2 3)`, `rgb(1, 2, 3)` or `#112233` @returns {number[]} */
+export function channels(css) {
+  return css.startsWith("#") ? [1, 3, 5].map((at) => parseInt(css.slice(at, at + 2), 16)) : (css.match(/\d+/g) || []).slice(0, 3).map(Number);
+}
+
 /** Return a text colour that is readable on the colour of a share.
  *  @param {Palette} palette @param {number} share */
 export function inkOn(palette, share) {

@@ -1,7 +1,7 @@
 // What the shown head is compared with: another text, model, layer or head, side by side or as a difference.
 
 import { formatWeight } from "./codes.js";
-import { createCheckBox, createElement, createSelect } from "./dom.js";
+import { createElement, createSelect, fillSelect } from "./dom.js";
 import { MEAN_HEAD } from "./load.js";
 import { ALL_HEADS } from "./matrix.js";
 import { quoted } from "./text_names.js";
@@ -12,7 +12,14 @@ const LISTED = 10;
 /** @typedef {Object} Compared the fields of the state that this module reads and changes
  *  @property {number} view @property {number} layer @property {number} head @property {number} compare −1: nothing
  *  @property {string} other layer and head that are compared, such as "3,1"; empty: the same as the shown one
- *  @property {string} how "side" or "difference" @property {boolean} mean compare the means over the heads of layers */
+ *  @property {string} how "map", "lines" or "difference" @property {boolean} mean compare the means over the heads of layers */
+
+/** Return the heads of a view as options of a list. @param {any} view @param {(layer: number, head: number) => string} [note] added to a name
+ *  @returns {[string, string][]} */
+export function headOptions(view, note = () => "") {
+  return view.layers.flatMap((/** @type {any} */ layer, /** @type {number} */ l) =>
+    layer.heads.map((/** @type {string} */ head, /** @type {number} */ h) => [`${l},${h}`, `${layer.name}, ${head}${note(l, h)}`]));
+}
 
 export class Comparison {
   /** @param {any} meta @param {import("./source.js").Source} source @param {Compared} state
@@ -25,7 +32,11 @@ export class Comparison {
     this.handlers = handlers;
     this.list = createElement("div", { class: "differing" });
     this.pairs = createElement("div", { class: "differing-pairs" });
-    this.element = createElement("div", { class: "comparison", role: "group", "aria-label": "comparison" });
+    /** the head of the compared text */
+    this.element = createSelect("Its head", [], "", (value) => { state.other = value; handlers.refresh(); });
+    this.ranking = createElement("section", { "aria-label": "heads that differ" }, [
+      createElement("button", { class: "ask", text: "Which heads differ most?", onclick: () => this.#rank() }), this.list, this.pairs,
+    ]);
     this.request = 0;
     /** the texts whose heads are listed */
     this.listed = "";
@@ -71,33 +82,33 @@ export class Comparison {
     return `${shown}-minus-${index === state.view ? "" : `text-${index + 1}-`}${place(layer, head)}`;
   }
 
-  /** Build the controls for the compared view. */
+  /** How the maps may be shown, as options of a list. @returns {[string, string][]} */
+  get views() {
+    const { state, meta } = this;
+    if (state.compare < 0) return [["map", "map"], ...(meta.views[state.view].levels ? [] : [/** @type {[string, string]} */ (["lines", "lines of several heads"])])];
+    /** @type {[string, string][]} */
+    const means = [["difference", "difference"], ["map mean", "means of the layers"], ["difference mean", "difference of the means"]];
+    return [["map", "side by side"], ...(this.dense ? means : [])];
+  }
+
+  /** The option that is shown. */
+  get shown() {
+    const { compare, how } = this.state;
+    return `${how !== (compare < 0 ? "difference" : "lines") ? how : "map"}${this.averages ? " mean" : ""}`;
+  }
+
+  /** Update the controls to the compared view. */
   build() {
-    const { state, meta, handlers } = this;
-    this.element.hidden = state.compare < 0;
-    this.element.replaceChildren();
+    const { state, meta } = this;
+    this.element.hidden = this.ranking.hidden = state.compare < 0;
     if (state.compare < 0) return;
     const view = meta.views[state.compare];
-    const heads = /** @type {[string, string][]} */ ([["", "the same layer and head"]]);
-    view.layers.forEach((/** @type {any} */ layer, /** @type {number} */ l) =>
-      layer.heads.forEach((/** @type {string} */ head, /** @type {number} */ h) => heads.push([`${l},${h}`, `${layer.name}, ${head}`])));
+    const heads = /** @type {[string, string][]} */ ([["", "the same layer and head"], ...headOptions(view)]);
     if (!heads.some(([value]) => value === state.other)) state.other = "";
-    const change = (/** @type {() => void} */ act) => () => {
-      act();
-      handlers.refresh();
-    };
-    this.element.append(createSelect("Head", heads, state.other, (value) => change(() => (state.other = value))()));
-    if (this.dense) {
-      this.element.append(
-        createSelect("Show", [["side", "side by side"], ["difference", "difference"]], state.how, (value) => change(() => (state.how = value))()),
-        createCheckBox("Means of the layers", state.mean, (on) => change(() => (state.mean = on))()),
-      );
-    }
+    fillSelect(this.element, heads, state.other);
     const counts = [view, meta.views[state.view]].map((one) =>
       one.layers.filter((/** @type {any} */ layer) => layer.name !== ALL_HEADS).map((/** @type {any} */ layer) => layer.heads.length).join());
-    if (this.source.differences && state.compare !== state.view && !state.other && counts[0] === counts[1] && this.dense) {
-      this.element.append(createElement("button", { class: "ask", text: "Which heads differ most?", onclick: () => this.#rank() }), this.list, this.pairs);
-    }
+    this.ranking.hidden = !this.source.differences || state.compare === state.view || Boolean(state.other) || counts[0] !== counts[1] || !this.dense;
     // The list stays while its texts are compared.
     const texts = `${state.view},${state.compare}`;
     if (texts === this.listed) return;

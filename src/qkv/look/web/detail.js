@@ -5,14 +5,15 @@ import { titleOf } from "./comparison.js";
 import { describeDifference, SIGNS, strongestDifferences } from "./difference.js";
 import { createElement, scrollIfHidden } from "./dom.js";
 import { fillLegend } from "./legend.js";
-import { Lines } from "./lines.js";
-import { segmentsOf } from "./load.js";
+import { headColour, Lines } from "./lines.js";
+import { loadHead, segmentsOf } from "./load.js";
 import { MapView, rowMaxima } from "./map.js";
 import { loadMap } from "./map_data.js";
-import { ALL_HEADS, groupOfToken, strongest } from "./matrix.js";
+import { ALL_HEADS, groupOfToken, largestPair, strongest } from "./matrix.js";
 import { Picture } from "./picture.js";
 import { Predicted } from "./predicted.js";
-import { shadeOf } from "./range.js";
+import { cssColour } from "./colour.js";
+import { FAINT, shadeOf, uniformWeight } from "./range.js";
 import { badgeText, explainScore } from "./roles.js";
 import { Steps } from "./steps.js";
 import { quoted } from "./text_names.js";
@@ -47,8 +48,9 @@ export class Detail {
   /** @param {import("./source.js").Source} source @param {(query: number, key: number) => void} onSelect
    *  @param {(text: string) => void} report shows a message
    *  @param {(summary: import("./range.js").Summary) => import("./range.js").Range} range chooses the colour range
-   *  @param {() => void} moved called when another part of the map is visible */
-  constructor(source, onSelect, report, range, moved) {
+   *  @param {() => void} moved called when another part of the map is visible
+   *  @param {(head: number) => void} remove called to remove a head from the lines */
+  constructor(source, onSelect, report, range, moved, remove) {
     this.source = source;
     this.onSelect = onSelect;
     this.report = report;
@@ -68,7 +70,7 @@ export class Detail {
     this.bar = createElement("div", { class: "bar" });
     this.top = createElement("div", { class: "top" });
     this.predicted = new Predicted(source);
-    this.lines = new Lines((row, column) => this.#point(row, column, false), (row, column) => this.#pin(row, column));
+    this.lines = new Lines((row, column) => this.#point(row, column, false), (row, column) => this.#pin(row, column), remove);
     this.picture = new Picture((patch) => this.#patch(patch, false), (patch) => this.#patch(patch, true));
     this.beside = createElement("div", { class: "beside" }, [this.picture.element, this.lines.element, this.top, this.predicted.element]);
     this.pin = createElement("button", { class: "pin", hidden: true, onclick: () => this.release() });
@@ -87,6 +89,8 @@ export class Detail {
     this.key = 0;
     /** @type {import("./load.js").Loaded | null} */
     this.matrix = null;
+    /** the heads whose lines are shown in place of the map @type {{matrix: import("./load.js").Loaded, name: string}[]} */
+    this.overlaid = [];
     /** @type {import("./map_data.js").ShownImage | null} */
     this.image = null;
     /** @type {(import("./map.js").MapData & {loadRow?: (row: number, first: number, last: number) => Promise<void>}) | null} */
@@ -111,6 +115,7 @@ export class Detail {
     this.#point(row, column, true);
     this.map.pinned = this.query;
     this.#showPin();
+    this.#drawLines();
   }
 
   /** Let the query follow the pointer again. */
@@ -118,6 +123,7 @@ export class Detail {
     this.map.pinned = null;
     this.#showPin();
     this.map.draw();
+    this.#drawLines();
     if (this.mapData) this.onSelect(this.query, this.key);
   }
 
@@ -130,26 +136,34 @@ export class Detail {
 
   /** Show one head, or the mean of a layer, or the difference to another one.
    *  @param {View} view @param {number} index of the view @param {number} layer @param {number} head
-   *  @param {any} options `subtract`: view, index, layer and head of the map that is subtracted; `selected` returns the
-   *    tokens of the selected pair */
+   *  @param {any} options `subtract`: view, index, layer and head of the map that is subtracted; `overlay`: layers and heads
+   *    whose lines are shown in place of the map; `selected` returns the tokens of the selected pair */
   async show(view, index, layer, head, options) {
     const request = ++this.request;
     this.options = options;
     const other = options.subtract;
     this.weighted = options.values && view.values && !view.levels;
+    const heads = /** @type {[number, number][]} */ (view.levels ? [] : options.overlay ?? []);
     const names = (this.titled = titleOf({ view, index, layer, head }, other));
+    this.head = names.short;
+    if (heads.length) names.parts[0].head = ` · lines of ${heads.length === 1 ? "one head" : `${heads.length} heads`}`;
     // The name of a head stays in one line.
     const parts = names.parts.flatMap(({ sign, text, head }, i) =>
-      [`${i ? " " : ""}${sign}${text}${text ? " · " : ""}`, createElement("span", { class: "whole", text: head.replace(/^ · /, "") })]);
+      [createElement("span", { class: "of", text: `${i ? " " : ""}${sign}${text}${text ? " · " : ""}` }), createElement("span", { class: "whole", text: head.replace(/^ · /, "") })]);
     this.title.replaceChildren(...parts, this.weighted ? " · × norm of the value" : "");
-    this.#badges(other ? [] : view.roles[`${layer},${head}`] || []);
+    this.#badges(other || heads.length ? [] : view.roles[`${layer},${head}`] || []);
     this.map.canvas.setAttribute("aria-label", `attention map of ${names.short}`);
     // The texts of a pair whose attention is shown; undefined: both.
     const [from, to] = segmentsOf(view, options.pairs);
     this.element.setAttribute("aria-busy", "true");
-    const shown = await loadMap(this.source, { view, index, layer, head }, options, () => this.map.refresh());
+    const [shown, ...overlaid] = await Promise.all([
+      loadMap(this.source, { view, index, layer, head }, options, () => this.map.refresh()),
+      ...heads.map(([l, h]) => loadHead(this.source, view, index, l, h, options)),
+    ]);
     if (request !== this.request) return;
     Object.assign(this, shown);
+    this.overlaid = overlaid.map((matrix, i) => ({ matrix, name: titleOf({ view, index, layer: heads[i][0], head: heads[i][1] }).short }));
+    this.element.classList.toggle("overlaid", heads.length > 0);
     const self = !view.keys && from === to;
     this.keys.element.hidden = self;
     // The pairs of flow are single tokens, not merged words.
@@ -162,7 +176,7 @@ export class Detail {
     this.steps.element.hidden = !view.steps;
     this.names = { queries: this.#names("query"), keys: this.#names("key") };
     this.picture.element.hidden = !this.matrix || !this.image;
-    this.lines.element.hidden = !this.matrix || Boolean(this.image) || options.lines === false;
+    this.lines.element.hidden = !this.matrix || (Boolean(this.image) && !heads.length);
     const { query, key } = options.selected();
     this.query = groupOfToken(this.matrix?.rows, query, this.mapData.rows);
     this.key = groupOfToken(this.matrix?.columns, key, this.mapData.columns);
@@ -333,7 +347,8 @@ export class Detail {
       rows.map((/** @type {any} */ entry) => ({ ...entry, name: mapData.key(entry.key), position: this.tokens(row, entry.key).key, error: mapData.error(row, entry.key) })),
       (key) => this.#point(row, key, true),
       this.matrix?.parts ? ["difference", `${quoted(mapData.query(row))}: largest differences`]
-        : this.weighted ? ["weight × norm", `${quoted(mapData.query(row))} attends to`] : undefined,
+        : this.weighted ? ["weight × norm", `${quoted(mapData.query(row))} attends to`]
+        : this.overlaid.length ? ["weight", `${quoted(mapData.query(row))} attends to in ${this.head}`] : undefined,
     );
   }
 
@@ -348,9 +363,9 @@ export class Detail {
   /** Shade the tokens by their weights for the selected query. */
   #paintTokens() {
     const { mapData } = this;
-    if (!mapData || !this.map.range) return;
+    if (!mapData) return;
     const shaded = this.self ? this.queries : this.keys;
-    shaded.paint((at) => mapData.weight(this.query, at) ?? 0, shadeOf(this.map.range), this.map.colours);
+    if (this.map.range) shaded.paint((at) => mapData.weight(this.query, at) ?? 0, shadeOf(this.map.range), this.map.colours);
     this.#drawLines();
   }
 
@@ -375,13 +390,32 @@ export class Detail {
   /** Draw the lines between words, in the colours of the map. */
   #drawLines() {
     this.#drawPicture();
-    const { matrix, names } = this;
-    if (!matrix || !names || !this.map.range || this.lines.element.hidden) return;
+    const { matrix, names, overlaid, map: { range } } = this;
+    if (!matrix || !names || this.lines.element.hidden || !(range || overlaid.length)) return;
     const width = matrix.keys.length;
+    const common = { ...names, query: this.query, key: this.key, palette: this.map.colours, pinned: this.map.pinned !== null };
+    const weightOf = (/** @type {import("./load.js").Loaded} */ { weights }) => (/** @type {number} */ row, /** @type {number} */ column) => weights[row * width + column];
+    if (overlaid.length) {
+      const { counts } = /** @type {any} */ (this.mapData);
+      const shares = overlaid.every((one) => one.matrix.normalized);
+      // Shares of 1 from twice the weight of uniform attention, and other weights from a tenth of the largest.
+      const top = shares ? 1 : Math.max(...overlaid.map((one) => Math.abs(weightOf(one.matrix)(...largestPair(one.matrix)))));
+      this.lines.show({
+        ...common, top, least: shares ? Math.min(0.25, 2 * uniformWeight(counts).uniform) : 0.1,
+        heads: overlaid.map(({ matrix, name }, i) => ({
+          name, weight: weightOf(matrix), share: (weight) => weight / top, colour: () => headColour(i, this.options.dark),
+        })),
+      });
+      return;
+    }
+    const shade = shadeOf(/** @type {import("./range.js").Range} */ (range));
     this.maxima = this.maxima?.weights === matrix.weights ? this.maxima : { weights: matrix.weights, rows: rowMaxima(matrix.weights, width) };
     this.lines.show({
-      ...names, query: this.query, key: this.key, palette: this.map.colours, shade: shadeOf(this.map.range),
-      weight: (row, column) => matrix.weights[row * width + column], largest: (row) => this.maxima.rows[row],
+      ...common, least: FAINT, top: 1,
+      heads: [{
+        name: "", weight: weightOf(matrix), share: (weight, row) => shade(weight, this.maxima.rows[row]),
+        colour: (share) => cssColour(common.palette, Math.sign(share) * Math.max(0.55, Math.abs(share))),
+      }],
     });
   }
 

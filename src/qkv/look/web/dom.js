@@ -19,14 +19,24 @@ export function createElement(tag, attributes = {}, children = []) {
  *  @param {string} label @param {[string, string, string?][]} options value and text of each, and its whole text if it is shortened
  *  @param {string} selected @param {(value: string) => void} change @param {string} [style] class of the list */
 export function createSelect(label, options, selected, change, style) {
-  // The options may be truncated, so the tooltip shows the whole selected text.
-  const updateTooltip = () => (select.title = select.selectedOptions[0]?.title || select.selectedOptions[0]?.textContent || "");
-  const select = /** @type {HTMLSelectElement} */ (
-    createElement("select", { class: style, onchange: () => { updateTooltip(); change(select.value); } },
-      options.map(([value, text, title]) => createElement("option", { value, text, title, selected: value === selected })))
-  );
-  updateTooltip();
-  return createElement("label", { class: "control" }, [createElement("span", { text: label }), select]);
+  const select = /** @type {HTMLSelectElement} */ (createElement("select", { class: style, onchange: () => { updateTooltip(select); change(select.value); } }));
+  const control = createElement("label", { class: "control" }, [createElement("span", { text: label }), select]);
+  fillSelect(control, options, selected);
+  return control;
+}
+
+/** Replace the options of a drop-down list, which keeps the focus.
+ *  @param {HTMLElement} control from `createSelect` @param {[string, string, string?][]} options @param {string} selected */
+export function fillSelect(control, options, selected) {
+  const select = /** @type {HTMLSelectElement} */ (control.querySelector("select"));
+  select.replaceChildren(...options.map(([value, text, title]) => createElement("option", { value, text, title })));
+  select.selectedIndex = Math.max(0, options.findIndex(([value]) => value === selected));
+  updateTooltip(select);
+}
+
+/** Show the whole selected text as a tooltip, because options may be truncated. @param {HTMLSelectElement} select */
+function updateTooltip(select) {
+  select.title = select.selectedOptions[0]?.title || select.selectedOptions[0]?.textContent || "";
 }
 
 /** Create a check box with its label.
@@ -36,6 +46,23 @@ export function createCheckBox(label, checked, change) {
     createElement("input", { type: "checkbox", checked, onchange: () => change(box.checked) })
   );
   return createElement("label", { class: "control" }, [box, createElement("span", { text: label })]);
+}
+
+/** Create a section that is opened and closed, and that this browser remembers where it stores anything.
+ *  @param {string} name of the section @param {string} title @param {(Node | null)[]} children */
+export function createSection(name, title, children) {
+  const stored = (/** @type {(store: Storage) => string | null | void} */ use) => {
+    try {
+      return use(localStorage);
+    } catch {
+      return null; // such as in a frame of another site
+    }
+  };
+  const open = stored((store) => store.getItem(`qkv-look-${name}`)) === "open";
+  const section = /** @type {HTMLDetailsElement} */ (createElement("details", {
+    class: name, open, ontoggle: () => stored((store) => store.setItem(`qkv-look-${name}`, section.open ? "open" : "closed")),
+  }, [createElement("summary", { text: title }), createElement("div", {}, children)]));
+  return section;
 }
 
 /** Scroll to an element if less than half of a part of it is visible.

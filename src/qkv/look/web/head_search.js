@@ -139,10 +139,11 @@ export class HeadSearch {
         createElement("td", { text: many ? `first in ${first} of ${ranks.length}` : `${ranks[0]}` }),
       ]);
     });
+    const mean = found.reduce((sum, head) => sum + head.weight, 0) / found.length;
     const texts = new Set(found[0].places.map(({ view }) => view)).size;
     const where = many ? `, ${places} places in ${texts === 1 ? "one text" : `${texts} texts`}` : "";
     this.result.replaceChildren(createElement("table", {}, [
-      createElement("caption", { text: `${quoted(this.query.value)} attends to ${quoted(this.key.value)}: the ${lines.length} first of ${found.length} heads${where}` }),
+      createElement("caption", { text: `${quoted(this.query.value)} attends to ${quoted(this.key.value)}: the ${lines.length} first of ${found.length} heads${where}; mean over all heads: ${formatWeight(mean)}` }),
       createElement("thead", {}, [createElement("tr", {}, heading.map((text) => createElement("th", { scope: "col", text })))]),
       createElement("tbody", {}, lines),
     ]));

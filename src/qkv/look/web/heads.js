@@ -2,17 +2,18 @@
 //
 // It follows the anywidget contract: `model.get("meta")` describes the views, and a source returns the maps as bytes.
 
-import { createCheckBox, createElement, createSelect } from "./dom.js";
+import { createCheckBox, createElement, createSection, createSelect, fillSelect } from "./dom.js";
 import { paletteOf } from "./colour.js";
-import { Comparison } from "./comparison.js";
+import { Comparison, headOptions } from "./comparison.js";
 import { Detail } from "./detail.js";
 import { alignTokens, largestDifference } from "./difference.js";
 import { loadGrid } from "./grid_data.js";
+import { headColour, MOST_HEADS } from "./lines.js";
 import { TextSearch } from "./text_search.js";
 import { ALL_HEADS, largestPair, strongest } from "./matrix.js";
 import { Overview } from "./overview.js";
 import { missingParts, Questions } from "./questions.js";
-import { exampleWord, fillRoles, markOf } from "./roles.js";
+import { exampleWord, fillRoles, markOf, roleHeads } from "./roles.js";
 import { saveControls } from "./save.js";
 import { differenceRange, mergeSummaries, rangeOf } from "./range.js";
 import { fromKernel } from "./source.js";
@@ -22,6 +23,10 @@ import { followWidth } from "./width.js";
 
 /** Milliseconds for which a message is shown that is not an error. */
 const NOTICE = 10_000;
+/** Size of the text of a map in a presentation. */
+const LARGE = 1.7;
+/** Keys that step through the heads of a presentation, with those of remote controls. */
+const STEP_KEYS = /** @type {Record<string, number>} */ ({ ArrowRight: 1, ArrowDown: 1, PageDown: 1, " ": 1, ArrowLeft: -1, ArrowUp: -1, PageUp: -1 });
 const SCALES = /** @type {[string, string][]} */ ([
   ["auto", "automatic"], ["linear", "linear"], ["sqrt", "square root"], ["log", "logarithmic"], ["row", "share of the row's maximum"],
 ]);
@@ -37,7 +42,7 @@ const IMAGE_LEAD =
   "Bright patches of the image have large weights for the selected patch or token, which is framed. Point at a patch; click it to pin it.";
 const KEYS =
   "Arrow keys select a head in the grid, a pair in the map, or a token. Tab moves between them. " +
-  "In the map, + and − zoom, and 0 resets the zoom.";
+  "In the map, + and − zoom, and 0 resets the zoom. P presents a single map.";
 
 /** @param {{model: any, el: HTMLElement, hash?: string}} options `hash`: the link to show; default: that of the address */
 function render({ model, el, hash }) {
@@ -53,10 +58,11 @@ function render({ model, el, hash }) {
   const layer = number("layer", meta.views[view].layers.length - 1);
   // Without a link, the page opens on the head with the clearest role.
   const opening = hashFields.has("layer") ? null : meta.views[view].opening;
+  const compared = ["view", "layer", "query"].some((name) => hashFields.has(name)) ? -1 : openingComparison(meta.views);
   const state = {
     view, layer,
     head: number("head", meta.views[view].layers[layer].heads.length - 1),
-    compare: hashFields.has("compare") ? number("compare", meta.views.length - 1) : -1,
+    compare: hashFields.has("compare") ? number("compare", meta.views.length - 1) : compared,
     query: number("query", 1e9),
     key: number("key", 1e9),
     scale: SCALES.some(([name]) => name === hashFields.get("scale")) ? hashFields.get("scale") : "auto",
@@ -69,10 +75,12 @@ function render({ model, el, hash }) {
     words: hashFields.get("words") === "1",
     hide: hashFields.get("hide") === "1",
     pairs: PAIRS.some(([name]) => name === hashFields.get("pairs")) ? hashFields.get("pairs") : "all",
-    lines: hashFields.get("lines") !== "0",
+    present: hashFields.get("present") === "1",
     values: hashFields.get("values") === "1",
     other: hashFields.get("other") || "",
-    how: hashFields.get("how") === "difference" ? "difference" : "side",
+    how: ["lines", "difference"].find((how) => how === hashFields.get("how")) ?? "map",
+    // layers and heads whose lines are shown together, such as "0.2_5.11"
+    lined: hashFields.get("lined") || "",
     mean: hashFields.get("mean") === "1",
     open: hashFields.get("open") || "",
     ask: hashFields.get("ask") || "",
@@ -122,8 +130,12 @@ function render({ model, el, hash }) {
   const first = new Detail(source, (q, k) => onSelect(first)(q, k), (text) => report(text), (summary) => rangeFor(first, second, summary), () => {
     state.part = first.map.place;
     link();
+  }, (head) => {
+    state.lined = lined().filter((_, i) => i !== head).map((one) => one.join(".")).join("_");
+    if (!state.lined) state.how = "map";
+    refresh();
   });
-  const second = new Detail(source, () => link(), (text) => report(text), (summary) => rangeFor(second, first, summary), () => {});
+  const second = new Detail(source, () => link(), (text) => report(text), (summary) => rangeFor(second, first, summary), () => {}, () => {});
   // The maps replace these rows by those of the tokens of the link.
   if (state.pin) first.map.pinned = 0;
   if (state.beside) second.map.pinned = 0;
@@ -149,14 +161,15 @@ function render({ model, el, hash }) {
   const legend = createElement("p", { class: "hint" });
   const details = createElement("div", { class: "details" }, [first.element, second.element]);
   const controls = createElement("div", { class: "controls" });
+  const leave = createElement("button", { class: "ask leave", text: "← → heads with a role · Esc leaves", onclick: () => present(false) });
   el.replaceChildren(
-    createElement("button", { class: "skip ask", text: "Skip to the map", onclick: () => first.map.canvas.focus() }),
     createElement("div", { class: "head" }, [createElement("h1", { text: meta.title }), lead, controls, questions.effect.active]),
     createElement("div", { class: "body" }, [
-      createElement("nav", { "aria-label": "heads" }, [overview.element, roles, legend, note, createElement("p", { class: "hint keys", text: `${KEYS} ${source.digits ?? "Weights have three significant digits."}` })]), details,
+      details,
+      createElement("nav", { "aria-label": "heads" }, [overview.element, roles, comparison.ranking, legend, note]),
       questions.element,
     ]),
-    status,
+    status, leave,
   );
   comparison.build();
 
@@ -179,7 +192,7 @@ function render({ model, el, hash }) {
     notePins();
     const hash = new URLSearchParams();
     for (const [name, value] of Object.entries(state)) {
-      if ((name === "compare" && value === -1) || (name === "top" && !value) || (name === "pairs" && value === "all") || (name === "pin" && !value) || value === "") continue;
+      if ((name === "compare" && value === -1) || (name === "top" && !value) || (name === "pairs" && value === "all") || (["pin", "present"].includes(name) && !value) || value === "") continue;
       if (["other", "how", "mean", "beside"].includes(name) && state.compare < 0) continue;
       hash.set(name, typeof value === "boolean" ? (value ? "1" : "0") : String(value));
     }
@@ -195,7 +208,52 @@ function render({ model, el, hash }) {
     state.layer = layer;
     state.head = head;
     overview.select(layer, head);
+    if (comparison.shown === "lines" && !state.present) addLines([layer, head]);
     return refresh();
+  }
+
+  /** The heads whose lines are shown together. @returns {[number, number][]} */
+  function lined() {
+    const { layers } = meta.views[state.view];
+    return state.lined.split("_").map((one) => /** @type {[number, number]} */ (one.split(".").map(Number))).filter(([l, h]) => layers[l]?.heads[h]);
+  }
+
+  /** Show the lines of more heads, in place of the first ones if they are too many. @param {[number, number][]} heads */
+  function addLines(...heads) {
+    const all = new Set([...lined(), ...heads].map((one) => one.join(".")));
+    state.lined = [...all].slice(-MOST_HEADS).join("_");
+  }
+
+  /** Show a single map in large type, or the whole page again. @param {boolean} on */
+  function present(on) {
+    state.present = on;
+    el.dataset.mode = on ? "present" : "page";
+    first.map.scale = on && el.dataset.width !== "narrow" ? LARGE : 1;
+    if (first.mapData && comparison.shown === "lines") refresh();
+    link();
+  }
+
+  /** @param {KeyboardEvent} event */
+  function onKeyDown(event) {
+    const typing = event.target instanceof Element && event.target.matches("input, select, textarea");
+    if (event.ctrlKey || event.metaKey || event.altKey || typing) return;
+    const step = state.present && STEP_KEYS[event.key];
+    if (step) stepRole(step);
+    else if (event.key === "p" || (state.present && event.key === "Escape")) present(!state.present);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  /** Select the next or the previous head with a role, or, without roles, the next or previous head. @param {number} step */
+  function stepRole(step) {
+    const view = meta.views[state.view];
+    const roles = new Map(roleHeads(view.roles || {}).map(({ layer, head, role }) => [`${layer},${head}`, role]));
+    const heads = roles.size ? [...roles.keys()] : headOptions(view).map(([value]) => value);
+    const at = heads.indexOf(`${state.layer},${state.head}`);
+    const next = heads[(Math.max(at, step < 0 ? 0 : -1) + step + heads.length) % heads.length];
+    const [layer, head] = next.split(",").map(Number);
+    return selectRole(layer, head, roles.get(next) || "");
   }
 
   /** Show a pair of a head, whose indices are those of tokens.
@@ -243,8 +301,12 @@ function render({ model, el, hash }) {
 
   async function refresh() {
     notePins();
+    fillSelect(headControl, headNames, `${state.layer},${state.head}`);
+    fillSelect(viewControl, comparison.views, comparison.shown);
+    const overlay = comparison.shown === "lines" && !state.present ? lined() : null;
+    overview.frame((overlay ?? []).map(([l, h], i) => [l, h, headColour(i, state.dark)]));
     const two = state.compare >= 0 && !comparison.subtracts;
-    const options = { ...state, reduction: state.cell, palette: paletteOf(state.dark), selected: () => state, maxTokens: two ? 200 : undefined };
+    const options = { ...state, overlay, reduction: state.cell, palette: paletteOf(state.dark), selected: () => state, maxTokens: two ? 200 : undefined };
     try {
       await show(first, state.view, state.layer, comparison.head, { ...options, subtract: comparison.subtracts ? comparison.target : null });
       second.element.hidden = !two;
@@ -278,7 +340,12 @@ function render({ model, el, hash }) {
     const view = meta.views[state.view];
     comparison.build();
     el.dataset.theme = state.dark ? "dark" : "light";
-    lead.textContent = view.picture ? IMAGE_LEAD : LEAD + ACTS[Number(matchMedia("(pointer: coarse)").matches)];
+    const acts = ACTS[Number(matchMedia("(pointer: coarse)").matches)];
+    lead.replaceChildren(...(view.picture ? [IMAGE_LEAD] : [createElement("span", { class: "what", text: LEAD }), acts]));
+    headNames = headOptions(view, (l, h) => {
+      const mark = markOf(view.roles[`${l},${h}`] || []);
+      return mark ? ` · ${mark.what}` : "";
+    });
     note.textContent = view.note || "";
     note.hidden = !view.note;
     // A model with fewer layers shows the last one, not the maps over all heads below it.
@@ -330,50 +397,73 @@ function render({ model, el, hash }) {
     title: "Weight from which on the colour is strongest; empty: automatic",
     onchange: () => { state.top = Math.max(0, Number(top.value) || 0); repaint(); },
   }));
-  controls.append(
-    ...(views.length > 1 ? [
-      createSelect("Text", views, String(state.view), (value) => { state.view = Number(value); restart(); }),
+  const compareControl = createSelect("Compare with", [["-1", "none"], ...(views.length > 1 ? views : /** @type {[string, string][]} */ ([["0", "another head"]]))],
+    String(state.compare), (value) => { state.compare = Number(value); comparison.build(); refresh(); });
+  /** @type {[string, string][]} */
+  let headNames = [];
+  const headControl = createSelect("Head", headNames, "", (value) => { const [l, h] = value.split(",").map(Number); selectHead(l, h); });
+  const viewControl = createSelect("View", [], "", (value) => {
+    [state.how] = value.split(" ");
+    state.mean = value.endsWith(" mean");
+    if (value === "lines" && !lined().length) {
+      // The heads of the first roles, and the selected one.
+      const { roles } = meta.views[state.view];
+      addLines(...roleHeads(roles || {}).slice(0, 3).map(({ layer, head }) => /** @type {[number, number]} */ ([layer, head])), [state.layer, state.head]);
+    }
+    refresh();
+  }, "view");
+  const settings = createSection("settings", "Settings and saving", [
+    ...(meta.views.some((/** @type {any} */ one) => one.queries.segments && !one.levels) ? [
+      createSelect("Attention", PAIRS, /** @type {string} */ (state.pairs), (value) => { state.pairs = value; repaint(); }, "pairs"),
     ] : []),
-    createSelect("Compare with", [["-1", "none"], ...(views.length > 1 ? views : /** @type {[string, string][]} */ ([["0", "another head"]]))],
-      String(state.compare), (value) => { state.compare = Number(value); comparison.build(); refresh(); }),
-    comparison.element,
-  );
-  if (meta.views.some((/** @type {any} */ one) => one.queries.segments && !one.levels)) {
-    controls.append(createSelect("Attention", PAIRS, /** @type {string} */ (state.pairs), (value) => { state.pairs = value; repaint(); }, "pairs"));
-  }
-  // On a narrow screen, the settings are folded so that the maps come first.
-  const settings = createElement("details", { class: "settings", open: el.clientWidth > 640 }, [createElement("summary", { text: "Settings and saving" })]);
-  controls.append(settings);
-  settings.append(
     createSelect("Scale", SCALES, /** @type {string} */ (state.scale), (value) => { state.scale = value; top.disabled = value === "row"; repaint(); }, "scale"),
     createElement("label", { class: "control" }, [createElement("span", { text: "Colour limit" }), top]),
     createSelect("Cell value", REDUCTIONS, state.cell, (value) => { state.cell = value; refresh(); }),
     createCheckBox("Whole words", state.words, (on) => { state.words = on; repaint(); }),
     createCheckBox("Hide special tokens", state.hide, (on) => { state.hide = on; repaint(); }),
-    createCheckBox("Lines between words", state.lines, (on) => { state.lines = on; refresh(); }),
     ...(meta.views.some((/** @type {any} */ view) => view.values) ? [
       createCheckBox("× norm of the value", state.values, (on) => { state.values = on; repaint(); }),
     ] : []),
     createCheckBox("Dark", state.dark, (on) => { state.dark = on; restart(); }),
     search.element,
+    createElement("button", { class: "ask", text: "Present", "aria-keyshortcuts": "p", onclick: () => { present(true); leave.focus(); } }),
     ...(linked ? [createElement("button", { class: "ask", text: "Copy link", onclick: copyLink })] : []),
     saveControls({
       details: () => (second.element.hidden ? [first] : [first, second]), overview, source, report, notify, element: el, lacking: missingParts(meta, {}),
       link: () => { settle(); return stateText(); },
       name: () => `attention-${comparison.fileName}`, title: () => meta.views[state.view].name,
     }, meta.html),
+    createElement("p", { class: "hint keys", text: `${KEYS} ${source.digits ?? "Weights have three significant digits."}` }),
+  ]);
+  controls.append(
+    ...(views.length > 1 ? [createSelect("Text", views, String(state.view), (value) => { state.view = Number(value); restart(); })] : []),
+    compareControl, comparison.element, headControl, viewControl, settings,
   );
+  const leaving = new AbortController();
+  // In a notebook, keys belong to the page while it has the focus.
+  (linked ? document : el).addEventListener("keydown", (event) => onKeyDown(/** @type {KeyboardEvent} */ (event)), { capture: true, signal: leaving.signal });
   // A link that is entered into the address of the open page. The page itself changes the address without this event.
   if (linked) {
     addEventListener("hashchange", (event) => {
       // An update of the address that is still waiting must not replace the new link.
       left = true;
+      leaving.abort();
       clearTimeout(linking);
       render({ model, el, hash: new URL(event.newURL).hash });
     }, { once: true });
   }
   const visited = state.part;
+  present(state.present);
   restart().then(() => visited && first.map.visit(visited));
+}
+
+/** Return the view with which the first one is compared at first: its text in another model, or the second of two texts; −1: none.
+ *  @param {import("./detail.js").View[]} views */
+function openingComparison(views) {
+  const [own, ...more] = views;
+  const others = more.filter(({ kind }) => kind === own.kind);
+  const model = others.find((one) => one.model !== own.model && one.name === own.name);
+  return views.indexOf(model ?? (others.length === 1 ? others[0] : own)) || -1;
 }
 
 /** Create the tokens of numbered axes, because the server sends only their number.

@@ -1,56 +1,110 @@
-// Lines between words: queries on the left, keys on the right, and a line for each weight that stands out.
+// Lines between words, of one head or of several: queries on the left, keys on the right, and a line for each weight that stands out.
 
-import { cssColour, inkOn } from "./colour.js";
+import { formatWeight } from "./codes.js";
+import { channels, cssColour, inkOn } from "./colour.js";
 import { createElement } from "./dom.js";
+import { corners, fitText, paintItems, textWidth, wrapText } from "./drawing.js";
 import { FAINT } from "./range.js";
 import { quoted } from "./text_names.js";
 
 /** Maximum number of words on each side; of a longer text, those around the selected one are shown. */
 const MAX_WORDS = 40;
+/** Maximum number of lines for each word, apart from those of the selected one: more cross each other too often. */
+const LINES_PER_WORD = 3;
 const GAP = 6;
 /** Heights of a row in pixels: the larger one, and the one for texts whose lines would not fit beside the map. */
-const [ROW, LOW_ROW, FEW] = [20, 14, 26];
+const [ROW, LOW_ROW, FEW] = [20, 16, 26];
+/** Pixels of a text, and pixels above and between the words of several heads. */
+const [WORD_SIZE, HEADING] = [13, 20];
+/** Pixels between the lines of two heads at the same words, and from the pointer to a line that it selects. */
+const [APART, NEAR] = [3, 6];
+/** Colours of heads that people with colour blindness can tell apart, on light and dark backgrounds. */
+const HEADS = {
+  light: ["#0072b2", "#c44900", "#00795a", "#a3307f", "#7a5c00", "#5b46c8"],
+  dark: ["#56b4e9", "#ff9d5c", "#3ecf9a", "#f08cc8", "#e6c229", "#b9a5ff"],
+};
+/** Maximum number of heads whose lines are drawn together. */
+export const MOST_HEADS = HEADS.light.length;
+
+/** @param {number} index of a head @param {boolean} dark */
+export const headColour = (index, dark) => HEADS[dark ? "dark" : "light"][index];
+
+/** A head whose lines are drawn.
+ *  @typedef {Object} LineHead
+ *  @property {string} name
+ *  @property {(row: number, column: number) => number} weight
+ *  @property {(weight: number, row: number) => number} share of the thickest line, from −1 to 1; NaN and infinities: no line
+ *  @property {(share: number) => string} colour */
 
 /** @typedef {Object} Pairs
- *  @property {string[]} queries @property {string[]} keys
- *  @property {(row: number, column: number) => number | null} weight
- *  @property {(weight: number, row: number) => number} shade share of the colour table
- *  @property {(row: number) => number} largest magnitude of a row
- *  @property {import("./colour.js").Palette} palette @property {number} query @property {number} key */
+ *  @property {string[]} queries @property {string[]} keys @property {LineHead[]} heads
+ *  @property {number} least share from which on there are lines @property {number} top weight of the largest share
+ *  @property {boolean} pinned whether the selected pair stays selected
+ *  @property {import("./colour.js").Palette} palette of the weights of a single head
+ *  @property {number} query @property {number} key */
+
+/** @typedef {{head: number, row: number, column: number, share: number}} Line */
 
 export class Lines {
-  /** @param {(row: number, column: number) => void} hover @param {(row: number, column: number) => void} pick */
-  constructor(hover, pick) {
+  /** @param {(row: number, column: number) => void} hover @param {(row: number, column: number) => void} pick
+   *  @param {(head: number) => void} remove called to remove a head */
+  constructor(hover, pick, remove) {
+    this.remove = remove;
     this.canvas = /** @type {HTMLCanvasElement} */ (createElement("canvas", { class: "lines", role: "img" }));
     this.note = createElement("p", { class: "hint" });
-    this.element = createElement("div", { class: "between" }, [this.canvas, this.note]);
+    this.legend = createElement("ul", { class: "badges", "aria-label": "heads of the lines" });
+    this.element = createElement("div", { class: "between" }, [this.legend, this.canvas, this.note]);
     /** @type {Pairs | null} */
     this.pairs = null;
+    /** the head that stands out; −1: none */
+    this.marked = -1;
+    this.hovered = false;
     this.frame = 0;
-    this.row = ROW;
     const act = (/** @type {PointerEvent | MouseEvent} */ event, /** @type {(row: number, column: number) => void} */ call) => {
-      const at = this.#wordAt(event);
-      if (at && this.pairs) call(...(at.left ? /** @type {[number, number]} */ ([at.word, this.pairs.key]) : /** @type {[number, number]} */ ([this.pairs.query, at.word])));
+      const at = this.#pairAt(event);
+      if (at) call(...at);
     };
     this.canvas.addEventListener("pointermove", (event) => event.pointerType !== "touch" && act(event, hover));
     this.canvas.addEventListener("click", (event) => act(event, pick));
+    for (const name of ["pointerenter", "pointerleave"]) {
+      this.canvas.addEventListener(name, () => { this.hovered = name === "pointerenter"; this.#later(); });
+    }
     new ResizeObserver(() => this.#later()).observe(this.canvas);
   }
 
   /** @param {Pairs} pairs */
   show(pairs) {
     this.pairs = pairs;
-    const { queries, keys, query, key } = pairs;
+    const { queries, keys, query, key, heads } = pairs;
     this.rows = windowOf(queries.length, query, this.rows);
     // The keys of a self-attention map are the same tokens, so both sides show the same part.
     this.columns = queries.length === keys.length ? this.rows : windowOf(keys.length, key, this.columns);
     const shown = Math.max(this.rows[1], this.columns[1]);
-    this.row = shown > FEW ? LOW_ROW : ROW;
-    this.canvas.style.height = `${shown * this.row + 2 * GAP}px`;
+    this.canvas.style.height = `${this.#layout(1).bottom}px`;
     const part = this.rows[1] < queries.length || this.columns[1] < keys.length;
-    this.note.textContent = part ? `${shown} of ${Math.max(queries.length, keys.length)} tokens, around the selected one.` : "";
-    this.note.hidden = !part;
+    this.note.textContent = `${part ? `${shown} of ${Math.max(queries.length, keys.length)} tokens, around the selected one. ` : ""}${heads.length > 1 ? this.rule : ""}`;
+    this.note.hidden = !this.note.textContent;
+    this.legend.hidden = heads.length < 2;
+    if (heads.length > 1) this.#fillLegend(pairs);
     this.#later();
+  }
+
+  /** Name the heads, with the weight of the selected pair in each. @param {Pairs} pairs */
+  #fillLegend({ heads, query, key }) {
+    const mark = (/** @type {number} */ i) => () => { this.marked = i; this.#later(); };
+    const focused = Array.from(this.legend.children).findIndex((one) => one.contains(document.activeElement));
+    this.legend.replaceChildren(...heads.map((head, i) => {
+      const swatch = createElement("span", { class: "swatch" });
+      swatch.style.background = head.colour(1);
+      const item = createElement("li", { class: "badge" }, [
+        swatch, createElement("span", { text: ` ${head.name}: ${formatWeight(head.weight(query, key))} ` }),
+        createElement("button", { class: "ask", text: "×", "aria-label": `remove ${head.name}`, onclick: () => this.remove(i), onfocus: mark(i), onblur: mark(-1) }),
+      ]);
+      item.addEventListener("pointerenter", mark(i));
+      item.addEventListener("pointerleave", mark(-1));
+      return item;
+    }));
+    if (focused >= 0) this.legend.querySelectorAll("button")[Math.min(focused, heads.length - 1)]?.focus();
   }
 
   #later() {
@@ -61,83 +115,148 @@ export class Lines {
     });
   }
 
-  /** Width of a column of words. */
-  get #side() {
-    return Math.min(110, Math.floor(this.canvas.clientWidth * 0.36));
+  /** Where the words are, in pixels or points. @param {number} scale of the text @param {number} [width] */
+  #layout(scale, width = this.canvas.clientWidth) {
+    const many = (this.pairs?.heads.length ?? 1) > 1;
+    const shown = Math.max(this.rows?.[1] ?? 0, this.columns?.[1] ?? 0);
+    const row = scale * (shown > FEW ? LOW_ROW : ROW + (many ? 6 : 0));
+    const top = scale * (many ? GAP + HEADING : GAP);
+    const side = Math.min(scale * (many ? 180 : 110), Math.floor(width * 0.36));
+    const y = (/** @type {number} */ place) => top + (place + 0.5) * row;
+    return { width, side, row, top, y, many, bottom: top + shown * row + scale * GAP };
+  }
+
+  /** The lines, and the smallest share of which all are drawn. @returns {{lines: Line[], least: number}} */
+  get #lines() {
+    const { heads, least, query } = /** @type {Pairs} */ (this.pairs);
+    const [rows, columns] = /** @type {[number, number][]} */ ([this.rows, this.columns]);
+    /** @type {Line[]} */
+    const found = [];
+    heads.forEach((head, i) => {
+      for (let row = rows[0]; row < rows[0] + rows[1]; row++) {
+        for (let column = columns[0]; column < columns[0] + columns[1]; column++) {
+          const weight = head.weight(row, column);
+          // Masked pairs, −Infinity, have no line.
+          const share = Number.isFinite(weight) ? head.share(weight, row) : 0;
+          if (Math.abs(share) > least && Math.abs(share) <= 1) found.push({ head: i, row, column, share });
+        }
+      }
+    });
+    found.sort((a, b) => Math.abs(b.share) - Math.abs(a.share));
+    const most = LINES_PER_WORD * Math.max(rows[1], columns[1]);
+    const smallest = found.length > most ? Math.abs(found[most - 1].share) : least;
+    return { lines: found.filter(({ share, row }) => Math.abs(share) >= smallest || row === query).reverse(), least: smallest };
+  }
+
+  /** What is drawn, in words. */
+  get rule() {
+    const { lines, least } = this.#lines;
+    const { least: own, top } = /** @type {Pairs} */ (this.pairs);
+    const more = least > own ? `, of the selected word ${formatWeight(own * top)}` : "";
+    return `${lines.length} lines: weights of at least ${formatWeight(least * top)}${more}. Thicker lines are larger weights. Select a head to add its lines.`;
+  }
+
+  /** Return the items of a drawing. @param {number} scale of the text @param {number} width @param {{paper: string, ink: string, mark: string}} theme
+   *  @param {boolean} page whether they are shown on the page @returns {import("./drawing.js").Drawing["items"]} */
+  #items(scale, width, { paper, ink, mark }, page) {
+    const { queries, keys, heads, palette, query, key, pinned } = /** @type {Pairs} */ (this.pairs);
+    const [rows, columns] = /** @type {[number, number][]} */ ([this.rows, this.columns]);
+    const { side, row: high, y, many, top } = this.#layout(scale, width);
+    /** @type {import("./drawing.js").Drawing["items"]} */
+    const items = [];
+    const { lines } = this.#lines;
+    // All lines are strong until a word is chosen.
+    const every = many && !pinned && !(page && this.hovered);
+    const strong = (/** @type {Line} */ line) => (this.marked >= 0 ? line.head === this.marked : every || line.row === query);
+    for (const line of [...lines.filter((one) => !strong(one)), ...lines.filter(strong)]) {
+      const size = Math.abs(line.share);
+      const alpha = strong(line) ? 0.35 + 0.65 * size : many ? 0.25 : 0.3 * size;
+      const half = scale * (strong(line) || many ? 0.5 + 1.5 * size : 0.5);
+      const apart = scale * APART * (line.head - (heads.length - 1) / 2);
+      const [from, to] = [y(line.row - rows[0]) + apart, y(line.column - columns[0]) + apart];
+      items.push({
+        kind: "shape", fill: blend(heads[line.head].colour(line.share), paper, alpha),
+        points: [[side + 2, from - half], [width - side - 2, to - half], [width - side - 2, to + half], [side + 2, from + half]],
+      });
+    }
+    const word = (/** @type {string} */ text, /** @type {number} */ place, /** @type {boolean} */ left, /** @type {boolean} */ chosen, /** @type {number} */ share) => {
+      const box = corners(left ? 1 : width - side + 1, y(place) - high / 2 + 1, side - 2, high - 2);
+      if (share) items.push({ kind: "shape", points: box, fill: cssColour(palette, share) });
+      if (chosen && (page || pinned)) items.push({ kind: "shape", points: box, stroke: mark });
+      items.push({
+        kind: "text", x: left ? side - 5 * scale : width - side + 5 * scale, y: y(place), text: fitText(text, scale * WORD_SIZE, side - 10 * scale), size: scale * WORD_SIZE,
+        anchor: left ? "end" : "start", fill: share ? inkOn(palette, share) : ink,
+      });
+    };
+    if (many) {
+      items.push({ kind: "text", x: side - 5 * scale, y: top - scale * 12, text: "attends", size: scale * WORD_SIZE, anchor: "end" });
+      items.push({ kind: "text", x: width - side + 5 * scale, y: top - scale * 12, text: "is attended to", size: scale * WORD_SIZE, anchor: "start" });
+    }
+    const shareOf = (/** @type {number} */ column) => {
+      const share = heads[0].share(heads[0].weight(query, column), query);
+      return !many && Math.abs(share) <= 1 ? share : 0;
+    };
+    for (let i = 0; i < rows[1]; i++) word(queries[rows[0] + i], i, true, rows[0] + i === query, 0);
+    for (let i = 0; i < columns[1]; i++) word(keys[columns[0] + i], i, false, columns[0] + i === key, shareOf(columns[0] + i));
+    return items;
   }
 
   /** @param {Pairs} pairs */
-  #draw({ queries, keys, weight, shade, largest, palette, query, key }) {
+  #draw({ queries, query, heads }) {
     const { canvas } = this;
-    const [rows, columns] = /** @type {[number, number][]} */ ([this.rows, this.columns]);
     const ratio = window.devicePixelRatio || 1;
-    const [width, height] = [canvas.clientWidth, canvas.clientHeight];
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
+    canvas.width = Math.round(canvas.clientWidth * ratio);
+    canvas.height = Math.round(canvas.clientHeight * ratio);
     const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
     pen.scale(ratio, ratio);
     const style = getComputedStyle(canvas);
-    const side = this.#side;
-    const { row: high } = this;
-    const y = (/** @type {number} */ place) => GAP + (place + 0.5) * high;
-    const shareOf = (/** @type {number} */ row, /** @type {number} */ column) => {
-      const value = weight(row, column);
-      // Masked pairs, −Infinity, have no line.
-      return value !== null && Number.isFinite(value) ? shade(value, largest(row)) : 0;
-    };
-    const line = (/** @type {number} */ row, /** @type {number} */ column, /** @type {number} */ share, /** @type {boolean} */ strong) => {
-      pen.globalAlpha = strong ? 0.35 + 0.65 * Math.abs(share) : 0.3 * Math.abs(share);
-      pen.strokeStyle = cssColour(palette, Math.sign(share) * Math.max(0.55, Math.abs(share)));
-      pen.lineWidth = strong ? 1 + 3 * Math.abs(share) : 1;
-      pen.beginPath();
-      pen.moveTo(side + 2, y(row - rows[0]));
-      pen.lineTo(width - side - 2, y(column - columns[0]));
-      pen.stroke();
-    };
-    for (const strong of [false, true]) {
-      for (let row = rows[0]; row < rows[0] + rows[1]; row++) {
-        if (strong !== (row === query)) continue;
-        for (let column = columns[0]; column < columns[0] + columns[1]; column++) {
-          const share = shareOf(row, column);
-          if (Math.abs(share) > FAINT && Math.abs(share) <= 1) line(row, column, share, strong);
-        }
-      }
-    }
-    pen.globalAlpha = 1;
-    pen.font = `${high === ROW ? 12 : 11}px ${style.fontFamily}`;
-    pen.textBaseline = "middle";
-    const mark = style.getPropertyValue("--mark");
-    const word = (/** @type {string} */ text, /** @type {number} */ place, /** @type {boolean} */ left, /** @type {boolean} */ framed, /** @type {number} */ share) => {
-      const x = left ? 1 : width - side + 1;
-      if (share) {
-        pen.fillStyle = cssColour(palette, share);
-        pen.fillRect(x, y(place) - high / 2 + 1, side - 2, high - 2);
-      }
-      pen.strokeStyle = mark;
-      pen.lineWidth = 2;
-      if (framed) pen.strokeRect(x, y(place) - high / 2 + 1, side - 2, high - 2);
-      pen.fillStyle = share ? inkOn(palette, share) : style.color;
-      pen.textAlign = left ? "right" : "left";
-      pen.fillText(fitting(pen, text, side - 10), left ? side - 5 : width - side + 5, y(place));
-    };
-    for (let i = 0; i < rows[1]; i++) word(queries[rows[0] + i], i, true, rows[0] + i === query, 0);
-    for (let i = 0; i < columns[1]; i++) {
-      const share = shareOf(query, columns[0] + i);
-      word(keys[columns[0] + i], i, false, columns[0] + i === key, Math.abs(share) <= 1 ? share : 0);
-    }
-    canvas.setAttribute("aria-label", `lines from ${quoted(queries[query])} to the tokens that it attends to; the table lists them`);
+    const theme = { paper: style.getPropertyValue("--paper").trim(), ink: style.color, mark: style.getPropertyValue("--mark") };
+    paintItems(pen, this.#items(1, canvas.clientWidth, theme, true), theme.ink, 2);
+    const whose = heads.length > 1 ? ` in ${heads.map(({ name }) => name).join(", ")}` : "";
+    canvas.setAttribute("aria-label", `lines from ${quoted(queries[query])} to the tokens that it attends to${whose}; the table lists them`);
     canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
   }
 
-  /** @param {MouseEvent} event @returns {{left: boolean, word: number} | null} */
-  #wordAt(event) {
+  /** Return the lines of all shown words as a figure with a legend. @param {number} inches @param {{paper: string, ink: string}} theme @param {string} title
+   *  @returns {import("./drawing.js").Drawing} */
+  figure(inches, theme, title) {
+    const scale = 7.5 / WORD_SIZE;
+    const width = inches * 72;
+    const { heads } = /** @type {Pairs} */ (this.pairs);
+    const items = this.#items(scale, width, { ...theme, mark: theme.ink }, false);
+    let y = this.#layout(scale, width).bottom + 6;
+    let x = 4;
+    for (const head of heads) {
+      const wide = 22 + textWidth(head.name, 7.5);
+      if (x > 4 && x + wide > width) [x, y] = [4, y + 10];
+      items.push({ kind: "shape", points: corners(x, y - 1, 10, 2), fill: head.colour(1) }, { kind: "text", x: x + 13, y, text: head.name, size: 7.5, anchor: "start" });
+      x += wide;
+    }
+    for (const text of wrapText(this.rule, 7.5, width - 8)) items.push({ kind: "text", x: 4, y: (y += 10), text, size: 7.5, anchor: "start" });
+    return { width, height: y + 8, title, ...theme, items };
+  }
+
+  /** Return the pair of the word or of the line under the pointer. @param {MouseEvent} event @returns {[number, number] | null} */
+  #pairAt(event) {
+    const { pairs, rows, columns } = this;
+    if (!pairs || !rows || !columns) return null;
     const edge = this.canvas.getBoundingClientRect();
-    const x = event.clientX - edge.left;
-    const place = Math.floor((event.clientY - edge.top - GAP) / this.row);
+    const [x, y] = [event.clientX - edge.left, event.clientY - edge.top];
+    const layout = this.#layout(1);
+    if (layout.many && x > layout.side && x < layout.width - layout.side) {
+      const share = (x - layout.side) / (layout.width - 2 * layout.side);
+      const distance = (/** @type {Line} */ line) => {
+        const apart = APART * (line.head - (pairs.heads.length - 1) / 2);
+        return Math.abs((1 - share) * layout.y(line.row - rows[0]) + share * layout.y(line.column - columns[0]) + apart - y);
+      };
+      const nearest = this.#lines.lines.reduce((best, line) => (best && distance(best) <= distance(line) ? best : line), /** @type {Line | null} */ (null));
+      return nearest && distance(nearest) <= NEAR ? [nearest.row, nearest.column] : null;
+    }
+    const place = Math.floor((y - layout.top) / layout.row);
     const left = x < edge.width / 2;
-    const part = left ? this.rows : this.columns;
-    if (!part || place < 0 || place >= part[1]) return null;
-    return { left, word: part[0] + place };
+    const part = left ? rows : columns;
+    if (place < 0 || place >= part[1]) return null;
+    return left ? [part[0] + place, pairs.key] : [pairs.query, part[0] + place];
   }
 }
 
@@ -150,10 +269,8 @@ function windowOf(count, around, before) {
   return [Math.max(0, Math.min(count - shown, around - Math.floor(shown / 2))), shown];
 }
 
-/** Shorten a text to a width. @param {CanvasRenderingContext2D} pen @param {string} text @param {number} width */
-function fitting(pen, text, width) {
-  let shown = text.slice(0, 40);
-  if (shown === text && pen.measureText(text).width <= width) return text;
-  while (shown && pen.measureText(`${shown}…`).width > width) shown = shown.slice(0, -1);
-  return `${shown}…`;
+/** Return a colour over paper, which figures need in place of opacity. @param {string} colour @param {string} paper @param {number} alpha */
+function blend(colour, paper, alpha) {
+  const [over, under] = [colour, paper].map(channels);
+  return `rgb(${over.map((one, i) => Math.round(alpha * one + (1 - alpha) * under[i])).join(" ")})`;
 }

@@ -6,6 +6,9 @@ import { drawAxes, labelAt, MARGIN } from "./map_axes.js";
 import { NOT_SHARES, shadeOf, summarize, uniformWeight } from "./range.js";
 import { Pinch } from "./touch.js";
 
+/** Milliseconds in which a map becomes another one. */
+const BLEND = 160;
+
 /** The data of a map: a matrix in memory, or tiles loaded on demand.
  *  @typedef {Object} MapData
  *  @property {(row: number) => string} query the token of a query
@@ -55,6 +58,10 @@ export class MapView {
     this.picture = null;
     /** the painted picture @type {{key: string, canvas: OffscreenCanvas} | null} */
     this.painted = null;
+    /** the picture that is being replaced, and when it began @type {{canvas: OffscreenCanvas, start: number} | null} */
+    this.before = null;
+    /** size of the text, in proportion to its usual one */
+    this.scale = 1;
     this.version = 0;
     this.drawn = 0;
     /** @type {number[] | null} */
@@ -79,6 +86,8 @@ export class MapView {
   show(mapData) {
     const same = this.mapData && this.mapData.rows === mapData.rows && this.mapData.columns === mapData.columns;
     this.mapData = mapData;
+    const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    this.before = same && !still && this.painted ? { canvas: this.painted.canvas, start: performance.now() } : null;
     if (!same) this.resetZoom();
     this.refresh();
   }
@@ -132,12 +141,12 @@ export class MapView {
 
   /** The rectangle of the map on the canvas, in CSS pixels. */
   get box() {
-    const { clientWidth, clientHeight } = this.canvas;
+    const { canvas: { clientWidth, clientHeight }, scale } = this;
     return {
-      x: MARGIN.left,
-      y: MARGIN.top,
-      width: Math.max(10, clientWidth - MARGIN.left - MARGIN.right),
-      height: Math.max(10, clientHeight - MARGIN.top - MARGIN.bottom),
+      x: scale * MARGIN.left,
+      y: scale * MARGIN.top,
+      width: Math.max(10, clientWidth - scale * (MARGIN.left + MARGIN.right)),
+      height: Math.max(10, clientHeight - scale * (MARGIN.top + MARGIN.bottom)),
     };
   }
 
@@ -163,7 +172,14 @@ export class MapView {
     const painted = this.#paint(mapData, height, width);
     pen.imageSmoothingEnabled = false;
     pen.drawImage(painted, box.x, box.y, box.width, box.height);
-    drawAxes(pen, canvas, this.box, part, mapData, this.selected);
+    const left = this.before ? 1 - (performance.now() - this.before.start) / BLEND : 0;
+    if (this.before && left > 0) {
+      pen.globalAlpha = left;
+      pen.drawImage(this.before.canvas, box.x, box.y, box.width, box.height);
+      pen.globalAlpha = 1;
+      this.draw();
+    } else this.before = null;
+    drawAxes(pen, canvas, this.box, part, mapData, this.selected, this.scale);
     this.#cursor(pen);
     // One finger scrolls the page unless the map is zoomed in.
     canvas.style.touchAction = this.place ? "none" : "pan-x pan-y";
@@ -244,7 +260,7 @@ export class MapView {
    *  @param {MouseEvent} event */
   #labelAt(event) {
     const edge = this.canvas.getBoundingClientRect();
-    return this.mapData && labelAt(this.canvas, this.box, this.part, event.clientX - edge.left, event.clientY - edge.top);
+    return this.mapData && labelAt(this.canvas, this.box, this.part, event.clientX - edge.left, event.clientY - edge.top, this.scale);
   }
 
   /** Show `factor` times as many tokens; the pair `fixed` keeps its place on the screen.

@@ -2,15 +2,15 @@
 
 /** Pixels around the cells of a map. */
 export const MARGIN = { left: 92, top: 8, right: 10, bottom: 76 };
-/** Pixels that a label takes, and that the name of an axis takes. */
-const [LABEL, NAME] = [13, 18];
+/** Pixels that a label takes, its font size, and pixels that the name of an axis takes. */
+const [LABEL, TEXT, NAME] = [15, 13, 18];
 
 /** Draw the axes of a map.
  *  @param {CanvasRenderingContext2D} pen @param {HTMLCanvasElement} canvas
  *  @param {{x: number, y: number, width: number, height: number}} box the rectangle of the cells
  *  @param {[number, number, number, number]} part the visible first row, first column, rows and columns
- *  @param {import("./map.js").MapData} mapData @param {[number[], number[]]} selected rows and columns */
-export function drawAxes(pen, canvas, box, part, mapData, [rows, columns]) {
+ *  @param {import("./map.js").MapData} mapData @param {[number[], number[]]} selected rows and columns @param {number} scale of the text */
+export function drawAxes(pen, canvas, box, part, mapData, [rows, columns], scale) {
   const style = getComputedStyle(canvas);
   pen.strokeStyle = style.color;
   pen.lineWidth = 0.5;
@@ -19,30 +19,30 @@ export function drawAxes(pen, canvas, box, part, mapData, [rows, columns]) {
   pen.textAlign = "right";
   /** @param {boolean} bold */
   const choose = (bold) => {
-    pen.font = `${bold ? "700 " : ""}11px ${style.fontFamily}`;
+    pen.font = `${bold ? "700 " : ""}${scale * TEXT}px ${style.fontFamily}`;
     pen.fillStyle = bold ? style.getPropertyValue("--mark") : style.color;
   };
-  const down = labels(part[0], part[2], box.height, rows);
+  const down = labels(part[0], part[2], box.height / scale, rows);
   for (const row of down) {
     choose(rows.includes(row));
-    pen.fillText(short(pen, mapData.query(row), box.x - 24), box.x - 5, box.y + ((row + 0.5 - part[0]) / part[2]) * box.height);
+    pen.fillText(short(pen, mapData.query(row), box.x - 24 * scale), box.x - 5, box.y + ((row + 0.5 - part[0]) / part[2]) * box.height);
   }
-  const across = labels(part[1], part[3], box.width, columns);
+  const across = labels(part[1], part[3], box.width / scale, columns);
   for (const column of across) {
     choose(columns.includes(column));
     pen.save();
     pen.translate(box.x + ((column + 0.5 - part[1]) / part[3]) * box.width, box.y + box.height + 5);
     pen.rotate(-Math.PI / 2);
-    pen.fillText(short(pen, mapData.key(column), MARGIN.bottom - 25), 0, 0);
+    pen.fillText(short(pen, mapData.key(column), scale * (MARGIN.bottom - 25)), 0, 0);
     pen.restore();
   }
   Object.assign(canvas.dataset, { rows: down.join(), columns: across.join() });
   pen.fillStyle = style.color;
-  pen.font = `600 12px ${style.fontFamily}`;
+  pen.font = `600 ${scale * TEXT}px ${style.fontFamily}`;
   pen.textAlign = "center";
-  pen.fillText("key (attended) →", box.x + box.width / 2, box.y + box.height + 66);
+  pen.fillText("key (attended) →", box.x + box.width / 2, box.y + box.height + scale * 67);
   pen.save();
-  pen.translate(9, box.y + box.height / 2);
+  pen.translate(scale * 9, box.y + box.height / 2);
   pen.rotate(-Math.PI / 2);
   pen.fillText("← query (attends)", 0, 0);
   pen.restore();
@@ -51,21 +51,21 @@ export function drawAxes(pen, canvas, box, part, mapData, [rows, columns]) {
 /** Return the row (and null) of the label of a query at a place of the canvas, or (null and) the column of the label of a key;
  *  null if there is no label.
  *  @param {HTMLCanvasElement} canvas on which `drawAxes` has drawn @param {{x: number, y: number, width: number, height: number}} box
- *  @param {[number, number, number, number]} part @param {number} x @param {number} y in CSS pixels
+ *  @param {[number, number, number, number]} part @param {number} x @param {number} y in CSS pixels @param {number} scale of the text
  *  @returns {[number, null] | [null, number] | null} */
-export function labelAt(canvas, box, part, x, y) {
+export function labelAt(canvas, box, part, x, y, scale) {
   /** @param {string | undefined} indices of the labels @param {number} first @param {number} count @param {number} pixels
    *  @param {number} at the place along the axis */
   const nearest = (indices, first, count, pixels, at) => {
     const distance = (/** @type {number} */ index) => Math.abs(((index + 0.5 - first) / count) * pixels - at);
     const found = (indices ? indices.split(",").map(Number) : []).reduce((a, b) => (distance(b) < distance(a) ? b : a), -Infinity);
-    return distance(found) <= Math.max(LABEL, pixels / count) / 2 ? found : null;
+    return distance(found) <= Math.max(scale * LABEL, pixels / count) / 2 ? found : null;
   };
-  if (x < box.x && x > NAME) {
+  if (x < box.x && x > scale * NAME) {
     const row = nearest(canvas.dataset.rows, part[0], part[2], box.height, y - box.y);
     return row === null ? null : [row, null];
   }
-  if (y > box.y + box.height && y < box.y + box.height + MARGIN.bottom - NAME) {
+  if (y > box.y + box.height && y < box.y + box.height + scale * (MARGIN.bottom - NAME)) {
     const column = nearest(canvas.dataset.columns, part[1], part[3], box.width, x - box.x);
     return column === null ? null : [null, column];
   }

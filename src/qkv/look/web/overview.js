@@ -40,6 +40,7 @@ export class Overview {
     // Many heads get smaller cells, so that a layer fits into a row.
     this.element.style.setProperty("--heads", String(most));
     this.element.classList.toggle("small", most > 16 || layers.length > 24);
+    this.element.classList.toggle("plain", !layers.some((layer, l) => layer.heads.some((_, h) => markOfHead(l, h))));
     const numbers = Array.from({ length: most }, (_, h) => createElement("span", { class: "number", role: "columnheader", text: String(h) }));
     const header = createElement("div", { class: "heads", role: "row" }, [createElement("span", { class: "layer", role: "columnheader", text: "head" }), ...numbers]);
     this.element.replaceChildren(header);
@@ -125,6 +126,12 @@ export class Overview {
     cell?.setAttribute("tabindex", "0");
     cell?.setAttribute("aria-selected", "true");
     if (focused) cell?.focus();
+  }
+
+  /** Frame heads in colours. @param {[number, number, string][]} heads layer, head and colour */
+  frame(heads) {
+    for (const cell of this.cells.flat()) cell.style.outline = "";
+    for (const [layer, head, colour] of heads) if (this.cells[layer]?.[head]) this.cells[layer][head].style.outline = `3px solid ${colour}`;
   }
 
   /** @param {KeyboardEvent} event */

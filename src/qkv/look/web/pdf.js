@@ -2,6 +2,7 @@
 //
 // Characters that the font does not have are drawn as images by a font of the browser.
 
+import { channels } from "./colour.js";
 import { drawText, textWidth } from "./drawing.js";
 import { isRightToLeft } from "./text_names.js";
 
@@ -87,7 +88,8 @@ async function operators(item, { height, paper, ink }, font, addImage) {
     const drop = 0.35 * item.size;
     // Letters are drawn from the baseline; rotated texts run upwards.
     const matrix = item.rotated ? `0 1 -1 0 ${pdfNumber(item.x + drop)} ${pdfNumber(height - item.y - back)}` : `1 0 0 1 ${pdfNumber(item.x - back)} ${pdfNumber(height - item.y - drop)}`;
-    return `BT /F0 ${item.size} Tf ${matrix} Tm <${hex}> Tj ET`;
+    const text = `BT /F0 ${item.size} Tf ${matrix} Tm <${hex}> Tj ET`;
+    return item.fill ? `q ${pdfColour(item.fill)} rg ${text} Q` : text;
   }
   const canvas = document.createElement("canvas");
   const tall = 1.4 * item.size;
@@ -169,8 +171,7 @@ function pdfNumber(value) {
   return Number(value.toFixed(3));
 }
 
-/** Return a CSS colour as three shares of 1. @param {string} css `rgb(1 2 3)`, `rgb(1, 2, 3)` or `#112233` */
+/** Return a CSS colour as three shares of 1. @param {string} css */
 function pdfColour(css) {
-  const parts = css.startsWith("#") ? [1, 3, 5].map((at) => parseInt(css.slice(at, at + 2), 16)) : (css.match(/\d+/g) || []).slice(0, 3).map(Number);
-  return parts.map((part) => (part / 255).toFixed(3)).join(" ");
+  return channels(css).map((part) => (part / 255).toFixed(3)).join(" ");
 }

@@ -40,14 +40,14 @@ export function exampleWord(role, words) {
 const COMMON = ["self", "first", "separator", "broad"];
 
 /** Return the mark of the first role of a head, or null if it has none.
- *  @param {Role[]} roles @returns {{text: string, common: boolean} | null} */
+ *  @param {Role[]} roles @returns {{text: string, common: boolean, what: string} | null} */
 export function markOf(roles) {
   const clear = roles.filter(({ score }) => score >= MARKED);
   const order = Object.keys(ROLES);
   const rank = (/** @type {Role} */ one) => (order.includes(one.role) ? order.indexOf(one.role) : -1);
   clear.sort((a, b) => rank(a) - rank(b));
   if (!clear.length) return null;
-  return { text: ROLES[clear[0].role]?.[0] || clear[0].role.slice(0, 2), common: COMMON.includes(clear[0].role) };
+  return { text: ROLES[clear[0].role]?.[0] || clear[0].role.slice(0, 2), common: COMMON.includes(clear[0].role), what: describeRole(clear[0].role) };
 }
 
 /** Say what a head does, as a badge.
@@ -66,31 +66,40 @@ export function explainScore({ role, sentences }) {
     : "Baseline: the score of a head that attends to all tokens equally.";
 }
 
-/** Fill a list with a button for each role, which selects the head of the largest score.
- *  @param {HTMLElement} place @param {Record<string, Role[]>} roles by "layer,head"
- *  @param {(layer: number, head: number, role: string) => void} onSelect */
-export function fillRoles(place, roles, onSelect) {
+/** Return the best head of each role, the clearest roles first.
+ *  @param {Record<string, Role[]>} roles by "layer,head"
+ *  @returns {{role: string, layer: number, head: number, one: Role, clear: number}[]} `clear`: how many heads have the role */
+export function roleHeads(roles) {
   /** @type {Map<string, {place: string, one: Role}[]>} */
   const heads = new Map();
   for (const [at, all] of Object.entries(roles)) {
     for (const one of all) heads.set(one.role, [...(heads.get(one.role) || []), { place: at, one }]);
   }
   const order = [...new Set([...Object.keys(ROLES), ...heads.keys()])].filter((role) => heads.has(role));
-  const measured = [...heads.values()].flat().some(({ one }) => one.sentences);
-  const rows = order.map((role) => {
+  return order.map((role) => {
     const all = /** @type {{place: string, one: Role}[]} */ (heads.get(role));
     const best = all.reduce((a, b) => (b.one.score - b.one.baseline > a.one.score - a.one.baseline ? b : a));
     const [layer, head] = best.place.split(",").map(Number);
-    const clear = all.filter(({ one }) => one.score >= MARKED).length;
+    return { role, layer, head, one: best.one, clear: all.filter(({ one }) => one.score >= MARKED).length };
+  });
+}
+
+/** Fill a list with a button for each role, which selects the head of the largest score.
+ *  @param {HTMLElement} place @param {Record<string, Role[]>} roles by "layer,head"
+ *  @param {(layer: number, head: number, role: string) => void} onSelect */
+export function fillRoles(place, roles, onSelect) {
+  const best = roleHeads(roles);
+  const measured = best.some(({ one }) => one.sentences);
+  const rows = best.map(({ role, layer, head, one, clear }) => {
     const others = createElement("span", { class: "others", text: clear > 1 ? `, ${clear - 1} more` : "" });
     return createElement("li", {}, [
       createElement("button", {
-        class: "role", onclick: () => onSelect(layer, head, role), title: `${badgeText(best.one)}. ${explainScore(best.one)}`,
+        class: "role", onclick: () => onSelect(layer, head, role), title: `${badgeText(one)}. ${explainScore(one)}`,
         "aria-label": `${describeRole(role)}: select layer ${layer}, head ${head}`,
       }, [
         createElement("span", { class: "mark", text: ROLES[role]?.[0] || role.slice(0, 2) }),
         createElement("span", { class: "what", text: describeRole(role) }),
-        createElement("span", { class: "where" }, [document.createTextNode(`layer ${layer}, head ${head}: ${best.one.score.toFixed(2)}`), others]),
+        createElement("span", { class: "where" }, [document.createTextNode(`layer ${layer}, head ${head}: ${one.score.toFixed(2)}`), others]),
       ]),
     ]);
   });

@@ -67,7 +67,9 @@ async function save(saved, grid, inches, kind) {
   const [figure, writer, pdf] = await Promise.all([import("./figure.js"), import("./drawing.js"), import("./pdf.js")]);
   const style = getComputedStyle(saved.element);
   const theme = { paper: style.getPropertyValue("--paper").trim(), ink: style.getPropertyValue("--ink").trim() };
-  const drawing = grid ? figure.gridFigure(saved.overview, saved.title(), inches, theme) : figure.mapsFigure(details, inches, theme);
+  const [{ lines, overlaid, title }] = details;
+  const drawing = grid ? figure.gridFigure(saved.overview, saved.title(), inches, theme)
+    : overlaid.length ? lines.figure(inches, theme, title.textContent || "") : figure.mapsFigure(details, inches, theme);
   const name = grid ? "attention-heads" : saved.name();
   if (kind === "svg") download(`${name}.svg`, writer.drawingToSvg(drawing), "image/svg+xml");
   else if (kind === "png") download(`${name}.png`, await writer.drawingToPng(drawing), "image/png");

@@ -1,0 +1,122 @@
+"""Draw one head as SVG of attributes alone, for notebooks and for pages whose policy forbids scripts and styles."""
+
+from __future__ import annotations
+
+import base64
+from html import escape
+from itertools import groupby
+
+import numpy as np
+
+from qkv.core.printable import printable
+from qkv.core.typing import Float
+from qkv.look.color_range import automatic_range, format_weight
+from qkv.look.quantize import MASKED, dequantize, thumbnails
+from qkv.look.tiled_map import TiledView, check_head
+from qkv.look.view_plot import color_cells
+from qkv.look.views import Opening, View
+
+__all__ = ["map_image", "map_svg"]
+
+_WIDTH, _HEIGHT, _TOP, _TEXT, _LINE = 600, 400, 44, 13, 17
+"""Sizes in pixels: of the picture, of its title, of its text and of a line of text."""
+_CHARACTER = 7.4
+"""Mean width of a character in pixels."""
+_MOST_CELLS = 48
+"""Number of tokens up to which each pair has a cell; more are drawn as a thumbnail."""
+
+
+def map_svg(view: View | TiledView, layer: int | None = None, head: int | None = None) -> str:
+    """Return one head as SVG of 600 × 400 pixels, with the largest weights of the query that the page shows first.
+
+    The SVG is a part of HTML, too: it has no styles, scripts or addresses, and an alternative text.
+
+    Args:
+        view: the view; long texts have a map without names.
+        layer, head: the head; None: the one that the page shows first.
+
+    Raises:
+        OptionError: the head does not exist.
+
+    Example:
+        >>> svg = map_svg(View.from_weights(np.eye(2)[None, None], ["<b>", "c"], name="two tokens"))
+        >>> svg.startswith("<svg "), "&lt;b&gt;" in svg, "style" in svg
+        (True, True, False)
+    """
+    opening = view.opening or Opening()
+    layer, head = (opening.layer if layer is None else layer), (opening.head if head is None else head)
+    check_head(view, layer, head)
+    if isinstance(view, View):
+        maps, codes = (view.layers[layer].name, view.layers[layer].heads[head]), view.layers[layer].codes[head]
+        extent = view.layers[layer].ranges[head]
+    else:
+        name, tiled = view.layers[layer]
+        maps, codes, extent = (name, list(tiled)[head]), view.head(layer, head).coarsest(), view.head(layer, head).range
+    rows, columns = view.queries.tokens, (view.keys or view.queries).tokens
+    named = isinstance(view, View) and max(codes.shape) <= _MOST_CELLS
+    shown = codes if named else thumbnails(codes[None])[0]
+    weights, masked = dequantize(shown, extent.exponent), shown == MASKED
+    counts = np.full(1, len(columns)) if extent.normalized else None
+    colors = automatic_range(weights[~masked], counts, not named)
+    left, below = (_TEXT + _CHARACTER * min(12, max(map(len, names))) if named else 8.0 for names in (rows, columns))
+    side = min(_HEIGHT - _TOP - below - 2 * _LINE, _WIDTH - left - 200)
+    title = f"{view.name} · {', '.join(maps)}"
+    roles = ", ".join(role.role for role in view.roles.get((layer, head), ()))
+    parts = [_text(8, 18, _cut(title, 76), weight="bold"), _text(8, 36, roles and f"role: {roles}")]
+    parts += _cells(color_cells(weights, masked, colors, False), left, side)
+    for axis, names in enumerate((rows, columns) if named else ()):
+        step = max(1, -(-len(names) * _LINE // int(side)))
+        for i in range(0, len(names), step):
+            at = (i + 0.5) * side / len(names)
+            x, y = (left + at, _TOP + side + 5) if axis else (left - 5, _TOP + at)
+            turned = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if axis else ""
+            parts.append(_text(x, y, _cut(names[i], 12), anchor="end", more=f' dominant-baseline="middle"{turned}'))
+    parts.append(_text(left, _HEIGHT - 10, f"rows attend to columns; strongest color from {format_weight(colors.top)}"))
+    said = f"Attention map of {title}."
+    if isinstance(view, View):
+        row = np.where(view.allowed(layer, head)[opening.query], view.weights(layer, head)[opening.query], np.nan)
+        best = np.argsort(-np.abs(row), kind="stable")[: min(8, int(np.isfinite(row).sum()))]
+        lines = [f"“{_cut(rows[opening.query], 14)}” attends to"]
+        lines += [f"{format_weight(row[key])}  {_cut(columns[key], 14)}" for key in best]
+        parts += [_text(left + side + 20, _TOP + 14 + i * _LINE, line) for i, line in enumerate(lines)]
+        said += f" {lines[0]} {', '.join(lines[1:4])}."
+    alternative = escape(printable(said))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'role="img" aria-label="{alternative}" font-family="system-ui, sans-serif" font-size="{_TEXT}" fill="#1c2129">'
+        f'<title>{alternative}</title><rect width="100%" height="100%" fill="#fff"/>{"".join(parts)}</svg>'
+    )
+
+
+def map_image(view: View | TiledView) -> str:
+    """Return `map_svg` as an image with an alternative text, which notebooks that are not trusted show, too."""
+    data = base64.b64encode(map_svg(view).encode()).decode()
+    return f'<img alt="{escape(printable(repr(view)))}" width="{_WIDTH}" src="data:image/svg+xml;base64,{data}">'
+
+
+View._repr_html_ = TiledView._repr_html_ = map_image  # the picture imports the views
+
+
+def _cells(colors: Float[np.ndarray, "q k 4"], left: float, side: float) -> list[str]:
+    """Return rectangles, of which one covers neighbours of the same color."""
+    down, across = side / len(colors), side / colors.shape[1]
+    rectangles = []
+    for y, row in enumerate(np.rint(colors[..., :3] * 255).astype(int).tolist()):
+        x = 0
+        for (red, green, blue), same in groupby(row):
+            count = len(list(same))
+            size = f'width="{count * across + 0.2:.1f}" height="{down + 0.2:.1f}"'
+            place = f'x="{left + x * across:.1f}" y="{_TOP + y * down:.1f}"'
+            rectangles.append(f'<rect {place} {size} fill="#{red:02x}{green:02x}{blue:02x}"/>')
+            x += count
+    frame = f'<rect x="{left:.1f}" y="{_TOP}" width="{side:.1f}" height="{side:.1f}" fill="none" stroke="#808080"/>'
+    return [*rectangles, frame]
+
+
+def _text(x: float, y: float, text: str, *, anchor: str = "start", weight: str = "normal", more: str = "") -> str:
+    style = f'text-anchor="{anchor}" font-weight="{weight}"{more}'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(printable(text))}</text>' if text else ""
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
