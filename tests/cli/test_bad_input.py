@@ -225,7 +225,8 @@ CASES = [
     (of("nulls.arrow"), "at least one row with a value"),
     (of("huge.csv"), "at least one row with a value"),
     # options that contradict the table or one another
-    ((*T, "1", "--date-format", "%Q"), "date_format must be a format of dates"),
+    ((*T, "1", "--date-format", "%Q"), "date_format must be one format of dates"),
+    ((*T, "1", "--date-format", "%d.%m.%Y,%Y-%m-%d"), "date_format must be one format of dates"),
     ((*D, "2020-01-01", "--date-format", "%d/%m/%Y"), "fits day and v of 't.csv' in few cells or none"),
     ((*T, "1", "--delimiter", ";"), "must be one of x,v,name,day"),
     ((*T, "1", "--max-distance", "nan"), "max_distance must be a number, got nan"),

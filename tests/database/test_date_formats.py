@@ -121,7 +121,7 @@ def test_a_format_that_fits_no_column_is_refused(tmp_path):
     path = write(tmp_path / "t.csv", ["13/05/2024", "14/05/2024"])
     with pytest.raises(OptionError, match=r"date_format must be the format of most cells .* got '%m/%d/%Y'"):
         Database.open(path, "x", "v", date_format="%m/%d/%Y")
-    with pytest.raises(OptionError, match="date_format must be a format of dates, got 'day first'"):
+    with pytest.raises(OptionError, match="date_format must be one format of dates, got 'day first'"):
         Database.open(path, "x", "v", date_format="day first")
     with pytest.raises(OptionError, match="date_format must be None for a table that states the types"):
         Database.open({"x": ["13/05/2024"], "v": [1]}, "x", "v", date_format="%d/%m/%Y")

@@ -10,7 +10,7 @@ import pytest
 
 import qkv
 from qkv import masks, scores
-from qkv.errors import RefusedError
+from qkv.errors import RefusedError, ShapeError
 from qkv.kernels import DenseKernel
 from qkv.testing.cases import NORMALIZERS, Case
 from qkv.testing.execution import oracle, oracle_of, run
@@ -76,6 +76,14 @@ def test_function_that_tensorflow_compiles_gives_the_same_output_and_gradients()
     for got, wanted in zip(compiled, eager, strict=True):
         assert_close(got, to_float64(wanted), 1e-12)
     assert to_float64(tf.function(step)(tf.constant(8))[0]) != to_float64(eager[0])
+
+
+def test_unknown_dimensions_are_refused_with_what_supports_them() -> None:
+    import tensorflow as tf
+
+    function = tf.function(lambda x: qkv.attend(x, x, x), input_signature=[tf.TensorSpec((None, 4, 2))])
+    with pytest.raises(ShapeError, match="known dimensions in tf.function, .* use qkv.interop.keras"):
+        function(tf.ones((3, 4, 2)))
 
 
 def test_lengths_that_exceed_the_memory_are_refused() -> None:

@@ -64,7 +64,8 @@ class Axes:
         """Return the `Axes` of a call, computed from the shapes of query, key and value.
 
         Raises:
-            ShapeError: a shape has too few axes, key and value differ in length, or batch axes do not broadcast.
+            ShapeError: a shape has too few axes or unknown ones, key and value differ in length, or batch axes do not
+                broadcast.
         """
         query, key, value = tuple(query), tuple(key), tuple(value)
         core = 1 if text else 2
@@ -81,6 +82,11 @@ class Axes:
                 if least == 1:
                     remedy = "Pass an array of texts, even if there is only one."
                 raise ShapeError(f"{name} must have shape {expected[name]}, got shape {shape}. {remedy}")
+        if None in (*query, *key, *value):
+            raise ShapeError(
+                f"query, key and value must have known dimensions in tf.function, got {query}, {key} and {value}. Trace "
+                "it with fixed shapes, or use qkv.interop.keras.MultiHeadAttention, which reads them when it runs."
+            )
         k = key[-1] if text else key[-2]
         if value[-2] != k:
             raise ShapeError(

@@ -461,12 +461,14 @@ def exchanged(form: str) -> str:
     return re.sub("%[dm]", lambda part: "%m" if part[0] == "%d" else "%d", form)
 
 
-def is_date_format(form: str) -> bool:
-    """Return whether a text is a format of dates that are read back as they were written."""
+def is_date_format(form: object) -> bool:
+    """Return whether an object is a text with a format of dates that are read back as they were written."""
+    if not isinstance(form, str):
+        return False
     example, form = dt.datetime(2006, 1, 1), _without_zone(form)
     try:
         return "%" in form and dt.datetime.strptime(example.strftime(form), form) == example
-    except ValueError:
+    except (ValueError, re.error):  # re.error: a directive occurs twice
         return False
 
 
