@@ -84,8 +84,8 @@ class Axes:
                 raise ShapeError(f"{name} must have shape {expected[name]}, got shape {shape}. {remedy}")
         if None in (*query, *key, *value):
             raise ShapeError(
-                f"query, key and value must have known dimensions in tf.function, got {query}, {key} and {value}. Trace "
-                "it with fixed shapes, or use qkv.interop.keras.MultiHeadAttention, which reads them when it runs."
+                f"query, key and value must have known dimensions in tf.function, got {query}, {key} and {value}. "
+                "Trace with fixed shapes, or use qkv.interop.keras.MultiHeadAttention, which reads them when it runs."
             )
         k = key[-1] if text else key[-2]
         if value[-2] != k:

@@ -89,8 +89,8 @@ class ReadOptions:
             raise OptionError(f"decimal must be '.' or ',', got {self.decimal!r}.")
         if self.date_format is not None and not is_date_format(self.date_format):
             raise OptionError(
-                f"date_format must be one format of dates, got {self.date_format!r}. Use directives of strptime, such as "
-                "%d.%m.%Y, %m/%d/%Y or %d-%b-%y."
+                f"date_format must be one format of dates, got {self.date_format!r}. Use directives of strptime, such "
+                "as %d.%m.%Y, %m/%d/%Y or %d-%b-%y."
             )
         for name, least in (("header_row", 1), ("skip_footer", 0)):
             number = getattr(self, name)
