@@ -50,6 +50,27 @@ LOCAL = {
 }
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda q, k: (q * q).sum(-1), (5, 5, 3)),  # would broadcast to the pairs of five batch elements
+        (lambda q, k: (q * k).sum(-1), (4, 4, 3)),
+        (lambda q, k: product(2 * k, q), (7, 3)),
+    ],
+)
+def test_logits_that_fit_only_because_lengths_are_equal_are_refused(library, function, shape):
+    x = Setting(library, "float32").array(np.random.default_rng(0).normal(size=shape))
+    with pytest.raises(ShapeError, match=r"must have shape \(\*batch, q, k\), here .* in a trial"):
+        qkv.attend(x, x, x, score=scores.Custom(function))
+
+
+def test_a_function_that_contains_an_array_of_all_pairs_is_left_alone():
+    bias, x = np.arange(25.0).reshape(5, 5), np.ones((5, 3))
+    for function in (lambda q, k: bias, lambda q, k: product(q, k) + bias):
+        qkv.attend(x, x, x, score=scores.Custom(function))
+
+
 @pytest.mark.parametrize("library", ["numpy", "torch", pytest.param("jax", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("shape", [(2, 4, 6, 3), (2, 4, 70, 3)])

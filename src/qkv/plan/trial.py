@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from itertools import islice, product
@@ -29,11 +29,12 @@ from qkv.core.parts import Part
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Shaped
-from qkv.errors import RefusedError
+from qkv.errors import RefusedError, ShapeError
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan.problem import Problem
 from qkv.scores import Score
+from qkv.scores.base import broadcasts_to
 
 __all__ = ["bind_functions", "check_functions"]
 
@@ -65,6 +66,7 @@ def check_functions(problem: Problem) -> tuple[Verdict | None, ...]:
 
     Raises:
         RefusedError: an element depends on more than its own pair or row; the message names on what.
+        ShapeError: logits of a function have another shape where queries and keys differ in number.
     """
     if problem.traced == "export":  # lengths may be symbols, and the dense kernel runs
         return ()
@@ -165,7 +167,29 @@ def _try(part: Any, problem: Problem, options: list[tuple[int, ...]], masked: bo
                 return found
         if found.finding:
             return found
+    if found.doubt and isinstance(part, Score) and isinstance(part, FunctionPart):
+        _check_shape(part, problem, tuple(own[0] for own in options), drawn)
     return found
+
+
+def _check_shape(part: Any, problem: Problem, chosen: tuple[int, ...], batch: tuple[int, ...]) -> None:
+    """Raise a `ShapeError` if the logits of a function follow the number of queries, but not one for each pair.
+
+    They could be taken for logits where lengths are equal: the sum of x of shape (n, n, width) over the last axis, or a
+    transposed product. A function that contains an array of all pairs returns one shape, and is left alone.
+    """
+    for side in (1, 0):  # the keys, or for functions that need equal numbers the queries
+        shapes = []
+        with _isolated(problem.library), suppress(Exception):  # the call reports what is wrong
+            for n in (_PAIRS, _PAIRS // 2):
+                case = _Case(part, problem, chosen, batch, n)
+                shapes.append(tuple(case.part.compare(case.sides[0], case.sides[side]).shape))
+        pairs = (*batch, _PAIRS, _PAIRS - side)
+        if len(shapes) == 2 and shapes[0] != shapes[1] and not broadcasts_to(shapes[0], pairs):
+            raise ShapeError(
+                f"logits of {part} must have shape (*batch, q, k), here {pairs} in a trial, got {shapes[0]}. Return "
+                "one logit for each pair of a query and a key."
+            )
 
 
 class _Case:

@@ -79,7 +79,7 @@ def check_logits(
         logits = namespace(logits).reshape(logits, shape)
     # Lengths are symbols or unknown under torch.export and tf.function, which check the shapes by themselves.
     known = all(type(n) is int for n in (*shape, *lengths, *tile.batch))
-    if known and not _broadcasts(shape, (*tile.batch, *lengths)):
+    if known and not broadcasts_to(shape, (*tile.batch, *lengths)):
         raise ShapeError(
             f"logits of {owner} must have shape (*batch, q, k), here {(*tile.batch, *lengths)}, got {shape}. Return "
             "one logit for each pair of a query and a key, and pass arrays with batch axes as parameters."
@@ -87,7 +87,7 @@ def check_logits(
     return logits
 
 
-def _broadcasts(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+def broadcasts_to(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     """Return whether an array of shape `shape` with at least two axes broadcasts to `expected`."""
     if shape == expected:
         return True
