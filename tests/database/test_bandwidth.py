@@ -186,6 +186,27 @@ def test_a_value_without_numbers_takes_the_rule_of_thumb_and_says_so():
     assert "Scott's rule (the values are nearly all different)" in " ".join(answer.notes)
 
 
+@pytest.mark.parametrize("whole_days", [False, True])
+def test_a_table_with_every_row_twice_answers_like_the_table(whole_days):
+    draw = np.random.default_rng(3)
+    day = draw.integers(0, 200, 400).astype(float) if whole_days else draw.uniform(0, 200, 400)
+    price = day / 10 + draw.normal(0, 2, 400)
+    once, twice = (
+        Database.open({"day": np.tile(day, n), "price": np.tile(price, n)}, key="day", value="price").ask([50.3, 120.0])
+        for n in (1, 2)
+    )
+    np.testing.assert_allclose(twice.value, once.value, rtol=1e-9)
+    assert "without 400 copies of rows over 400 rows" in " ".join(twice.notes)
+    assert "copies" not in " ".join(once.notes)
+
+
+def test_numbers_so_coarse_that_some_repeat_are_no_copies():
+    draw = np.random.default_rng(4)
+    age = draw.integers(18, 78, 2000).astype(float)
+    answer = Database.open({"age": age, "children": draw.poisson(1 + age / 40)}, key="age", value="children").ask(40.0)
+    assert "leave-one-out over 2,000 rows" in " ".join(answer.notes)
+
+
 def test_categories_are_predicted_by_their_brier_score():
     x = np.linspace(0, 1, 300)
     table = {"x": x, "side": np.where(x < 0.5, "left", "right")}

@@ -58,6 +58,7 @@ from qkv.estimators.regression.bandwidth import KERNEL_WIDTHS, Bandwidth, choose
 from qkv.estimators.regression.local_linear import choose_linear_bandwidth
 from qkv.estimators.regression.neighbor_blocks import nearest_distance_quantile
 from qkv.normalizers import Softmax, TopK
+from qkv.plan.cost import counted
 from qkv.scores import ByColumn, Cosine, Custom, Exact, Gaussian, Names, Spelling, TokenSetRatio
 from qkv.scores.base import Score
 
@@ -403,7 +404,13 @@ class ComparisonChooser:
     def _choose_bandwidth(self, points: Float[np.ndarray, "rows width"], progress: Progress | None) -> Bandwidth:
         rows = self.sample
         groups = None if self._groups is None else self._groups[rows]
-        return self.search(points[rows], self.targets(rows), progress, self.total, groups)
+        targets, total = self.targets(rows), self.total
+        if isinstance(targets, str) or (kept := _without_copies(points[rows], targets)) is None:
+            return self.search(points[rows], targets, progress, total, groups)
+        own, total = rows[kept], total * len(kept) // len(rows)
+        chosen = self.search(points[own], targets[kept], progress, total, None if groups is None else groups[kept])
+        copies = counted(len(rows) - len(kept), "copy", "copies")
+        return dataclasses.replace(chosen, method=f"{chosen.method} without {copies} of rows")
 
     @cached_property
     def sample(self) -> Int[np.ndarray, " sample"]:
@@ -477,3 +484,16 @@ def _is_numeric(column: Column) -> bool:
 
 def _unit_name(columns: tuple[Column, ...]) -> str:
     return " days" if len(columns) == 1 and columns[0].kind == "timestamp" else ""
+
+
+def _without_copies(
+    points: Float[np.ndarray, "rows width"], targets: Float[np.ndarray, "rows targets"]
+) -> Int[np.ndarray, " kept"] | None:
+    """Return one row of each point and target, or None if few rows are copies, or numbers so coarse that some repeat.
+
+    Leave-one-out would keep the copy of the row that it leaves out, so that the smallest bandwidth seems best.
+    """
+    numbers = [np.unique(each, axis=0, return_inverse=True)[1].reshape(-1) for each in (points, targets)]
+    first = np.unique(numbers[0].astype(np.int64) * len(points) + numbers[1], return_index=True)[1]
+    distinct = max(int(each.max(initial=-1)) + 1 for each in numbers)
+    return None if 5 * len(first) >= 4 * len(points) or distinct < 0.9 * len(first) else np.sort(first)
