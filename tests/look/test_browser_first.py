@@ -208,9 +208,10 @@ def test_a_phone_shows_the_map_on_its_first_screen_and_remembers_that_settings_a
     assert box["y"] + box["height"] <= 844
     assert not page.get_by_label("Colour limit").is_visible()
     page.get_by_text("Settings and saving").tap()
-    assert page.get_by_label("Colour limit").is_visible()
+    page.get_by_label("Colour limit").wait_for()
+    page.wait_for_function("() => Object.values(localStorage).includes('open')")
     page.reload()
-    assert page.get_by_label("Colour limit").is_visible()
+    page.get_by_label("Colour limit").wait_for()
     context.close()
 
 
