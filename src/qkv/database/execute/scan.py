@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -351,7 +352,7 @@ class VectorNorms:
         def compute(matrix: Num[np.ndarray, "rows width"] | None, rows: int) -> dict[str, np.ndarray]:
             return {"norms": np.full(rows, np.nan) if matrix is None else _norms(matrix, kind)}
 
-        arrays = load_arrays(block, column, kind, cache, compute)
+        arrays = load_arrays(block, column, kind, cache, compute, {"norms"})
         return arrays.get("norms", np.zeros(0, np.float32))
 
 
@@ -361,6 +362,7 @@ def load_arrays(
     kind: str,
     cache: Path,
     compute: Callable[[Num[np.ndarray, "rows width"] | None, int], dict[str, np.ndarray]],
+    required: AbstractSet[str] = frozenset(),
 ) -> dict[str, np.ndarray]:
     """Return arrays about the vectors of a block from the folder of notes, or compute and save them.
 
@@ -370,10 +372,11 @@ def load_arrays(
         kind: what the arrays hold.
         cache: the folder.
         compute: returns the arrays for the vectors of a chunk, None if a vector is missing, and their number.
+        required: arrays of floats that saved ones must include, one number for each row.
     """
     path = arrays_path(block, column, kind, cache)
     made_from = {"block": block.name, "column": column, "kind": kind, "rows": block.table.num_rows}
-    if (saved := _saved_arrays(path, made_from)) is not None:
+    if (saved := _saved_arrays(path, made_from, required)) is not None:
         return saved
     block.verify()  # before the arrays are saved
     chunks = block.table.column(column).chunks
@@ -381,14 +384,16 @@ def load_arrays(
     names = set.intersection(*map(set, parts)) if parts else set()
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in sorted(names)}
     save_note(path, made_from, {}, arrays)
-    return _saved_arrays(path, made_from) or arrays  # mapped, so that they need no memory
+    return _saved_arrays(path, made_from, required) or arrays  # mapped, so that they need no memory
 
 
-def _saved_arrays(path: Path, made_from: dict[str, object]) -> dict[str, np.ndarray] | None:
+def _saved_arrays(path: Path, made_from: dict[str, object], required: AbstractSet[str]) -> dict[str, np.ndarray] | None:
     note = read_note(path, made_from)
     arrays = {} if note is None else {name: note.array(name) for name in note}
     fit = all(len(array) == made_from["rows"] for array in arrays.values())
-    return arrays if fit and note is not None else None
+    numbers = [arrays[name] for name in required if name in arrays]
+    whole = len(numbers) == len(required) and all(each.ndim == 1 and each.dtype.kind == "f" for each in numbers)
+    return arrays if fit and whole and note is not None else None
 
 
 def arrays_path(block: Block, column: str, kind: str, cache: Path) -> Path:
