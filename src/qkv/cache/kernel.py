@@ -238,14 +238,15 @@ class ChunkedKernel(Kernel):
         else:
             weights = typing.cast("Tensor", row_weights(normalizer, logits, tile))
         dropped = apply_dropout(weights, tile, call.dropout)
+        support = None if call.finite_value else normalizer.support(logits, weights)
         output = None
         for n, (start, stop) in enumerate(call.chunked[0].ranges):
             weights_of_chunk, values = dropped[..., start:stop], call.chunk(1, n)
-            if call.finite_value:
+            if support is None:
                 part = _product(weights_of_chunk, values)
             else:
-                support = partial(normalizer.support(logits, weights).__getitem__, (..., slice(start, stop)))
-                part = typing.cast("Tensor", apply_weights(weights_of_chunk, values, support, False))
+                own = partial(support.__getitem__, (..., slice(start, stop)))
+                part = typing.cast("Tensor", apply_weights(weights_of_chunk, values, own, False))
             output = part if output is None else output.add_(part)
         readouts = tuple(
             readout.finalize(readout.read(logits, weights, normalizer, tile), tile) for readout in problem.readouts
