@@ -13,6 +13,7 @@ from qkv.core.typing import Float
 from qkv.look.color_range import automatic_range, format_weight
 from qkv.look.quantize import MASKED, dequantize, thumbnails
 from qkv.look.tiled_map import TiledView, check_head
+from qkv.look.token_text import shortened
 from qkv.look.view_plot import color_cells
 from qkv.look.views import Opening, View
 
@@ -62,7 +63,7 @@ def map_svg(view: View | TiledView, layer: int | None = None, head: int | None =
     side = min(_HEIGHT - _TOP - below - 2 * _LINE, _WIDTH - left - 200)
     title = f"{view.name} · {', '.join(maps)}"
     roles = ", ".join(role.role for role in view.roles.get((layer, head), ()))
-    parts = [_text(8, 18, _cut(title, 76), weight="bold"), _text(8, 36, roles and f"role: {roles}")]
+    parts = [_text(8, 18, shortened(title, 76), weight="bold"), _text(8, 36, roles and f"role: {roles}")]
     parts += _cells(color_cells(weights, masked, colors, False), left, side)
     for axis, names in enumerate((rows, columns) if named else ()):
         step = max(1, -(-len(names) * _LINE // int(side)))
@@ -70,14 +71,15 @@ def map_svg(view: View | TiledView, layer: int | None = None, head: int | None =
             at = (i + 0.5) * side / len(names)
             x, y = (left + at, _TOP + side + 5) if axis else (left - 5, _TOP + at)
             turned = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if axis else ""
-            parts.append(_text(x, y, _cut(names[i], 12), anchor="end", more=f' dominant-baseline="middle"{turned}'))
+            more = f' dominant-baseline="middle"{turned}'
+            parts.append(_text(x, y, shortened(names[i], 12), anchor="end", more=more))
     parts.append(_text(left, _HEIGHT - 10, f"rows attend to columns; strongest color from {format_weight(colors.top)}"))
     said = f"Attention map of {title}."
     if isinstance(view, View):
         row = np.where(view.allowed(layer, head)[opening.query], view.weights(layer, head)[opening.query], np.nan)
         best = np.argsort(-np.abs(row), kind="stable")[: min(8, int(np.isfinite(row).sum()))]
-        lines = [f"“{_cut(rows[opening.query], 14)}” attends to"]
-        lines += [f"{format_weight(row[key])}  {_cut(columns[key], 14)}" for key in best]
+        lines = [f"“{shortened(rows[opening.query], 14)}” attends to"]
+        lines += [f"{format_weight(row[key])}  {shortened(columns[key], 14)}" for key in best]
         parts += [_text(left + side + 20, _TOP + 14 + i * _LINE, line) for i, line in enumerate(lines)]
         said += f" {lines[0]} {', '.join(lines[1:4])}."
     alternative = escape(printable(said))
@@ -116,7 +118,3 @@ def _cells(colors: Float[np.ndarray, "q k 4"], left: float, side: float) -> list
 def _text(x: float, y: float, text: str, *, anchor: str = "start", weight: str = "normal", more: str = "") -> str:
     style = f'text-anchor="{anchor}" font-weight="{weight}"{more}'
     return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(printable(text))}</text>' if text else ""
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -17,6 +17,7 @@ from qkv.core.printable import printable
 from qkv.core.typing import Bool, Float
 from qkv.look.color_range import ColorRange, automatic_range, format_weight, share_one
 from qkv.look.quantize import max_pool
+from qkv.look.token_text import shortened
 
 __all__ = ["text_map"]
 
@@ -148,7 +149,7 @@ def _pair_names(words: Sequence[str]) -> list[str]:
 
 
 def _aligned(word: str, margin: int) -> str:
-    return (word if len(word) <= margin else word[: margin - 1] + "…").rjust(margin)
+    return shortened(word, margin).rjust(margin)
 
 
 def _block(upper: tuple[int, int, int] | None, lower: tuple[int, int, int] | None) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["is_byte_level", "shown_bytes", "word_pieces"]
+__all__ = ["is_byte_level", "shortened", "shown_bytes", "word_pieces"]
 
 _SPACES = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥"})
 
@@ -34,6 +34,11 @@ def shown_bytes(token: str) -> str:
         ('␣hello', '\\xc3', '↵↵')
     """
     return _to_bytes(token).decode("utf-8", errors="backslashreplace").translate(_SPACES)
+
+
+def shortened(text: str, length: int) -> str:
+    """Return a text, of which the end is replaced by … if it has more characters than `length`."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def word_pieces(tokens: Sequence[str], words: Sequence[int]) -> list[str]:

@@ -27,7 +27,7 @@ from qkv.core.typing import Array, ArrayLike, Num, Shaped
 from qkv.errors import KindError, ShapeError
 from qkv.scores.forms import Form, Pairwise, Product, SavedArrays, ScaledProduct, column_of_ones, concat_features
 
-__all__ = ["check_same_width", "GeneralScore", "InnerProductScore", "require_score", "Score"]
+__all__ = ["broadcasts_to", "check_same_width", "GeneralScore", "InnerProductScore", "require_score", "Score"]
 
 
 def check_same_width(score: object, query_width: int, key_width: int) -> None:

@@ -224,14 +224,12 @@ class StreamedCall:
         """Return what was read of a compressed store in words; "" if all rows were compared."""
         if not self._certified:
             return ""
-        read, omitted = (
-            sum(len(each.rows) for each in self._certified),
-            [each.omitted.max() for each in self._certified],
-        )
+        read = sum(len(each.rows) for each in self._certified)
+        omitted = max(each.omitted.max() for each in self._certified)
         text = f"{memory_text(sum(each.size for each in self._certified))} read; {read:,} of "
         text += f"{counted(self.rows.num_rows * len(self._certified), 'row', 'rows')} read exactly, "
         text += memory_text(read * self.rows.size_of(self.names) // max(1, self.rows.num_rows))
-        return text + f"; weight left out: at most {max(omitted):.2g}" * self.accumulates
+        return text + f"; weight left out: at most {omitted:.2g}" * self.accumulates
 
     def _memory(self, q: int) -> int:
         """Return an estimate of the memory that a pass for `q` queries uses, in bytes."""

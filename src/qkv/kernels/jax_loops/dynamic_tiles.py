@@ -203,7 +203,7 @@ class DynamicCall:
                 raw_logits = cast(constant.logits(raw_query, raw_key, tile), call.dtype)
                 return typing.cast("Array", jnp.where(nonfinite_query | nonfinite_key, raw_logits, logits))
 
-            # Like `core.guard.guarded_logits`, but the second computation runs only if it is needed.
+            # Like `core.guard.guarded_logits`, with the rows that are not finite found once for all tiles.
             some = jnp.any(nonfinite_query) | jnp.any(nonfinite_key)
             logits = jax.lax.cond(some, with_nonfinite, lambda logits: logits, logits)
         return typing.cast("Array", jnp.where(allowed, logits, -jnp.inf))
