@@ -163,7 +163,10 @@ class BlockScan:
         self.run(tiles(), update)
         best = RowLists.of_top_rows(top)
         if top_k is not None:
-            return best, None
+            if self.fast is None or not self._may_lack_rows(normalizer, top_k):
+                return best, None
+            self.fast = None  # more rows than the spare ones differ by less than rounding errors
+            return self._best(tiles, normalizer)
         # A logit that is NaN or infinite makes the answer NaN; such a row is among the top rows.
         broken = (top.rank == np.inf).any(axis=1, keepdims=True)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -173,6 +176,15 @@ class BlockScan:
         if listed.all():
             return best, None
         return best.take(np.flatnonzero(listed[best.query, 0])), np.where(listed, np.nan, bound)
+
+    def _may_lack_rows(self, normalizer: Normalizer, top_k: int) -> bool:
+        """Return whether a row outside `top_rows` may be among the `top_k` rows of some query but for rounding."""
+        assert self.fast is not None
+        last, least = self.top_rows.rank[:, top_k - 1 : top_k], self.top_rows.rank[:, -1:]
+        zero = np.zeros_like(last)
+        slope = np.asarray(normalizer.prepare(zero + 1)) - np.asarray(normalizer.prepare(zero))  # ranks are affine
+        finite = np.where(np.isfinite(last), last, 0)
+        return bool(((least > -np.inf) & (least >= last - 2 * slope * self.fast.error(finite / slope))).any())
 
     def positions(self) -> Int[np.ndarray, " n"]:
         """Return the positions of the rows of highest rank and of the candidates so far, in ascending order."""

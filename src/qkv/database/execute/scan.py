@@ -10,6 +10,7 @@ The last two handle tiles without missing cells only; `CellLogits` handles the o
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
@@ -119,6 +120,10 @@ class Logits(ABC, Generic[_Rows]):
     def missing(self, rows: _Rows) -> Bool[np.ndarray, " rows"] | None:
         """Return a boolean array that is True for the rows with a missing cell, or None if no cell is missing."""
         return None
+
+    def error(self, logits: Float[np.ndarray, "q 1"]) -> Float[np.ndarray, "q 1"]:
+        """Return an estimate of the rounding errors of logits of the given sizes, beyond those of float64."""
+        return np.zeros_like(logits)
 
 
 _CellRows = tuple[BoundCall, Shaped[np.ndarray, " rows"] | None]
@@ -242,9 +247,14 @@ class VectorLogits(Logits[_VectorRows]):
             query = np.asarray(lifted) * scale
         self.query = np.ascontiguousarray(query, dtype)
         self._workspace, self._out = np.empty(0, dtype), np.empty(0, dtype)
+        self._rounding = np.finfo(dtype).eps * np.linalg.norm(query, axis=1, keepdims=True)
+        self._largest = 0.0
 
     def load(self, tile: RowTile) -> _VectorRows | None:
-        """Return the vectors of a tile, or None if it is not supported, because of nulls or norms that overflow."""
+        """Return the vectors of a tile, or None if it has nulls, or norms that overflow or are too large for the dtype.
+
+        Products of large vectors are rounded by more than the differences of logits that matter.
+        """
         chunks = tile.table.column(self.column).chunks
         if len(chunks) != 1 or chunks[0].null_count:
             return None
@@ -252,10 +262,15 @@ class VectorLogits(Logits[_VectorRows]):
         if matrix is None:
             return None
         name, check = (tile.block.name, self.column, tile.start), tile.block.check
-        if not self.kind:
-            return _VectorRows(matrix, None, 0.0, check, name)
-        norms, largest = self.norms.load(tile, self.column, self.kind)
-        return _VectorRows(matrix, norms, largest, check, name) if largest < np.inf else None  # the dtype overflows
+        norms, largest = self.norms.load(tile, self.column, self.kind or "squares")
+        length = 1.0 if self.kind == "inverse" else math.sqrt(largest)
+        if largest == np.inf or (self.kind != "squares" and (self._rounding * length > _TOLERANCE).any()):
+            return None
+        self._largest = max(self._largest, length)
+        return _VectorRows(matrix, norms if self.kind else None, largest, check, name)
+
+    def error(self, logits: Float[np.ndarray, "q 1"]) -> Float[np.ndarray, "q 1"]:
+        return np.asarray(self._rounding * self._largest + 4 * np.finfo(self.dtype).eps * np.abs(logits))
 
     def compute(self, rows: _VectorRows, start: int, stop: int) -> Float[np.ndarray, "q n"]:
         matrix, norms, largest, check = rows.matrix[start:stop], rows.norms, rows.largest, rows.check
@@ -441,6 +456,7 @@ class NumberLogits(Logits[list[Num[np.ndarray, " rows"]]]):
         # Where float32 rounds the query by more than the tolerance, the column is read in float64.
         rounding = _EPSILON * np.abs(self.query).max(axis=0, initial=0) * self.factor
         self.float32_suffices = rounding < _TOLERANCE / 10
+        self._float32 = False
 
     def load(self, tile: RowTile) -> list[Num[np.ndarray, " rows"]] | None:
         """Return the key columns of a tile as arrays of floats, or None if a column has several chunks or a null.
@@ -455,8 +471,13 @@ class NumberLogits(Logits[list[Num[np.ndarray, " rows"]]]):
             (chunk,) = arrow_columns.decoded_chunks(column)
             cells = arrow_columns.stored_numbers(chunk)
             float32 = cells.dtype == np.float32 and float32_suffices
+            self._float32 |= bool(float32)
             columns.append(cells if float32 or cells.dtype == np.float64 else cells.astype(np.float64))
         return columns
+
+    def error(self, logits: Float[np.ndarray, "q 1"]) -> Float[np.ndarray, "q 1"]:
+        size = np.abs(logits)
+        return np.asarray(self._float32 * (4 * _EPSILON * size + _TOLERANCE / 5 * np.sqrt(size)))
 
     def compute(self, rows: list[Num[np.ndarray, " rows"]], start: int, stop: int) -> Float[np.ndarray, "q n"]:
         """Return the logits of the rows of a loaded tile, computed in chunks that fit the processor cache."""
