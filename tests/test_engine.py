@@ -351,6 +351,7 @@ WRONG_ARRAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "dates": (lambda: np.full((3, 4), "2020-01-01", "datetime64[D]"), r"got datetime64\[D\] elements"),
     "durations": (lambda: np.full((3, 4), 1, "timedelta64[s]"), r"got timedelta64\[s\] elements"),
     "a masked array": (lambda: np.ma.masked_array(np.ones((3, 4)), np.eye(3, 4)), "got a MaskedArray"),
+    "a matrix": (lambda: np.asmatrix(np.ones((3, 4))), "got a matrix of NumPy"),
     "complex numbers": (lambda: np.ones((3, 4)) * 1j, "got complex128 elements"),
     "rows of different lengths": (lambda: [[1.0, 2.0], [3.0]], "got different lengths"),
 }
@@ -358,6 +359,20 @@ WRONG_ARRAYS: dict[str, tuple[Callable[[], Any], str]] = {
 
 def _torch_ones() -> Any:
     return torch.ones(2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"score": scores.Bilinear(np.eye(4) * 1j)},
+        {"score": scores.Biased(scores.Dot(), np.ones((3, 3)) * 1j)},
+        {"normalizer": normalizers.Softmax(np.array(1 + 1j))},
+        {"score": scores.Bilinear(np.eye(4, dtype=object))},
+    ],
+)
+def test_parameters_that_are_not_real_numbers_are_refused(options: Any) -> None:
+    with pytest.raises(KindError, match=r"each array of .* must hold real numbers, got"):
+        qkv.attend(*[np.ones((3, 4))] * 3, **options)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -31,33 +31,37 @@ _NUMBERS = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64|80|96|128)|bfloat1
 def check_arrays(query: object, key: object, value: object, parts: Iterable[object] = ()) -> None:
     """Check that query, key and value are dense arrays of real numbers or, for query and key, text.
 
-    The tensors of `parts` must be dense too, and hold data.
+    The arrays of `parts` must be dense arrays of real numbers too, and hold data.
 
     Raises:
-        KindError: an array is sparse, nested, quantized, masked, without data, or holds other elements, such as
-            dates or 8-bit floating-point numbers.
+        KindError: an array is sparse, nested, quantized, masked, a matrix, without data, or holds other elements, such
+            as dates, complex numbers or 8-bit floating-point numbers.
     """
     for part in parts:
         for array in part.arrays() if isinstance(part, Part) else ():
+            _check_array(f"each array of {type(part).__name__}", array)
             if is_tensor(array):
-                _check_tensor(f"each array of {type(part).__name__}", array)
                 check_data(f"each array of {type(part).__name__}", array)
     for name, x in (("query", query), ("key", key), ("value", value)):
-        if not is_array(x):
-            continue
-        if is_tensor(x):
-            _check_tensor(name, x)
-        elif type(x).__name__ == "MaskedArray":
-            raise KindError(
-                f"{name} must be an array without a mask of its own, got a MaskedArray. Pass its data, and its mask as "
-                "masks.AllowedKeys or masks.AllowedPairs."
-            )
-        text = is_text(x) and name != "value"
-        if not text and not _NUMBERS.fullmatch(dtype_name(x)):
-            raise KindError(
-                f"{name} must hold real numbers, got {dtype_name(x)} elements. Convert them to real numbers first, for "
-                "example of dtype float32."
-            )
+        if is_array(x):
+            _check_array(name, x, text=name != "value" and is_text(x))
+
+
+def _check_array(name: str, x: Any, text: bool = False) -> None:
+    if is_tensor(x):
+        _check_tensor(name, x)
+    elif type(x).__name__ == "MaskedArray":
+        raise KindError(
+            f"{name} must be an array without a mask of its own, got a MaskedArray. Pass its data, and its mask as "
+            "masks.AllowedKeys or masks.AllowedPairs."
+        )
+    elif type(x).__name__ == "matrix":
+        raise KindError(f"{name} must be an array, got a matrix of NumPy. Pass numpy.asarray(matrix).")
+    if not text and is_array(x) and not _NUMBERS.fullmatch(dtype_name(x)):
+        raise KindError(
+            f"{name} must hold real numbers, got {dtype_name(x)} elements. Convert them to real numbers first, for "
+            "example of dtype float32."
+        )
 
 
 def _check_tensor(name: str, x: Any) -> None:
