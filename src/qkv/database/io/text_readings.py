@@ -400,7 +400,7 @@ def _choose(
 
 def _in_format(form: str, said: str, assumed: str = "") -> TextReading:
     type_ = "timestamptz" if re.search("%[zZ]", form) else "timestamp" if re.search("%[HIMSf]", form) else "date"
-    return TextReading("date", type_, form, said=said, assumed=assumed)
+    return TextReading(f"date in the format {form}", type_, form, said=said, assumed=assumed)
 
 
 def _number_formats(texts: Sequence[str], decimal: str | None) -> list[NumberFormat]:
