@@ -172,6 +172,7 @@ CASES = [
     ((*V, "1,inf"), "must be a vector of 2 finite elements"),
     ((*P, "1"), "must have 2 parts"),
     ((*T, "1", "--queries", "t.csv"), "Omit one of them"),
+    ((*T, "--queries", "t.csv"), "must have one column for each key column (x), got 4 in"),
     ((*T, "--queries", "no.txt"), "must be a readable file"),
     ((*T, "--queries", "."), "folder"),
     ((*T, "--queries", "empty.csv", "--plot", "p.png"), "exactly one query"),

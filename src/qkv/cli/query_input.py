@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import os
 import sys
@@ -40,7 +41,8 @@ def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) ->
     A file has one query per line. Empty lines are skipped, and so is a first line with the names of the key columns.
 
     Raises:
-        QueryError: queries are given both on the command line and by a file, or there are none.
+        QueryError: queries are given both on the command line and by a file, or there are none; or the file is a table
+            with other columns than the keys.
         DataError: the file cannot be read, or is encoded in UTF-16.
     """
     if given and path is not None:
@@ -62,10 +64,24 @@ def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) ->
     for chunk in _read_lines(path):
         if chunk[0].number == 1:
             first = chunk[0]._replace(text=chunk[0].text.removeprefix("\ufeff"))
+            _check_columns(path, first.text, keys)
             chunk = chunk[1:] if first.text.replace(" ", "").lower() == header else [first, *chunk[1:]]
         queries = [line for line in chunk if line.text.strip()]
         for start in range(0, len(queries), _MAX_CHUNK):
             yield queries[start : start + _MAX_CHUNK]
+
+
+def _check_columns(path: str | None, line: str, keys: Sequence[str]) -> None:
+    """Check that the first line of a delimited file has one cell for each key column."""
+    if path is None or not path.lower().endswith((".csv", ".tsv")):
+        return
+    cells = next(csv.reader([line], delimiter="\t" if path.lower().endswith(".tsv") else ","), [])
+    if len(cells) not in (1, len(keys)):
+        raise QueryError(
+            f"--queries must have one column for each key column ({', '.join(keys)}), got {len(cells)} in "
+            f"{path!r}. Add --output answers.csv, which reads a table by the names of its columns, and --on if the "
+            "names differ; or name a file .txt whose lines are queries."
+        )
 
 
 def is_query_table(path: str) -> bool:
