@@ -248,7 +248,7 @@ class Column:
         return int(self.cells.shape[1]) if self.cells.ndim == 2 else 1
 
     def numbers(self, cells: Float[np.ndarray, " *_"]) -> Float[np.ndarray, " *_"]:
-        """Return cells in the form of `cells` as they are written: points of a circle as numbers below the period."""
+        """Return cells as the numbers of the table: of a point on a circle, the number below the period."""
         return numbers_of_points(cells, self.period) if self.kind == "cyclic" else cells
 
 

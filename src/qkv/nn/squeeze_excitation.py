@@ -56,7 +56,8 @@ class SqueezeExcitation(nn.Module):
         super().__init__()
         if channels < 1 or reduction < 1:
             raise OptionError(
-                f"channels and reduction must be at least 1, got channels={channels}, reduction={reduction}."
+                f"channels and reduction must be at least 1, got channels={channels}, reduction={reduction}. "
+                "Pass, for example, channels=64, reduction=16."
             )
         hidden = max(1, round(channels / reduction))
         self.channels = channels
