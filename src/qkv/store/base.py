@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-__all__ = ["BlockSelector", "fit_table", "Metadata", "RowPredicate", "Store"]
+__all__ = ["BlockSelector", "cast_table", "fit_table", "Metadata", "RowPredicate", "Store"]
 
 
 def fit_table(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
@@ -50,12 +50,45 @@ def fit_table(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
             f"missing: {lacking}; unknown: {unknown}. Pass each column of the store once."
         )
     try:
-        return table.select(schema.names).cast(schema)
+        return cast_table(table, schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
         raise DataError(
             f"rows must fit the column types of {name!r}, but their conversion failed: {first_line(error)}. "
             f"Convert the columns to {', '.join(f'{f.name} {f.type}' for f in schema)}."
         ) from None
+
+
+def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the columns of a schema in its types, if their cells keep their meaning.
+
+    Arrow would also cast whole numbers to dates and back, all numbers but 0 to true, and dates to those of a time zone.
+
+    Raises:
+        ValueError: A type has another kind, or a cell does not fit it; texts may hold cells of any kind.
+    """
+    table = table.select(schema.names)
+    for given, wanted in zip(table.schema, schema, strict=True):
+        if not {_kind(given.type), _kind(wanted.type)} & {"text", "null"} and _kind(given.type) != _kind(wanted.type):
+            raise ValueError(f"cells of {given.name} have the type {given.type} instead of {wanted.type}")
+    return table.cast(schema)
+
+
+def _kind(type_: pa.DataType) -> str:
+    """Return what the cells of an Arrow type mean, without their size and unit."""
+    from pyarrow import types
+
+    if types.is_dictionary(type_):
+        return _kind(type_.value_type)
+    if types.is_timestamp(type_):
+        return "date" if type_.tz is None else "date with a time zone"
+    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+        return f"list of {_kind(type_.value_type)}"
+    if types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_):
+        return "text"
+    if types.is_integer(type_) or types.is_floating(type_) or types.is_decimal(type_):
+        return "number"
+    named = {types.is_boolean: "boolean", types.is_date: "date", types.is_time: "time", types.is_duration: "duration"}
+    return next((name for test, name in named.items() if test(type_)), "null" if types.is_null(type_) else "")
 
 
 _FEW = 8

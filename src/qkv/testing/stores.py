@@ -235,6 +235,19 @@ class StoreContract:
         assert self.file_names(path) == files
         assert ids_of(stores.open(path)) == [0, 1, 2]
 
+    def test_cells_of_another_kind_are_refused_though_arrow_would_cast_them(self, path: Path) -> None:
+        import pyarrow as pa
+
+        units = pa.array([1, 2])
+        types = {"whole": pa.int64(), "moment": pa.timestamp("us"), "zoned": pa.timestamp("us", "UTC")}
+        columns = {name: units.cast(type_) for name, type_ in types.items()} | {"flag": pa.array([True, False])}
+        store = stores.create(path, pa.table(columns).schema, backend=self.backend, tables=[pa.table(columns)])
+        for name in columns:
+            for other in columns.keys() - {name}:
+                with pytest.raises(DataError, match=f"cells of {name} have the type .* instead"):
+                    store.append(pa.table(columns | {name: columns[other]}))
+        assert stores.open(path).to_table().to_pylist() == pa.table(columns).to_pylist()
+
     def test_an_empty_append_makes_no_version(self, path: Path) -> None:
         store = self.created(path, (0, 3))
         assert store.append(numbered(3, 3)) == 2

@@ -10,6 +10,7 @@ from qkv.core.printable import first_line
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import describe, is_delimited, is_paths, read, read_parts, suggest_name
 from qkv.errors import DataError, QkvError, QueryError
+from qkv.store.base import cast_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -141,8 +142,8 @@ def _cast(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
     import pyarrow as pa
 
     try:
-        return table.select(schema.names).cast(schema)
-    except (KeyError, pa.ArrowException) as error:
+        return cast_table(table, schema)
+    except (KeyError, ValueError, pa.ArrowException) as error:
         raise DataError(
             f"the files of queries must have the same columns with the same types, got others in {name}: "
             f"{first_line(error)}. Convert the columns, or answer the files one by one."
