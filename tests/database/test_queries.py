@@ -98,7 +98,7 @@ def test_no_queries_have_no_answers():
     assert answer.to_arrow().num_rows == 0
 
 
-@pytest.mark.parametrize("missing", [None, float("nan"), "", "  "])
+@pytest.mark.parametrize("missing", [None, float("nan"), np.datetime64("NaT"), pd.NaT, pd.NA, "", "  "])
 def test_a_missing_query_is_no_match(missing):
     answer = points("x").ask(missing)
     assert not answer.found

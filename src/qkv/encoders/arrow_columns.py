@@ -11,6 +11,7 @@ import datetime as dt
 import re
 import zoneinfo
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -31,6 +32,7 @@ __all__ = [
     "float_dtype",
     "from_units",
     "has_time_zone",
+    "is_missing",
     "metadata_text",
     "NanosecondDatetime",
     "null_mask",
@@ -130,6 +132,18 @@ def records_of(table: pa.Table | RecordRows, rows: Sequence[int]) -> list[dict[s
         return table.records(rows)
     # Slices, not `take`, which imports pyarrow.compute, at a tenth of the time of a small query.
     return [to_records(table.slice(row, 1))[0] for row in rows]
+
+
+def is_missing(cell: object) -> bool:
+    """Return whether a cell is None, NaN, NaT or `pandas.NA`.
+
+    Example:
+        >>> [is_missing(cell) for cell in (None, float("nan"), np.datetime64("NaT"), 0.0, "")]
+        [True, True, True, False, False]
+    """
+    if cell is None or type(cell).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(cell, float | Decimal | np.generic) and bool(cell != cell)
 
 
 def plain_scalar(value: np.generic) -> object:

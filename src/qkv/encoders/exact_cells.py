@@ -106,7 +106,8 @@ def query_integers(value: object, type_: pa.DataType, date_format: str = "") -> 
     if pa.types.is_floating(type_):
         if not _is_float(value):
             return None
-        rounded = np.array([float(value)], f"f{type_.bit_width // 8}")  # type: ignore[arg-type]
+        with np.errstate(over="ignore"):
+            rounded = np.array([float(value)], f"f{type_.bit_width // 8}")  # type: ignore[arg-type]
         return (int(_bits(rounded)[0]),)
     if isinstance(value, int) and pa.types.is_integer(type_):
         whole = int(value)

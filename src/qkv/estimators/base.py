@@ -19,6 +19,7 @@ from threadpoolctl import threadpool_limits
 from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import ProgressBar
 from qkv.core.typing import ArrayLike, Float, Int, Shaped
+from qkv.encoders.arrow_columns import is_missing
 from qkv.errors import DataError, OptionError
 from qkv.estimators.bandwidth_search import (
     BATCH_GRID,
@@ -465,8 +466,7 @@ def require_values(values: ArrayLike, name: str = "y") -> None:
         missing = np.flatnonzero(np.isnat(array.ravel()))
     else:
         cells = enumerate(array.ravel().tolist())
-        absent = [i for i, cell in cells if cell is None or type(cell).__name__ == "NAType" or bool(cell != cell)]
-        missing = np.array(absent, np.int64)
+        missing = np.array([i for i, cell in cells if is_missing(cell)], np.int64)
     if len(missing):
         raise DataError(
             f"{name} must have no missing values, got {len(missing):,}, the first at index "

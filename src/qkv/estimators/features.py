@@ -30,6 +30,7 @@ import numpy as np
 
 from qkv.core.times import candidate_formats, parse_date
 from qkv.core.typing import Float, Int, Shaped
+from qkv.encoders.arrow_columns import is_missing
 from qkv.errors import DataError, KindError
 
 __all__ = [
@@ -107,7 +108,7 @@ def _infer_dtype(column: Shaped[np.ndarray, " rows"], name: object) -> Shaped[np
     """Return a column of objects as numbers or timestamps if all present cells are of that type, else as strings."""
     if _is_text(column):
         return column
-    present = [cell for cell in column.astype(object) if not _is_missing(cell)]
+    present = [cell for cell in column.astype(object) if not is_missing(cell)]
     for cell in present:
         if not isinstance(cell, str | Number | np.bool_ | date):
             raise KindError(
@@ -115,16 +116,10 @@ def _infer_dtype(column: Shaped[np.ndarray, " rows"], name: object) -> Shaped[np
                 f"{type(cell).__name__} (argument must be a string or a number)."
             )
     if present and all(isinstance(cell, date) for cell in present):
-        return np.array([None if _is_missing(cell) else cell for cell in column], "datetime64[us]")
+        return np.array([None if is_missing(cell) else cell for cell in column], "datetime64[us]")
     if any(isinstance(cell, str | date) for cell in present):
         return as_text(column)
-    return np.array([np.nan if _is_missing(cell) else float(cell) for cell in column], np.float64)
-
-
-def _is_missing(cell: object) -> bool:
-    return cell is None or (
-        not isinstance(cell, str) and (type(cell).__name__ in ("NAType", "NaTType") or cell != cell)
-    )
+    return np.array([np.nan if is_missing(cell) else float(cell) for cell in column], np.float64)
 
 
 def _is_text(column: Shaped[np.ndarray, " rows"]) -> bool:
@@ -136,7 +131,7 @@ def as_text(column: Shaped[np.ndarray, " rows"]) -> Shaped[np.ndarray, " rows"]:
     """Return a column as strings, with `MISSING` for missing cells."""
     if _is_text(column):
         return column
-    return np.array([MISSING if _is_missing(cell) else str(cell) for cell in column], object)
+    return np.array([MISSING if is_missing(cell) else str(cell) for cell in column], object)
 
 
 def parse_dates(

@@ -1,14 +1,13 @@
 """Parsing of queries, such as texts, numbers, tuples, records and data frames, into one array per key column.
 
 With one key column, a query is one value. With several key columns, it is a tuple in the order of the columns, a
-record with their names, or a text with commas. A list holds several queries. A missing query (None, NaN, "") has no
-match.
+record with their names, or a text with commas. A list holds several queries. A missing query (None, NaN, NaT, "") has
+no match.
 """
 
 from __future__ import annotations
 
 import csv
-import math
 import numbers as number_types
 import uuid
 from collections.abc import Mapping, Sequence
@@ -250,7 +249,7 @@ def _as_number(value: object, column: Column) -> object:
 
 
 def _parse_cell(value: Any, column: Column, folded: bool) -> Cell:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if arrow_columns.is_missing(value):
         return None
     if isinstance(value, np.generic):
         value = plain_scalar(value)
