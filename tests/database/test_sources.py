@@ -1,5 +1,6 @@
 """A table is a table, wherever it comes from."""
 
+import datetime as dt
 import gzip
 import json
 
@@ -85,6 +86,27 @@ OBJECTS = {
 def test_every_kind_of_object_gives_the_same_answer(name):
     people = Database.open(OBJECTS[name](), key="name", value="income")
     assert people.ask("Jane Roe", score="exact").value == 2000.0
+
+
+NOON = dt.datetime(2024, 1, 2, 12)
+MIXED_TIMES = {
+    "lists": lambda cells: {"day": cells, "value": [1.0, 2.0]},
+    "records, the second with more names": lambda cells: [{"value": 1.0}, {"value": 2.0, "day": cells[1]}],
+    "objects in a frame": lambda cells: pd.DataFrame({"day": pd.Series(cells, dtype=object), "value": [1.0, 2.0]}),
+}
+
+
+@pytest.mark.parametrize("form", MIXED_TIMES)
+def test_a_timestamp_after_a_date_keeps_its_time(form):
+    days = Database.open(MIXED_TIMES[form]([dt.date(2024, 1, 1), NOON]), "day", "value")
+    assert days.table.column("day").to_pylist()[1] == NOON
+
+
+@pytest.mark.parametrize("form", ["lists", "objects in a frame"])
+def test_timestamps_with_and_without_a_time_zone_are_refused(form):
+    source = MIXED_TIMES[form]([NOON, NOON.replace(tzinfo=dt.UTC)])
+    with pytest.raises(DataError, match="must all have a time zone or all have none, got 1 with one among 2"):
+        Database.open(source, "day", "value")
 
 
 def test_sql_reads_files_and_given_tables(tmp_path):

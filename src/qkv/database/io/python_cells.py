@@ -1,7 +1,8 @@
-"""Conversion of Python objects to Arrow arrays that hold the same values: large integers, mixed numbers, UUIDs."""
+"""Conversion of Python objects to Arrow arrays of the same values: large integers, mixed numbers, UUIDs, dates."""
 
 from __future__ import annotations
 
+import datetime as dt
 import decimal
 import math
 import numbers
@@ -9,6 +10,7 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from qkv.encoders.arrow_columns import is_missing
 from qkv.errors import DataError
 
 if TYPE_CHECKING:
@@ -23,10 +25,10 @@ def exact_array(cells: Sequence[object]) -> pa.Array:
     """Return Python objects as an Arrow array. No digit is lost, and UUIDs become texts.
 
     Integers beyond 64 bits, and integers beyond 2^53 beside floats, become decimals of up to 76 digits. A float has
-    the value of its shortest decimal text.
+    the value of its shortest decimal text. Dates beside timestamps become timestamps.
 
     Raises:
-        DataError: The numbers have more digits.
+        DataError: The numbers have more digits, or some timestamps have a time zone and others have none.
         pyarrow.ArrowException: The objects have different types, or a type that Arrow does not support.
 
     Example:
@@ -37,8 +39,11 @@ def exact_array(cells: Sequence[object]) -> pa.Array:
     """
     import pyarrow as pa
 
-    if isinstance(next((cell for cell in cells if cell is not None), None), uuid.UUID):
+    first = next((cell for cell in cells if cell is not None), None)
+    if isinstance(first, uuid.UUID):
         cells = [str(cell) if isinstance(cell, uuid.UUID) else cell for cell in cells]
+    if isinstance(first, dt.date):
+        cells = _timestamps(cells)
     try:
         return pa.array(cells)
     except (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError):
@@ -61,6 +66,25 @@ def exact_array(cells: Sequence[object]) -> pa.Array:
         )
     type_ = pa.decimal128(digits, scale) if digits <= 38 else pa.decimal256(digits, scale)
     return pa.array([None if number is None or number.is_nan() else number for number in exact], type_)
+
+
+def _timestamps(cells: Sequence[object]) -> Sequence[object]:
+    """Return dates and timestamps with all dates as timestamps if there are both, as Arrow reads all like the first."""
+    present = [cell for cell in cells if isinstance(cell, dt.date) and not is_missing(cell)]
+    moments = [cell for cell in present if isinstance(cell, dt.datetime)]
+    zoned = sum(cell.tzinfo is not None for cell in moments)
+    if 0 < zoned < len(present):
+        raise DataError(
+            "the timestamps of a column must all have a time zone or all have none, got "
+            f"{zoned:,} with one among {len(present):,}. Convert them, for example with replace(tzinfo=timezone.utc)."
+        )
+    if len(moments) in (0, len(present)):
+        return cells
+    midnight = dt.time()
+    return [
+        dt.datetime.combine(cell, midnight) if isinstance(cell, dt.date) and not isinstance(cell, dt.datetime) else cell
+        for cell in cells
+    ]
 
 
 def _exact(cell: object) -> decimal.Decimal | None:

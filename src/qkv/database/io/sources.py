@@ -8,6 +8,7 @@ of columns, a list of records, or any object that exports an Arrow stream (pyarr
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import io
 import os
@@ -464,7 +465,8 @@ def _read_object(source: Any) -> pa.Table:
     if isinstance(source, Mapping):
         return pa.table({str(name): _column(values) for name, values in source.items()})
     if isinstance(source, Sequence) and source and all(isinstance(row, Mapping) for row in source):
-        return pa.table({str(name): exact_array([row.get(name) for row in source]) for name in source[0]})
+        names = dict.fromkeys(name for row in source for name in row)
+        return pa.table({str(name): exact_array([row.get(name) for row in source]) for name in names})
     raise DataError(
         "source must be a path, a pandas or polars frame, a pyarrow table, a dict of columns or a list of records, "
         f"got a {type(source).__name__}. Convert the source to one of these types."
@@ -472,18 +474,20 @@ def _read_object(source: Any) -> pa.Table:
 
 
 def _frame_table(frame: Any) -> pa.Table:
-    """Return a pandas frame as an Arrow table, with the digits of large integers in columns of objects."""
+    """Return a pandas frame as an Arrow table, with the digits of large integers and the times in object columns."""
     import pyarrow as pa
 
-    try:
-        return pa.Table.from_pandas(frame, preserve_index=False)
-    except (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError):
-        objects = [name for name in frame.columns if frame[name].dtype == object]
-        table = pa.Table.from_pandas(frame.drop(columns=objects), preserve_index=False)
-        for name in objects:
-            cells = frame[name].astype(object).where(frame[name].notna(), None).tolist()
-            table = table.append_column(str(name), exact_array(cells))
-        return table.select([str(name) for name in frame.columns])
+    with contextlib.suppress(OverflowError, pa.ArrowInvalid, pa.ArrowTypeError):
+        table = pa.Table.from_pandas(frame, preserve_index=False)
+        fields = zip(table.schema, frame.dtypes, strict=True)
+        if not any(pa.types.is_temporal(field.type) for field, dtype in fields if dtype.kind == "O"):
+            return table
+    objects = [name for name in frame.columns if frame[name].dtype == object]
+    table = pa.Table.from_pandas(frame.drop(columns=objects), preserve_index=False)
+    for name in objects:
+        cells = frame[name].astype(object).where(frame[name].notna(), None).tolist()
+        table = table.append_column(str(name), exact_array(cells))
+    return table.select([str(name) for name in frame.columns])
 
 
 def _column(values: Any) -> pa.Array | pa.ChunkedArray:
