@@ -1,6 +1,7 @@
 // The image whose patches are tokens: the more weight a patch has for the selected query, the brighter it is.
 
 import { createElement } from "./dom.js";
+import { patchOf } from "./groups.js";
 
 /** Brightness of a patch without weight, so that the image stays recognizable. */
 const DIM = 0.22;
@@ -108,12 +109,8 @@ export class Picture {
   }
 }
 
-/** Return the patch of each group of tokens, −1 for other tokens, and the grid of patches. The patches are stated for each
- *  token, or are the last tokens.
- *  @param {import("./detail.js").Side & {patches?: number[]}} side @param {number[][]} groups */
+/** Return the patch of each group of tokens, −1 for other tokens, and the grid of patches.
+ *  @param {import("./detail.js").Side} side @param {number[][]} groups */
 export function patchesOf(side, groups) {
-  const grid = /** @type {any} */ (side.grid);
-  const first = grid ? side.tokens.length - grid[0] * grid[1] : 0;
-  const patch = (/** @type {number} */ token) => (side.patches ? side.patches[token] : grid && token >= first ? token - first : -1);
-  return { grid, patches: groups.map((group) => patch(group[0])) };
+  return { grid: /** @type {any} */ (side.grid), patches: groups.map((group) => patchOf(side, group[0])) };
 }
