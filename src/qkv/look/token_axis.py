@@ -64,13 +64,17 @@ class TokenAxis:
         return replace(cls.from_words(range(count)), numbered=True)
 
     @classmethod
-    def from_words(cls, words: Sequence[object]) -> TokenAxis:
+    def from_words(cls, words: Sequence[object] | TokenAxis) -> TokenAxis:
         """Create an axis with one token for each word; names such as `[CLS]`, `</s>` and `<|end|>` are special tokens.
+
+        An axis is returned as it is.
 
         Example:
             >>> TokenAxis.from_words(["[CLS]", "cats", "[SEP]"]).special
             (True, False, True)
         """
+        if isinstance(words, TokenAxis):
+            return words
         names = tuple(str(word) for word in words)
         special = tuple(_SPECIAL.fullmatch(name) is not None for name in names)
         return cls(names, names, tuple(-1 if mark else i for i, mark in enumerate(special)), special)

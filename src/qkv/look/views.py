@@ -198,7 +198,7 @@ class View:
             >>> view.layers[0].name, view.weights(0, 0).tolist()[0]
             ('layer 0', [1.0, 0.0, 0.0])
         """
-        rows, columns = _axes(queries, keys)
+        rows, columns = TokenAxis.from_words(queries), None if keys is None else TokenAxis.from_words(keys)
         arrays = _check_shapes(weights, rows, columns)
         names = layers or [f"layer {i}" for i in range(len(arrays))]
         masks = _layer_masks(arrays, mask)
@@ -247,7 +247,7 @@ class View:
                 f"record must contain dense weights of all {kind}-attention layers, got weights of {len(maps)} out of "
                 f"{len(last)} layers. Run the model within record(model, [Dense()])."
             )
-        rows, columns = _axes(queries, keys)
+        rows, columns = TokenAxis.from_words(queries), None if keys is None else TokenAxis.from_words(keys)
         arrays = _check_shapes(maps, rows, columns)
         layers = tuple(
             LayerMaps.from_weights(
@@ -278,11 +278,24 @@ class View:
         return allowed
 
     def pair(self, layer: int, head: int, query: int, key: int) -> PairProduct:
-        """Return query, key and their product dimension by dimension for one pair of tokens, as `qkv.look.pair` does.
+        """Return query, key and their product dimension by dimension for one pair of tokens.
+
+            weight = softmax over keys of (Σ_d scale · query_d · key_d + bias)
+
+        Args:
+            layer: index of the layer.
+            head: index of the head.
+            query: index of the query.
+            key: index of the key.
 
         Raises:
             DataError: the queries and keys are unknown, or the score is not a scaled dot product.
             OptionError: the layer, head, query or key does not exist.
+
+        Example:
+            >>> parts = view.pair(0, 3, 5, 2)  # doctest: +SKIP
+            >>> abs(parts.product).argsort()[::-1][:3]  # dimensions that decide  # doctest: +SKIP
+            array([17,  4, 60])
         """
         found = self._call(layer, head).pair(query, key)
         norms = self.layers[layer].value_norms
@@ -411,13 +424,6 @@ def _groups(axis: TokenAxis, groups: str | Sequence[Group]) -> Sequence[Group]:
 def roles_meta(roles: Mapping[tuple[int, int], Sequence[HeadRole]]) -> dict[str, list[dict[str, object]]]:
     """Return roles as a JSON-serializable dictionary."""
     return {f"{layer},{head}": [asdict(role) for role in found] for (layer, head), found in roles.items()}
-
-
-def _axes(
-    queries: Sequence[str] | TokenAxis, keys: Sequence[str] | TokenAxis | None
-) -> tuple[TokenAxis, TokenAxis | None]:
-    rows = queries if isinstance(queries, TokenAxis) else TokenAxis.from_words(queries)
-    return rows, keys if isinstance(keys, TokenAxis) or keys is None else TokenAxis.from_words(keys)
 
 
 def _check_shapes(
