@@ -6,7 +6,7 @@ from qkv.core.extras import lazy_attributes
 from qkv.look.answer_plot import plot_answer
 from qkv.look.difference import difference
 from qkv.look.inline_map import map_image as _map_image  # noqa: F401 (the picture of views in notebooks)
-from qkv.look.live_model import effect
+from qkv.look.live_model import effect, pair
 from qkv.look.model_views import model
 from qkv.look.query_plot import plot_query, save_query_plot
 from qkv.look.regression_plot import plot_regression
@@ -43,8 +43,6 @@ __all__ = [
     "search",
     "widget",
 ]
-
-pair = View.pair
 
 # Imported on first use, because the page of answers imports the packages of tables.
 __getattr__ = lazy_attributes(__name__, {"explorer": "answers"}, "qkv.look.explorer needs", "ask", "pyarrow", "duckdb")

@@ -278,24 +278,11 @@ class View:
         return allowed
 
     def pair(self, layer: int, head: int, query: int, key: int) -> PairProduct:
-        """Return query, key and their product dimension by dimension for one pair of tokens.
-
-            weight = softmax over keys of (Σ_d scale · query_d · key_d + bias)
-
-        Args:
-            layer: index of the layer.
-            head: index of the head.
-            query: index of the query.
-            key: index of the key.
+        """Return query, key and their product dimension by dimension for one pair of tokens, as `qkv.look.pair` does.
 
         Raises:
             DataError: the queries and keys are unknown, or the score is not a scaled dot product.
             OptionError: the layer, head, query or key does not exist.
-
-        Example:
-            >>> parts = view.pair(0, 3, 5, 2)  # doctest: +SKIP
-            >>> abs(parts.product).argsort()[::-1][:3]  # dimensions that decide  # doctest: +SKIP
-            array([17,  4, 60])
         """
         found = self._call(layer, head).pair(query, key)
         norms = self.layers[layer].value_norms
