@@ -1,6 +1,7 @@
 """Two tokenizations of one text, sentences that open into tokens, and spans, in Chromium, compared with NumPy."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -235,15 +236,30 @@ def test_a_frame_is_one_number_in_each_head_and_ranks_the_heads(opened, address,
     assert "frame" not in again.locator(".readout").first.text_content()
 
 
-def test_a_region_of_an_image_is_searched_by_its_corners(opened):
+def test_a_region_of_an_image_is_searched_by_its_corners_or_drawn_on_it(opened):
     names = ("[CLS]", *(f"{row},{column}" for row in range(3) for column in range(4)), "dog")
     patches = (-1, *range(12), -1)
     axis = TokenAxis(names, names, (-1, *range(13)), (True, *[False] * 13), grid=(3, 4), patches=patches)
     view, weights = view_of(axis, 2)
+    view = replace(view, picture=np.full((30, 40, 3), 128, np.uint8))
     with serve_in_thread(ServedPage(page=Page.from_views(view))) as served:
         page = opened(f"{served}#open=search&ask=dog→1,1–2,2")
         page.wait_for_selector("[data-question=search] tbody tr")
         rows = page.locator("[data-question=search] tbody tr").all()
         found = [float(row.locator("td").first.text_content()) for row in rows]
+        page.goto(f"{served}#query=13&key=0")
+        page.get_by_role("option", name="dog").click()
+        canvas = page.locator("canvas.picture").first
+        box = canvas.bounding_box()
+        page.keyboard.down("Shift")
+        for act, row, column in ((page.mouse.down, 1, 1), (page.mouse.up, 2, 2)):
+            page.mouse.move(box["x"] + (column + 0.5) / 4 * box["width"], box["y"] + (row + 0.5) / 3 * box["height"])
+            act()
+        page.keyboard.up("Shift")
+        page.wait_for_selector("[data-question=search] tbody tr")
+        fields = [page.get_by_label(f"word that {which}").input_value() for which in ("attends", "is attended to")]
+        assert fields == ["#13", "1,1–2,2"]
+        rows = page.locator("[data-question=search] tbody tr").all()
+        assert [float(row.locator("td").first.text_content()) for row in rows] == found
     wanted = weights[:, :, 13, [6, 7, 10, 11]].sum(axis=-1)
     assert found == pytest.approx(sorted(wanted.ravel(), reverse=True), rel=0.01)

@@ -51,10 +51,11 @@ export class Detail {
   /** @param {import("./source.js").Source} source @param {(query: number, key: number) => void} onSelect
    *  @param {(text: string) => void} report shows a message
    *  @param {(summary: import("./range.js").Summary) => import("./range.js").Range} range chooses the colour range
-   *  @param {{moved: () => void, remove: (head: number) => void, framed: (tokens: [number[], number[]]) => void, open: () => void}} handlers
+   *  @param {{moved: () => void, remove: (head: number) => void, framed: (tokens: [number[], number[]]) => void,
+   *    region: (name: string) => void, open: () => void}} handlers
    *    `moved` is called when another part of the map is visible, `remove` to remove a head from the lines, `framed` with the
-   *    tokens of a frame that was drawn, and `open` to show the tokens of the selected sentences, or to hide them */
-  constructor(source, onSelect, report, range, { moved, remove, framed, open }) {
+   *    tokens of a frame that was drawn, `region` with that on an image, and `open` to show the tokens of the selected sentences, or to hide them */
+  constructor(source, onSelect, report, range, { moved, remove, framed, region, open }) {
     this.source = source;
     this.onSelect = onSelect;
     this.report = report;
@@ -76,7 +77,7 @@ export class Detail {
     this.top = createElement("div", { class: "top" });
     this.predicted = new Predicted(source);
     this.lines = new Lines((row, column) => this.#point(row, column, false), (row, column) => this.#pin(row, column), remove);
-    this.picture = new Picture((patch) => this.#patch(patch, false), (patch) => this.#patch(patch, true));
+    this.picture = new Picture((patch) => this.#patch(patch, false), (patch) => this.#patch(patch, true), region);
     this.beside = createElement("div", { class: "beside" }, [this.picture.element, this.lines.element, this.top, this.predicted.element]);
     this.pin = createElement("button", { class: "pin", hidden: true, onclick: () => this.release() });
     this.badges = createElement("ul", { class: "badges", "aria-label": "roles of this head" });

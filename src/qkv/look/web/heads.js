@@ -7,6 +7,7 @@ import { paletteOf } from "./colour.js";
 import { Comparison, headOptions } from "./comparison.js";
 import { Detail } from "./detail.js";
 import { loadGrid } from "./grid_data.js";
+import { patchOf } from "./groups.js";
 import { headColour, MOST_HEADS } from "./lines.js";
 import { loadMap } from "./map_data.js";
 import { TextSearch } from "./text_search.js";
@@ -140,6 +141,10 @@ function render({ model, el, hash }) {
     state.frame = frameText(groups);
     questions.askFor(groups.map((group) => `#${group[0]}–${group[group.length - 1]}`));
     refresh();
+  }, region: (name) => {
+    const { token, keyToken } = first.selection;
+    const isPatch = patchOf(meta.views[state.view].queries, token) >= 0;
+    questions.askFor(isPatch ? [name, `#${keyToken}`] : [`#${token}`, name]);
   }, open: () => {
     if (state.unit !== "sentences") return;
     const opened = new Set(state.opened.split(".").filter(Boolean));
@@ -149,7 +154,7 @@ function render({ model, el, hash }) {
     state.opened = [...opened].join(".");
     regroup();
   } });
-  const second = new Detail(source, () => link(), (text) => report(text), (summary) => rangeFor(second, first, summary), { moved: () => {}, remove: () => {}, framed: () => {}, open: () => {} });
+  const second = new Detail(source, () => link(), (text) => report(text), (summary) => rangeFor(second, first, summary), { moved: () => {}, remove: () => {}, framed: () => {}, region: () => {}, open: () => {} });
   second.opener.remove(); // the sentences of both are opened together
   // The maps replace these rows by those of the tokens of the link.
   if (state.pin) first.map.pinned = 0;

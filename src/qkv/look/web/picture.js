@@ -14,15 +14,24 @@ const DIM = 0.22;
  *  @property {number} query patch that is the query; −1: none @property {number} key patch that is the key; −1: none */
 
 export class Picture {
-  /** @param {(patch: number) => void} hover @param {(patch: number) => void} pick */
-  constructor(hover, pick) {
+  /** @param {(patch: number) => void} hover @param {(patch: number) => void} pick
+   *  @param {(name: string) => void} region called with the corners of a region that was drawn */
+  constructor(hover, pick, region) {
     this.canvas = /** @type {HTMLCanvasElement} */ (createElement("canvas", { class: "picture", role: "img" }));
     this.element = createElement("div", { class: "between", hidden: true }, [this.canvas]);
     /** @type {Patches | null} */
     this.patches = null;
     this.frame = 0;
     this.canvas.addEventListener("pointermove", (event) => event.pointerType !== "touch" && this.#act(event, hover));
-    this.canvas.addEventListener("click", (event) => this.#act(event, pick));
+    /** where a region is drawn from @type {number | null} */
+    this.corner = null;
+    this.canvas.addEventListener("pointerdown", (event) => event.shiftKey && this.#act(event, (patch) => (this.corner = patch)));
+    this.canvas.addEventListener("click", (event) => this.#act(event, (patch) => {
+      const corner = this.corner;
+      this.corner = null;
+      if (corner === null || !this.patches) pick(patch);
+      else region([corner, patch].map(this.patches.name).join("–"));
+    }));
     new ResizeObserver(() => this.#later()).observe(this.canvas);
   }
 
