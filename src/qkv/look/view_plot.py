@@ -13,7 +13,7 @@ from qkv.errors import OptionError, ShapeError
 from qkv.look.allowed_pairs import infer_causal
 from qkv.look.color_range import FAINT_SHARE, ColorRange, automatic_range, format_weight, share_one
 from qkv.look.figure import DARK, INK, PAPER, PRINT_DPI, column_inches, new_figure, trim_height
-from qkv.look.quantize import MASKED, THUMBNAIL_SIZE, dequantize, max_pool, to_numpy
+from qkv.look.quantize import MASKED, THUMBNAIL_SIZE, dequantize, pool_largest, to_numpy
 from qkv.look.tiled_map import TiledView, check_head
 from qkv.look.token_text import shortened
 from qkv.look.views import View
@@ -32,7 +32,6 @@ __all__ = [
     "color_cells",
     "heads",
     "heatmaps",
-    "max_pool",
     "plot_view",
     "range_norm",
 ]
@@ -202,7 +201,7 @@ def heatmaps(
     cells = max(1, int(min(size[0] / across, size[1] / down) * _DPI / _MIN_CELL_PIXELS))
     if scale == "auto":
         panels = _without_masked(panels)
-    pooled = np.array([[_pool(panel, cells) for panel in row] for row in panels])
+    pooled = np.array([[pool_largest(panel, cells, cells) for panel in row] for row in panels])
     if scale == "auto":
         allowed = ~np.isnan(panels)
         counts = allowed.sum(axis=-1).ravel() if share_one(panels, allowed) else None
@@ -388,14 +387,6 @@ def _without_masked(panels: Float[np.ndarray, "rows columns q k"]) -> Float[np.n
     """Return the panels with NaN for masked pairs, if their weights show a causal mask."""
     allowed = None if np.isnan(panels).any() else infer_causal(list(panels))
     return panels if allowed is None else np.where(allowed, panels, np.nan)
-
-
-def _pool(panel: Float[np.ndarray, "q k"], cells: int) -> Float[np.ndarray, "rows columns"]:
-    """Reduce a panel to at most `cells` × `cells` cells, each the weight of largest magnitude; NaN if all are NaN."""
-    empty = np.isnan(panel)
-    most = max_pool(np.where(empty, -np.inf, panel), cells, cells)
-    least = -max_pool(np.where(empty, -np.inf, -panel), cells, cells)
-    return np.where(max_pool((~empty).astype(int), cells, cells) == 0, np.nan, np.where(-least > most, least, most))
 
 
 def _label_axis(axis: Axis, labels: Sequence[str] | None, inches: float, rotation: float, points: float) -> None:
