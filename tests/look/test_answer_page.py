@@ -247,7 +247,7 @@ def test_the_widget_answers_messages_and_has_a_picture_in_a_saved_notebook(monke
     database = Database.open({"x": [1.0, 2.0, 3.0], "y": [3.0, 4.0, 5.0]}, "x", "y")
     widget = look.explorer(database, "2", file="a.csv", score="boxcar:1.5")
     sent = []
-    monkeypatch.setattr(widget, "send", sent.append)
+    monkeypatch.setattr(widget, "send", lambda content, buffers: sent.append(content))
     request = {"what": "answer", "query": "2", "settings": widget.meta["settings"]}
     widget._handle_custom_msg({"id": 3, "request": request}, [])
     widget._handle_custom_msg("nonsense", [])

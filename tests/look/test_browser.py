@@ -123,7 +123,7 @@ def test_the_table_lists_the_weights_of_the_map(opened, served):
 def test_whole_words_preserve_row_sums_and_special_tokens_can_be_hidden(opened, served):
     page = opened(f"{served}#view=0")
     redrawn(page, lambda: page.get_by_role("gridcell", name="layer 1, head 1").click())
-    page.get_by_label("Whole words").check()
+    page.locator("select.unit").select_option("words")
     page.wait_for_function("() => document.querySelectorAll('.token').length === 5")
     words = page.locator(".token").all_text_contents()
     assert words == ["[CLS]", "unhappiness", "is", "<b>bold</b>", "[SEP]"]
@@ -148,8 +148,10 @@ def test_merged_and_hidden_tokens_keep_the_selected_pair_and_its_positions(opene
     names = page.locator("tbody th").all_text_contents()
     assert dict(zip(names, positions, strict=True))["<b>bold</b>"] == "5"
     assert len(names) == 5  # without [CLS] and [SEP]
-    for label in ["Whole words", "Hide special tokens", "Whole words"]:
-        redrawn(page, page.get_by_label(label).click)
+    unit = page.locator("select.unit")
+    hide = page.get_by_label("Hide special tokens")
+    for change in (lambda: unit.select_option("words"), hide.click, lambda: unit.select_option("tokens")):
+        redrawn(page, change)
         assert pair() == "“<b>bold</b>” (5) → “is” (4)"
     page.get_by_role("option", name="[CLS]", exact=True).click()
     redrawn(page, page.get_by_label("Hide special tokens").click)
@@ -390,5 +392,5 @@ def test_whole_words_are_shown_without_the_marks_of_their_tokens(opened):
     )
     view = View.from_weights(np.full((1, 1, 4, 4), 0.25), side)
     with serve_in_thread(ServedPage(page=Page.from_views([view]))) as address:
-        page = opened(f"{address}#words=1")
+        page = opened(f"{address}#unit=words")
         assert page.locator(".tokens .token").all_text_contents() == ["<s>", "custom", "dog"]

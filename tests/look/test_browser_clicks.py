@@ -132,7 +132,7 @@ def test_tokens_names_and_titles_are_never_executed(opened):
         said = []
         page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
         assert "<script>alert(2)</script>" in page.locator("h2").first.text_content()
-        page.get_by_label("Whole words").check()
+        page.locator("select.unit").select_option("words")
         page.get_by_label("Find a word").fill("<img")
         for kind in ("SVG", "JSON"):
             with page.expect_download() as waiting:

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import random
 import re
 from decimal import Decimal
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from qkv import look
-from qkv.look.difference import align_tokens, rank_pairs
+from qkv.look.difference import rank_differences
 from qkv.look.html_export import export_html
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
@@ -107,10 +106,9 @@ def test_weights_of_any_size_and_their_difference_add_up(page, address):
         """async ([pairs, errors]) => {
             const { describeDifference } = await import('./web/difference.js');
             const map = (weight, error) => ({ weights: [weight], keys: ["k"], error: () => error });
-            const at = { rows: [[0, 0]], columns: [[0, 0]] };
             return pairs.map(([a, b], i) => {
                 const [first, second] = [map(a, errors[i][0]), map(b, errors[i][1])];
-                return describeDifference({ first, second, ...at }, 0, 0).sum;
+                return describeDifference({ first, second }, 0, 0).sum;
             });
         }""",
         [pairs.tolist(), errors.tolist()],
@@ -153,10 +151,10 @@ def test_the_difference_of_two_texts_has_a_signed_scale_and_certain_digits(page,
     texts = page.locator(".differing button").all_text_contents()
     assert [text[: len(start)] for text, start in zip(texts, best, strict=True)] == best
     # The single weights that differ most, of which one is selected in both maps.
-    pair = rank_pairs(views[0], views[1], 1)[0]
+    pair = rank_differences(views[0], views[1], 1)[1][0]
     redrawn(page, lambda: page.locator(".differing-pairs button").first.click())
     assert page.locator("h2").first.text_content().startswith(f"first · layer {pair.layer}, head {pair.head} minus")
-    aligned = [i for i, _ in found.queries].index(pair.query), [j for j, _ in found.keys].index(pair.key)
+    aligned = found.queries.groups(0).index((pair.query,)), found.keys.groups(0).index((pair.key,))
     start = f"“{found.query_names[aligned[0]]}” ({pair.query}) → “{found.key_names[aligned[1]]}” ({pair.key}): "
     page.wait_for_function("start => document.querySelector('.readout').textContent.startsWith(start)", arg=start)
     # They stay listed when both maps are shown, and not for another text.
@@ -290,7 +288,7 @@ def test_an_ablated_head_changes_the_page_as_it_changes_pytorch(page, address, m
 
 
 def test_a_link_restores_the_state(page, address):
-    link = "view=0&layer=1&head=1&compare=1&how=difference&query=2&key=1&words=1&find=he&scale=linear&open=search"
+    link = "view=0&layer=1&head=1&compare=1&how=difference&query=2&key=1&unit=words&find=he&scale=linear&open=search"
     visit(page, address, f"{link}&ask=he→Hans")
     page.wait_for_selector(".questions tbody")
 
@@ -380,20 +378,6 @@ def test_axe_finds_no_serious_violation_in_open_questions(page, address):
     page.wait_for_selector("[data-question=effect] tbody")
     page.wait_for_selector("[data-question=pair] tbody")
     no_serious_violation(page)
-
-
-def test_tokens_are_aligned_as_in_python(page, address):
-    visit(page, address, "view=0")
-    rng = random.Random(0)
-    pairs = [[[rng.choice("abc") for _ in range(rng.randrange(9))] for _ in range(2)] for _ in range(200)]
-    found = page.evaluate(
-        """async (pairs) => {
-            const { alignTokens } = await import('./web/difference.js');
-            return pairs.map(([a, b]) => alignTokens(a, b));
-        }""",
-        pairs,
-    )
-    assert [[tuple(pair) for pair in one] for one in found] == [align_tokens(a, b) for a, b in pairs]
 
 
 def test_changed_heads_stay_visible_and_the_search_names_the_selected_words(page, address):

@@ -7,7 +7,7 @@ import pytest
 
 from qkv import look
 from qkv.errors import OptionError, ShapeError
-from qkv.look.view_plot import max_pool
+from qkv.look.quantize import max_pool
 
 pytest.importorskip("matplotlib")
 

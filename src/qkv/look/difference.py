@@ -1,8 +1,7 @@
-"""Differences of the attention maps of two texts, models, layers or heads."""
+"""Differences of the attention maps of two texts, models, tokenizers, layers or heads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,15 +9,14 @@ import numpy as np
 
 from qkv.core.typing import Bool, Float, Int
 from qkv.errors import KindError, ShapeError
-from qkv.look.quantize import code_table
+from qkv.look.token_axis import TokenAxis
+from qkv.look.token_groups import Alignment, align_axes, merge, merge_allowed
 from qkv.look.views import ALL_HEADS, View
 
-__all__ = ["Difference", "HeadDistance", "PairDifference", "align_tokens", "difference", "rank_heads", "rank_pairs"]
+__all__ = ["Difference", "HeadDistance", "PairDifference", "difference", "rank_differences"]
 
 _Head = tuple[int, int | None]
 """Layer and head; None: the mean over the heads of the layer."""
-_MAX_CELLS = 4_000_000
-"""Maximum size of the table of the alignment, which takes about 2 s."""
 
 
 class HeadDistance(NamedTuple):
@@ -30,7 +28,7 @@ class HeadDistance(NamedTuple):
 
 
 class PairDifference(NamedTuple):
-    """The weights of a pair of aligned tokens in a head of two views."""
+    """The weights of a pair of aligned groups in a head of two views, with their first tokens in the first view."""
 
     layer: int
     head: int
@@ -42,23 +40,26 @@ class PairDifference(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """Differences of attention weights at aligned tokens of two views, first minus second.
+    """Differences of attention weights at aligned groups of tokens of two views, first minus second.
 
     Attributes:
-        queries: indices of the aligned queries in the first and in the second view, `(q, 2)`.
-        keys: indices of the aligned keys, `(k, 2)`.
-        query_names: text of each aligned query; `a | b` if the texts differ.
-        key_names: text of each aligned key.
+        queries: the groups of queries that correspond to each other, and the queries that correspond to none.
+        keys: the same of the keys.
+        query_names: text of each aligned group of queries; `a | b` if the texts differ.
+        key_names: text of each aligned group of keys.
+        unaligned: the tokens of the first and of the second view that correspond to none: queries, and keys if they
+            are other tokens.
         weights: `(heads, q, k)` for each layer: the difference; NaN for pairs that are masked in one of the views.
         error: `(heads, q, k)` for each layer: largest error of the difference, because the weights of views are
             rounded to three digits.
         distances: `(heads,)` for each layer, as in `HeadDistance`.
     """
 
-    queries: tuple[tuple[int, int], ...]
-    keys: tuple[tuple[int, int], ...]
+    queries: Alignment
+    keys: Alignment
     query_names: tuple[str, ...]
     key_names: tuple[str, ...]
+    unaligned: tuple[tuple[str, ...], tuple[str, ...]]
     weights: tuple[Float[np.ndarray, "heads q k"], ...] = field(repr=False)
     error: tuple[Float[np.ndarray, "heads q k"], ...] = field(repr=False)
     distances: tuple[Float[np.ndarray, " heads"], ...] = field(repr=False)
@@ -81,10 +82,11 @@ def difference(
 ) -> Difference:
     """Subtract the attention weights of one view from those of another, at the tokens that both texts share.
 
-        D_ij = A_ij − B_π(i)π(j)        for aligned tokens i, j
+        D_ij = A_ij − B_π(i)π(j)        for aligned groups i, j of tokens
 
-    Tokens are aligned by `align_tokens`; a token without counterpart has no row and no column, but counts in the
-    distances.
+    Tokens are aligned by `align_axes`: in one text, by their characters. Where the tokens of two tokenizers differ, a
+    group has several tokens, mostly those of a word; its weight is the mean over its queries and the sum over its
+    keys. A token without counterpart has no row and no column, but counts in the distances.
 
     Args:
         first: the view from which is subtracted.
@@ -119,70 +121,57 @@ def difference(
     else:
         pairs = [[heads]]
     rows, columns = _align(first, second)
-    both = [(view.keys or view.queries).tokens for view in (first, second)]
-    found = [[_subtract(first, second, a, b, rows, columns) for a, b in layer] for layer in pairs]
-    weights, error, distances = (tuple(np.stack([head[i] for head in layer]) for layer in found) for i in range(3))
+    heads_of = [[_subtract(first, second, a, b, rows, columns) for a, b in layer] for layer in pairs]
+    weights, error, distances = (tuple(np.stack([head[i] for head in layer]) for layer in heads_of) for i in range(3))
+    keys = [view.keys or view.queries for view in (first, second)]
+    axes = [(rows, [first.queries, second.queries]), *([] if rows is columns else [(columns, keys)])]
+    one, other = (tuple(both[i].tokens[j] for found, both in axes for j in found.others[i]) for i in (0, 1))
     return Difference(
-        tuple(rows),
-        tuple(columns),
-        _names(rows, first.queries.tokens, second.queries.tokens),
-        _names(columns, *both),
+        rows,
+        columns,
+        _names(rows, first.queries, second.queries),
+        _names(columns, *keys),
+        (one, other),
         weights,
         error,
         distances,
     )
 
 
-def rank_heads(first: View, second: View) -> list[HeadDistance]:
-    """Return the heads of two views by decreasing distance, as `difference(first, second).heads()` does.
-
-    One head of each view is in memory at a time, and no differences are kept.
-    """
-    shapes = _head_counts(first, second)
-    rows, columns = _align(first, second)
-    found = []
-    for layer, count in enumerate(shapes):
-        for head in range(count):
-            weights = []
-            for maps in (first.layers[layer], second.layers[layer]):
-                weights.append(code_table(maps.ranges[head].exponent)[maps.codes[head]])
-            found.append(HeadDistance(layer, head, _distance(weights[0], weights[1], rows, columns)))
-    return sorted(found, key=lambda one: -one.distance)
-
-
-def rank_pairs(first: View, second: View, count: int = 10) -> list[PairDifference]:
-    """Return the pairs of aligned tokens whose weights differ most between two views, over all heads.
+def rank_differences(first: View, second: View, count: int = 10) -> tuple[list[HeadDistance], list[PairDifference]]:
+    """Return the heads of two views by decreasing distance, and the pairs of groups whose weights differ most.
 
     One head of each view is in memory at a time. Pairs that are masked in one of the views are left out.
 
     Example:
         >>> one, other = ([[[[1, 0], [0.5, 0.5]]]], [[[[1, 0], [0.9, 0.1]]]])
         >>> views = [View.from_weights(np.array(weights), ["a", "b"]) for weights in (one, other)]
-        >>> [(pair.query, pair.key, round(pair.first - pair.second, 2)) for pair in rank_pairs(*views, count=2)]
+        >>> [(one.query, one.key, round(one.first - one.second, 2)) for one in rank_differences(*views, 2)[1]]
         [(1, 0, -0.4), (1, 1, 0.4)]
     """
+    shapes = _head_counts(first, second)
     rows, columns = _align(first, second)
-    found: list[PairDifference] = []
-    if not rows or not columns:
-        return found
-    for layer, heads in enumerate(_head_counts(first, second)):
-        for head in range(heads):
-            a, b = (
-                np.where(view.allowed(layer, head), view.weights(layer, head), np.nan)[np.ix_(*places)]
-                for view, places in (
-                    (first, [[pair[0] for pair in side] for side in (rows, columns)]),
-                    (second, [[pair[1] for pair in side] for side in (rows, columns)]),
-                )
-            )
-            moved = np.abs(a.astype(np.float64) - b)
-            size = np.where(np.isfinite(moved), moved, -1.0).ravel()
-            largest = _first_largest(size, min(count, size.size))
-            for at in largest[size[largest] > 0]:
-                row, column = divmod(int(at), len(columns))
-                place = (rows[row][0], columns[column][0])
-                found.append(PairDifference(layer, head, *place, float(a[row, column]), float(b[row, column])))
-        found = sorted(found, key=lambda one: -abs(one.first - one.second))[:count]
-    return found
+    groups = [(rows.groups(side), columns.groups(side)) for side in (0, 1)]
+    heads: list[HeadDistance] = []
+    pairs: list[PairDifference] = []
+    for layer, head in ((i, j) for i, number in enumerate(shapes) for j in range(number)):
+        both = [view.weights(layer, head).astype(np.float64) for view in (first, second)]
+        heads.append(HeadDistance(layer, head, _distance(both[0], both[1], rows, columns)))
+        if not rows.pairs or not columns.pairs:
+            continue
+        a, b = (
+            np.where(merge_allowed(view.allowed(layer, head), *own), merge(weights, *own), np.nan)
+            for view, weights, own in zip((first, second), both, groups, strict=True)
+        )
+        moved = np.abs(a - b)
+        size = np.where(np.isfinite(moved), moved, -1.0).ravel()
+        largest = _first_largest(size, min(count, size.size))
+        for at in largest[size[largest] > 0]:
+            row, column = divmod(int(at), len(columns.pairs))
+            place = (groups[0][0][row][0], groups[0][1][column][0])
+            pairs.append(PairDifference(layer, head, *place, float(a[row, column]), float(b[row, column])))
+        pairs = sorted(pairs, key=lambda one: -abs(one.first - one.second))[:count]
+    return sorted(heads, key=lambda one: -one.distance), pairs
 
 
 def _first_largest(size: Float[np.ndarray, " n"], count: int) -> Int[np.ndarray, " count"]:
@@ -192,43 +181,13 @@ def _first_largest(size: Float[np.ndarray, " n"], count: int) -> Int[np.ndarray,
     return candidates[np.argsort(-size[candidates], kind="stable")[:count]]
 
 
-def align_tokens(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the pairs of indices of tokens that correspond to each other in two texts, in increasing order.
-
-    These are the tokens of a longest common subsequence, and between them the tokens of passages of equal length. Texts
-    of very different long passages are compared position by position if these have the same length.
-
-    Example:
-        >>> align_tokens("the dog was happy".split(), "the old dog was sad".split())
-        [(0, 0), (1, 2), (2, 3), (3, 4)]
-    """
-    start = 0
-    shorter = min(len(first), len(second))
-    while start < shorter and first[start] == second[start]:
-        start += 1
-    end = 0
-    while end < shorter - start and first[-1 - end] == second[-1 - end]:
-        end += 1
-    a, b = first[start : len(first) - end], second[start : len(second) - end]
-    anchors = [(i, i) for i in range(start)]
-    anchors += [(start + i, start + j) for i, j in _common(a, b)]
-    anchors += [(len(first) - end + i, len(second) - end + i) for i in range(end)]
-    pairs: list[tuple[int, int]] = []
-    last = (-1, -1)
-    for anchor in [*anchors, (len(first), len(second))]:
-        gap = anchor[0] - last[0]
-        if gap == anchor[1] - last[1]:
-            pairs += [(last[0] + i, last[1] + i) for i in range(1, gap)]
-        pairs.append(anchor)
-        last = anchor
-    return pairs[:-1]
-
-
-def _align(first: View, second: View) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return the pairs of aligned queries and of aligned keys of two views."""
-    rows = align_tokens(first.queries.tokens, second.queries.tokens)
-    both = [(view.keys or view.queries).tokens for view in (first, second)]
-    return rows, rows if first.keys is None and second.keys is None else align_tokens(*both)
+def _align(first: View, second: View) -> tuple[Alignment, Alignment]:
+    """Return the alignments of the queries and of the keys of two views."""
+    same = first.model == second.model
+    rows = align_axes(first.queries, second.queries, same)
+    if first.keys is None and second.keys is None:
+        return rows, rows
+    return rows, align_axes(first.keys or first.queries, second.keys or second.queries, same)
 
 
 def _head_counts(first: View, second: View) -> list[int]:
@@ -242,70 +201,40 @@ def _head_counts(first: View, second: View) -> list[int]:
     return counts[0]
 
 
-def _common(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
-    """Return a longest common subsequence as pairs of indices."""
-    if len(a) * len(b) > _MAX_CELLS:
-        return []
-    lengths = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
-    for i in range(len(a) - 1, -1, -1):
-        row, below = lengths[i], lengths[i + 1]
-        for j in range(len(b) - 1, -1, -1):
-            row[j] = below[j + 1] + 1 if a[i] == b[j] else max(below[j], row[j + 1])
-    found: list[tuple[int, int]] = []
-    i = j = 0
-    while i < len(a) and j < len(b):
-        if a[i] == b[j]:
-            found.append((i, j))
-            i, j = i + 1, j + 1
-        elif lengths[i + 1][j] >= lengths[i][j + 1]:
-            i += 1
-        else:
-            j += 1
-    return found
-
-
 def _subtract(
-    first: View,
-    second: View,
-    first_head: _Head,
-    second_head: _Head,
-    rows: Sequence[tuple[int, int]],
-    columns: Sequence[tuple[int, int]],
+    first: View, second: View, first_head: _Head, second_head: _Head, rows: Alignment, columns: Alignment
 ) -> tuple[Float[np.ndarray, "q k"], Float[np.ndarray, "q k"], float]:
     """Return difference, error and distance of one head of each view."""
     maps = [_weights(view, *head) for view, head in ((first, first_head), (second, second_head))]
-    aligned = [
-        [array[np.ix_([pair[i] for pair in rows], [pair[i] for pair in columns])] for array in one]
-        for i, one in enumerate(maps)
-    ]
-    (a, a_error, a_masked), (b, b_error, b_masked) = aligned
-    masked = a_masked | b_masked
+    a, b = (merge(weights, rows.groups(i), columns.groups(i)) for i, (weights, _, _) in enumerate(maps))
+    error, other = (merge(error, rows.groups(i), columns.groups(i)) for i, (_, error, _) in enumerate(maps))
+    allowed: Bool[np.ndarray, "q k"] = np.logical_and(
+        *(merge_allowed(allowed, rows.groups(i), columns.groups(i)) for i, (_, _, allowed) in enumerate(maps))
+    )
     distance = _distance(maps[0][0], maps[1][0], rows, columns)
-    return np.where(masked, np.nan, a - b), np.where(masked, 0.0, a_error + b_error), distance
+    return np.where(allowed, a - b, np.nan), np.where(allowed, error + other, 0.0), distance
 
 
 def _distance(
-    first: Float[np.ndarray, "q k"],
-    second: Float[np.ndarray, "other_q other_k"],
-    rows: Sequence[tuple[int, int]],
-    columns: Sequence[tuple[int, int]],
+    first: Float[np.ndarray, "q k"], second: Float[np.ndarray, "other_q other_k"], rows: Alignment, columns: Alignment
 ) -> float:
-    """Return the total variation distance of two maps, mean over the aligned queries."""
-    if not rows:
+    """Return the total variation distance of two maps, mean over the aligned groups of queries."""
+    if not rows.pairs:
         return 0.0
-    of_rows = [weights[[pair[i] for pair in rows]] for i, weights in enumerate((first, second))]
-    aligned = [weights[:, [pair[i] for pair in columns]] for i, weights in enumerate(of_rows)]
-    moved = np.abs(aligned[0] - aligned[1]).sum(axis=1, dtype=np.float64)
-    for weights, shared in zip(of_rows, aligned, strict=True):
+    both = [weights.astype(np.float64) for weights in (first, second)]
+    a, b = (merge(weights, rows.groups(i), columns.groups(i)) for i, weights in enumerate(both))
+    moved = np.abs(a - b).sum(axis=1)
+    for i, weights in enumerate(both):
         # Weights of tokens without counterpart moved, too.
-        moved += np.abs(weights).sum(axis=1, dtype=np.float64) - np.abs(shared).sum(axis=1, dtype=np.float64)
+        others = [(key,) for key in columns.others[i]]
+        moved += merge(np.abs(weights), rows.groups(i), others).sum(axis=1)
     return float(moved.mean() / 2)
 
 
 def _weights(
     view: View, layer: int, head: int | None
 ) -> tuple[Float[np.ndarray, "q k"], Float[np.ndarray, "q k"], Bool[np.ndarray, "q k"]]:
-    """Return weights, their largest errors and which pairs are masked, of a head or of the mean over a layer."""
+    """Return weights, their largest errors and which pairs are allowed, of a head or of the mean over a layer."""
     heads = range(len(view.layers[layer].heads)) if head is None else (head,)
     weights = np.stack([view.weights(layer, one) for one in heads]).astype(np.float64)
     allowed = np.stack([view.allowed(layer, one) for one in heads])
@@ -313,8 +242,17 @@ def _weights(
     with np.errstate(divide="ignore", invalid="ignore"):
         decades = np.floor(np.log10(magnitude) + 1e-6)
     error = np.where((magnitude > 1e-44) & np.isfinite(magnitude), 0.5 * 10.0 ** (decades - 2), 0.0)
-    return weights.mean(axis=0), error.mean(axis=0), np.logical_not(allowed.any(axis=0))
+    return weights.mean(axis=0), error.mean(axis=0), np.logical_or.reduce(allowed)
 
 
-def _names(pairs: Sequence[tuple[int, int]], first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
-    return tuple(first[i] if first[i] == second[j] else f"{first[i]} | {second[j]}" for i, j in pairs)
+def _names(alignment: Alignment, first: TokenAxis, second: TokenAxis) -> tuple[str, ...]:
+    """Return the token of each pair of groups, its text if the tokens differ, and both if the texts differ, too."""
+    found = []
+    for groups in alignment.pairs:
+        texts = [axis.name(group) for axis, group in zip((first, second), groups, strict=True)]
+        a, b = (
+            axis.tokens[group[0]] if len(group) == 1 else text
+            for axis, group, text in zip((first, second), groups, texts, strict=True)
+        )
+        found.append(a if a == b else texts[0] if texts[0] == texts[1] else f"{a} | {b}")
+    return tuple(found)

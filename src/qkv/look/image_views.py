@@ -286,9 +286,7 @@ def _with_patches(axis: TokenAxis, found: ImagePatches) -> TokenAxis:
     pieces = tuple(
         piece if name == token else name for piece, token, name in zip(axis.pieces, axis.tokens, names, strict=True)
     )
-    return replace(
-        axis, tokens=tuple(names), pieces=pieces, words=words, special=special, grid=found.grid, patches=found.patches
-    )
+    return TokenAxis(tuple(names), pieces, words, special, grid=found.grid, patches=found.patches)
 
 
 def _seen(

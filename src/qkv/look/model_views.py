@@ -102,7 +102,7 @@ def model(
             f"module must have attention layers that can be recorded, got {type(module).__name__} without any. Pass "
             "its weights to View.from_weights."
         )
-    rows, columns = (None if x is None else _axis(x) for x in (queries, keys))
+    rows, columns = (None if x is None else TokenAxis.from_words(x) for x in (queries, keys))
     if rows is not None and all(len(rows.tokens) != q for _, q, _ in groups):
         counts = sorted({q for _, q, _ in groups})
         raise ShapeError(
@@ -169,10 +169,6 @@ def _numbered(layers: Sequence[LayerMaps]) -> list[LayerMaps]:
         return list(layers)
     (place,) = differing
     return [replace(layer, name=f"layer {one[place]}") for layer, one in zip(layers, parts, strict=True)]
-
-
-def _axis(tokens: Sequence[str] | TokenAxis) -> TokenAxis:
-    return tokens if isinstance(tokens, TokenAxis) else TokenAxis.from_words(tokens)
 
 
 def _fitting(axis: TokenAxis | None, count: int, patches: tuple[int, int] | None) -> TokenAxis:

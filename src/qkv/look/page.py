@@ -16,7 +16,7 @@ import numpy as np
 
 from qkv.core.extras import require_packages
 from qkv.errors import OptionError, QkvError
-from qkv.look.difference import rank_heads, rank_pairs
+from qkv.look.difference import rank_differences
 from qkv.look.live_model import Effect
 from qkv.look.quantize import THUMBNAIL_SIZE
 from qkv.look.tiled_map import TiledView
@@ -98,14 +98,11 @@ def _of_text(found: Effect) -> dict[str, object]:
 
 
 def _differences(first: View, second: View) -> bytes:
-    """Return layer, head and distance of the heads by decreasing distance between two views, as JSON."""
-    return _json([[one.layer, one.head, _digits(one.distance)] for one in rank_heads(first, second)])
-
-
-def _pair_differences(first: View, second: View) -> bytes:
-    """Return layer, head, query, key and both weights of the pairs that differ most between two views, as JSON."""
-    pairs = rank_pairs(first, second, _TOP)
-    return _json([[*pair[:4], _digits(pair.first), _digits(pair.second)] for pair in pairs])
+    """Return the heads by decreasing distance between two views, and the pairs that differ most, as JSON."""
+    heads, pairs = rank_differences(first, second, _TOP)
+    return _json(
+        [[[*one[:-1], _digits(one.distance)] for one in heads], [[*p[:4], *map(_digits, p[4:])] for p in pairs]]
+    )
 
 
 def _digits(number: float) -> float:
@@ -131,10 +128,8 @@ QUESTIONS: dict[str, Callable[..., bytes]] = {
     "weight": _weight,
     "effect": _effect,
     "differences": _differences,
-    "pair_differences": _pair_differences,
 }
-"""Function of each request; its arguments are one view, or two for the requests of `OF_TWO_VIEWS`, and integers."""
-OF_TWO_VIEWS = ("differences", "pair_differences")
+"""Function of each request; its arguments are one view, or two for differences, and integers."""
 
 
 _ALWAYS = string.printable + "…·×−–—→←↓↑≈“”‘’§°±µ"
@@ -271,7 +266,7 @@ class Page:
         if request in _METHODS:
             return cast("Callable[..., bytes]", getattr(self.views[view], request))
         views = [self.views[view]]
-        if request in OF_TWO_VIEWS:
+        if request == "differences":
             views.append(self.views[arguments.pop(0)])
         if request not in ("pair", "weight") and any(isinstance(one, TiledView) for one in views):
             raise IndexError

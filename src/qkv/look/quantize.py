@@ -26,6 +26,7 @@ __all__ = [
     "dequantize",
     "exponent_of",
     "max_pool",
+    "pool_largest",
     "pool_codes",
     "quantize",
     "thumbnails",
@@ -158,6 +159,14 @@ def max_pool(panel: Num[np.ndarray, "*maps q k"], rows: int, columns: int) -> Nu
         if length > cells:
             panel = np.maximum.reduceat(panel, np.arange(cells) * length // cells, axis=axis)
     return panel
+
+
+def pool_largest(panel: Float[np.ndarray, "q k"], rows: int, columns: int) -> Float[np.ndarray, "rows columns"]:
+    """Reduce a map to at most `rows` × `columns` cells, each the weight of largest magnitude; NaN if all are NaN."""
+    empty = np.isnan(panel)
+    most = max_pool(np.where(empty, -np.inf, panel), rows, columns)
+    least = -max_pool(np.where(empty, -np.inf, -panel), rows, columns)
+    return np.where(max_pool((~empty).astype(int), rows, columns) == 0, np.nan, np.where(-least > most, least, most))
 
 
 def to_numpy(array: ArrayLike, dtype: type[np.floating] | None = None) -> Shaped[np.ndarray, "*shape"]:

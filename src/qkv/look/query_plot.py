@@ -38,6 +38,7 @@ from qkv.look.figure import (
     style_axes,
 )
 from qkv.look.plot_axis import PlotAxis
+from qkv.look.token_text import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -337,10 +338,10 @@ def answer_title(answer: Answer) -> str:
     from qkv.core.formatting import format_query
     from qkv.database.answer import format_estimate, format_failure
 
-    query = _truncated(format_query(answer.query, len(answer.keys)), 40)
+    query = shortened(format_query(answer.query, len(answer.keys)), 40)
     if not answer.found:
         return f"{query}  →  {format_failure(answer)}"
-    return f"{query}  →  {_truncated(format_estimate(answer), 60)}"
+    return f"{query}  →  {shortened(format_estimate(answer), 60)}"
 
 
 def set_footer(figure: Figure, answer: Answer, ink: str = INK) -> None:
@@ -379,8 +380,8 @@ def draw_weight_bars(axes: Axes, answer: Answer, ink: str = INK) -> None:
         axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=ink)
         axes.set_axis_off()
         return
-    names = [_truncated(", ".join(format_value(row.record[name]) for name in answer.keys), 32) for row in rows]
-    values = [_truncated(format_value(row.record[answer.value_name]), 28) for row in rows]
+    names = [shortened(", ".join(format_value(row.record[name]) for name in answer.keys), 32) for row in rows]
+    values = [shortened(format_value(row.record[answer.value_name]), 28) for row in rows]
     weights = np.array([row.weight for row in rows])
     maximum = max(np.abs(weights).max(), 1e-300)
     places = np.arange(len(rows))
@@ -405,7 +406,3 @@ def _bar_rows(answer: Answer) -> list[Evidence]:
     if len(rows) <= _MAX_BARS or not negative or any(row.weight < 0 for row in first):
         return first
     return [*rows[: _MAX_BARS - len(negative[:3])], *negative[:3]]
-
-
-def _truncated(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"

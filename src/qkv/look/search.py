@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -12,49 +11,11 @@ from qkv.core.typing import Float
 from qkv.errors import DataError
 from qkv.look.quantize import dequantize
 from qkv.look.tiled_map import TiledView
-from qkv.look.views import ALL_HEADS, TokenAxis, View
+from qkv.look.token_axis import TokenAxis
+from qkv.look.token_groups import Group, find_phrase, group_tokens, merge
+from qkv.look.views import ALL_HEADS, View
 
-__all__ = ["find_phrase", "HeadMatch", "MatchPlace", "search"]
-
-
-def word_ranges(axis: TokenAxis) -> list[tuple[int, int]]:
-    """Return the tokens of each word as ranges (start, stop). Tokens that belong to no word are ranges of their own.
-
-    Example:
-        >>> word_ranges(TokenAxis(("[CLS]", "un", "##do"), ("[CLS]", "un", "do"), (-1, 0, 0), (True, False, False)))
-        [(0, 1), (1, 3)]
-    """
-    ranges: list[tuple[int, int]] = []
-    for word, tokens in groupby(range(len(axis.tokens)), lambda i: axis.words[i]):
-        group = list(tokens)
-        ranges += [(group[0], group[-1] + 1)] if word >= 0 else [(i, i + 1) for i in group]
-    return ranges
-
-
-def find_phrase(axis: TokenAxis, phrase: str) -> list[tuple[int, int]]:
-    """Return the ranges of tokens (start, stop) at which a phrase occurs as whole words, ignoring case.
-
-    If the words of the phrase occur nowhere, single tokens with this text are found, such as `##ness`.
-
-    Example:
-        >>> find_phrase(TokenAxis.from_words("the cat saw The Cat there".split()), "the cat")
-        [(0, 2), (3, 5)]
-    """
-    phrase_words = phrase.casefold().split()
-    if not phrase_words:
-        return []
-    ranges = word_ranges(axis)
-    words = ["".join(axis.pieces[start:stop]).strip().casefold() for start, stop in ranges]
-    found: list[tuple[int, int]] = []
-    at = 0
-    while at + len(phrase_words) <= len(words):
-        if words[at : at + len(phrase_words)] == phrase_words:
-            found.append((ranges[at][0], ranges[at + len(phrase_words) - 1][1]))
-            at += len(phrase_words)
-        else:
-            at += 1
-    text = phrase.strip().casefold()
-    return found or [(i, i + 1) for i, token in enumerate(axis.tokens) if token.casefold() == text]
+__all__ = ["HeadMatch", "MatchPlace", "search"]
 
 
 class MatchPlace(NamedTuple):
@@ -62,15 +23,15 @@ class MatchPlace(NamedTuple):
 
     Attributes:
         view: index of the view.
-        query: the tokens of the query, (start, stop).
-        key: the tokens of the occurrence of the key with the largest weight, (start, stop).
+        query: the tokens of the query.
+        key: the tokens of the occurrence of the key with the largest weight.
         weight: sum of the weights of all occurrences of the key, mean over the tokens of the query.
         rank: 1 + the number of other words with a larger weight.
     """
 
     view: int
-    query: tuple[int, int]
-    key: tuple[int, int]
+    query: Group
+    key: Group
     weight: float
     rank: int
 
@@ -86,9 +47,13 @@ class HeadMatch(NamedTuple):
 
 
 def search(
-    views: View | TiledView | Sequence[View | TiledView], query: str, key: str, *, count: int | None = None
+    views: View | TiledView | Sequence[View | TiledView],
+    query: str | Group,
+    key: str | Group,
+    *,
+    count: int | None = None,
 ) -> list[HeadMatch]:
-    """Rank the heads of a model by their attention from one word to another, over all texts that contain both.
+    """Rank the heads of a model by their attention from one word or passage to another, over all texts with both.
 
         weight of an occurrence of the query = mean over its tokens of Σ weights of the tokens of all occurrences of key
 
@@ -97,8 +62,9 @@ def search(
     Args:
         views: views of texts with tokens; heads of the same model and kind of attention are combined. Tiled views are
             left out.
-        query: the word or phrase that attends.
-        key: the word or phrase that is attended to.
+        query: the word, phrase or sentence that attends; a region of an image, such as `"2,3–5,6"` for the patches
+            between two corners; or the indices of tokens.
+        key: the same for what is attended to.
         count: number of heads to return; None: all.
 
     Returns:
@@ -120,12 +86,17 @@ def search(
         if isinstance(view, TiledView):
             continue
         keys = view.keys or view.queries
-        found = find_phrase(keys, key)
+        found = _find(keys, key)
         if not found:
             continue
-        for start, stop in find_phrase(view.queries, query):
-            for layer, head, row in _rows(view, start, stop):
-                place = _place(i, (start, stop), found, row, word_ranges(keys))
+        inside = {token for group in found for token in group}
+        others = [group for group in group_tokens(keys, "words") if inside.isdisjoint(group)]
+        for group in _find(view.queries, query):
+            for layer, head, sums in _sums(view, group, [*found, *others]):
+                of_key, of_others = sums[: len(found)], sums[len(found) :]
+                weight = float(of_key.sum())
+                rank = 1 + int((of_others > weight).sum())
+                place = MatchPlace(i, group, found[int(np.argmax(of_key))], weight, rank)
                 places.setdefault((view.model, view.kind, layer, head), []).append(place)
     if not places:
         raise DataError(
@@ -146,25 +117,20 @@ def search(
     return sorted(matches, key=lambda match: -match.weight if match.weight == match.weight else np.inf)[:count]
 
 
-def _rows(view: View, start: int, stop: int) -> list[tuple[int, int, Float[np.ndarray, " k"]]]:
-    """Return layer, head and mean weights over the queries from `start` to `stop` of each head."""
+def _find(axis: TokenAxis, span: str | Group) -> list[Group]:
+    """Return the tokens of each place of a phrase, or those that were given, if the axis has them."""
+    if isinstance(span, str):
+        return find_phrase(axis, span)
+    return [tuple(span)] if span and max(span) < len(axis.tokens) else []
+
+
+def _sums(view: View, query: Group, keys: Sequence[Group]) -> list[tuple[int, int, Float[np.ndarray, " keys"]]]:
+    """Return layer, head and the weights from one group of queries to groups of keys, of each head."""
+    rows = list(query)
     return [
-        (i, j, dequantize(maps.codes[j, start:stop], maps.ranges[j].exponent).mean(axis=0, dtype=np.float64))
+        (i, j, merge(weights.astype(np.float64), [tuple(range(len(rows)))], keys)[0])
         for i, maps in enumerate(view.layers)
         if maps.name != ALL_HEADS
         for j in range(len(maps.heads))
+        for weights in (dequantize(maps.codes[j, rows], maps.ranges[j].exponent),)
     ]
-
-
-def _place(
-    view: int,
-    query: tuple[int, int],
-    found: Sequence[tuple[int, int]],
-    row: Float[np.ndarray, " k"],
-    words: Sequence[tuple[int, int]],
-) -> MatchPlace:
-    sums = [float(row[start:stop].sum()) for start, stop in found]
-    weight = sum(sums)
-    others = [row[start:stop].sum() for start, stop in words if not any(first <= start < last for first, last in found)]
-    rank = 1 + sum(bool(other > weight) for other in others)
-    return MatchPlace(view, query, found[int(np.argmax(sums))], weight, rank)

@@ -16,7 +16,7 @@ import numpy as np
 from qkv.core.printable import printable
 from qkv.core.typing import Bool, Float
 from qkv.look.color_range import ColorRange, automatic_range, format_weight, share_one
-from qkv.look.quantize import max_pool
+from qkv.look.quantize import max_pool, pool_largest
 from qkv.look.token_text import shortened
 
 __all__ = ["text_map"]
@@ -69,13 +69,16 @@ def text_map(
     if color is None:
         color = not os.environ.get("NO_COLOR")
     allowed = np.ones(weights.shape, bool) if allowed is None else np.broadcast_to(allowed, weights.shape)
-    signed = bool((np.where(allowed & np.isfinite(weights), weights, 0) < 0).any())
+    finite = np.isfinite(weights)
+    signed = bool((np.where(allowed & finite, weights, 0) < 0).any())
     names = _pair_names(queries) if color else list(queries)
     margin = min(19 if color else 14, max(map(len, names), default=0))
     available = max(1, width - margin - 2)
     cell_width = max(1, min(3, available // max(1, len(keys)))) if color else 2 if signed else 1
     masked = max_pool(allowed.astype(np.uint8), len(weights), available // cell_width) == 0
-    cells = _pooled(np.where(allowed, weights, 0.0), available // cell_width)
+    cells = pool_largest(np.where(allowed & finite, weights, 0.0), len(weights), available // cell_width)
+    invalid = max_pool((allowed & ~finite).astype(np.uint8), len(weights), available // cell_width) > 0
+    cells = np.where(invalid, np.nan, cells)
     known = cells[~masked]
     columns = cells.shape[1]
     counts = allowed.sum(axis=1) if share_one(weights, allowed) else None
@@ -110,15 +113,6 @@ def _header(colors: ColorRange, color: bool, width: int) -> list[str]:
 def _limit(colors: ColorRange) -> float:
     """Return the weight of which digits are tenths."""
     return min(colors.top, colors.largest) or 1.0
-
-
-def _pooled(weights: Float[np.ndarray, "q k"], columns: int) -> Float[np.ndarray, "q cells"]:
-    """Reduce the keys to at most `columns` cells, each the weight of largest magnitude; NaN if one is not finite."""
-    finite = np.isfinite(weights)
-    weights = np.where(finite, weights, 0.0)
-    most, least = max_pool(weights, len(weights), columns), -max_pool(-weights, len(weights), columns)
-    cells = np.where(-least > most, least, most)
-    return np.where(max_pool((~finite).astype(np.uint8), len(weights), columns) > 0, np.nan, cells)
 
 
 def _digits(cells: Float[np.ndarray, "q k"], masked: Bool[np.ndarray, "q k"], limit: float) -> list[list[str]]:

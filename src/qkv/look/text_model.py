@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkv.encoders.pretrained import default_model_folder, load_model
 from qkv.errors import DataError
+from qkv.look.token_axis import TokenAxis, text_spans
 from qkv.look.token_text import is_byte_level, shown_bytes, word_pieces
-from qkv.look.views import TokenAxis
 
 if TYPE_CHECKING:
     import torch
@@ -70,9 +70,11 @@ def load_text_model(path: str | os.PathLike[str] | None = None) -> TextModel:
 
 
 def token_axis(
-    tokenizer: PreTrainedTokenizerBase, encoded: BatchEncoding | Mapping[str, Int[torch.Tensor, "1 tokens"]]
+    tokenizer: PreTrainedTokenizerBase,
+    encoded: BatchEncoding | Mapping[str, Int[torch.Tensor, "1 tokens"]],
+    texts: Sequence[str] = (),
 ) -> TokenAxis:
-    """Return the tokens of an encoded text as their tokenizer defines them, with the word to which each belongs."""
+    """Return the tokens of one or two encoded texts, with the word and the characters to which each belongs."""
     numbers = encoded["input_ids"][0].tolist()
     raw = list(tokenizer.convert_ids_to_tokens(numbers))
     special = set(tokenizer.all_special_ids)
@@ -85,13 +87,18 @@ def token_axis(
     marks = [number in special for number in numbers]
     if is_byte_level(tokenizer):
         tokens = [token if mark else shown_bytes(token) for token, mark in zip(raw, marks, strict=True)]
-        texts = word_pieces(raw, words)
+        shown = word_pieces(raw, words)
     else:
         tokens = raw
-        texts = [token.removeprefix("##").removeprefix("▁") or token for token in raw]
-    pieces = [token if mark else text for token, mark, text in zip(raw, marks, texts, strict=True)]
+        shown = [token.removeprefix("##").removeprefix("▁") or token for token in raw]
+    pieces = [token if mark else text for token, mark, text in zip(raw, marks, shown, strict=True)]
     segments = tuple(sequences) if 1 in sequences else None
-    return TokenAxis(tuple(tokens), tuple(pieces), tuple(words), tuple(marks), segments=segments)
+    axis = TokenAxis(tuple(tokens), tuple(pieces), tuple(words), tuple(marks), segments=segments)
+    encodings = getattr(encoded, "encodings", None)  # None for slow tokenizers
+    if not texts or not encodings:
+        return axis
+    text, spans = text_spans(texts, encodings[0].offsets, sequences)
+    return replace(axis, text=text, spans=spans)
 
 
 def _sequence_numbers(encoded: BatchEncoding | Mapping[str, Int[torch.Tensor, "1 tokens"]], count: int) -> list[int]:

@@ -13,9 +13,11 @@ import numpy as np
 
 from qkv.core.typing import Bool, Float
 from qkv.look.quantize import MASKED, code_table, dequantize
-from qkv.look.roles.scoring import target_keys
+from qkv.look.roles.scoring import EncodedSentence, position_scores
 from qkv.look.tiled_map import TiledView
-from qkv.look.views import ALL_HEADS, HeadRole, LayerMaps, Opening, TokenAxis, View
+from qkv.look.token_axis import TokenAxis
+from qkv.look.token_groups import group_tokens
+from qkv.look.views import ALL_HEADS, HeadRole, LayerMaps, Opening, View
 
 __all__ = ["content_words", "mark_roles", "text_roles"]
 
@@ -100,47 +102,27 @@ def content_words(axis: TokenAxis) -> list[list[int]]:
 
 def _words(axis: TokenAxis) -> list[tuple[str, list[int]]]:
     """Return the text in lower case and the tokens of each word that is not a special token."""
-    groups: dict[int, list[int]] = {}
-    for i, (word, special) in enumerate(zip(axis.words, axis.special, strict=True)):
-        if word >= 0 and not special:
-            groups.setdefault(word, []).append(i)
-    return [("".join(axis.pieces[i] for i in group).strip().lower(), group) for group in groups.values()]
+    words = [group for group in group_tokens(axis, "words") if axis.words[group[0]] >= 0 and not axis.special[group[0]]]
+    return [("".join(axis.pieces[i] for i in group).strip().lower(), list(group)) for group in words]
 
 
 def _layer_scores(
     layer: LayerMaps, axis: TokenAxis
 ) -> dict[str, tuple[Float[np.ndarray, " heads"], Float[np.ndarray, " heads"]]]:
     """Return for each role the scores and the baselines of the heads of a layer."""
-    heads, n = layer.codes.shape[:2]
     allowed = (layer.codes != MASKED).any(axis=0)
     weights = _weights(layer)
     if not np.isfinite(weights).all():
         return {}
-    special = np.array(axis.special)
     ids = np.unique(np.array(axis.pieces), return_inverse=True)[1]
-    counts = np.maximum(1, allowed.sum(axis=1))
-    flat = weights.reshape(heads, n * n)
-    scores: dict[str, tuple[Float[np.ndarray, " heads"], Float[np.ndarray, " heads"]]] = {}
-    for role, target in target_keys(ids, special).items():
-        target = target & allowed
-        if role in ("previous", "next"):
-            # In a short text, the token beside a word is often [CLS], to which many heads attend.
-            target = target & ~special
-        queries = target.any(axis=1) & ~special
-        if queries.any():
-            share = (target & queries[:, None]).astype(np.float32).ravel() / queries.sum()
-            scores[role] = flat @ share, np.full(heads, (target.sum(axis=1) / counts)[queries].mean())
+    found = position_scores(weights, EncodedSentence(ids, np.array(axis.special), axis.spans), allowed)
+    scores = {role: (own, np.full(len(own), uniform)) for role, (own, uniform) in found.items()}
     nouns = content_words(axis)
     words = _words(axis)
     pronouns = [group for text, group in words if text in _PRONOUNS]
     if pronouns and len(nouns) > 1:
         others = [group for text, group in words if text not in _PRONOUNS]
         scores["pronoun"] = _pronoun_scores(weights, allowed, pronouns, nouns, others)
-    rows = ~special & (counts > 1)
-    if rows.any():
-        picked = weights[:, rows]
-        entropy = -(picked * np.log(np.maximum(picked, np.float32(1e-30)))).sum(axis=-1)
-        scores["broad"] = (entropy / np.log(counts[rows])).mean(axis=1), np.ones(heads)
     return scores
 
 

@@ -19,6 +19,7 @@ from qkv.look.text_model import TextModel, token_axis
 from qkv.look.text_roles import mark_roles
 from qkv.look.tiled_map import TiledView
 from qkv.look.tiled_views import check_memory, heads_required_bytes, model_dimensions, recorded_view
+from qkv.look.token_text import shortened
 from qkv.look.views import TokenAxis, View
 from qkv.plan.cost import memory_bytes
 
@@ -271,8 +272,7 @@ def text_views(
     for i, text in enumerate(track(texts, "reading", progress)):
         pair = None if pairs is None else pairs[i]
         encoded, tokens = _tokenize(text_model, text, pair)
-        title = text if pair is None else f"{text} | {pair}"
-        title = title if len(title) <= 80 else title[:79] + "…"
+        title = shortened(text if pair is None else f"{text} | {pair}", 80)
         accepted = inspect.signature(text_model.model.forward).parameters
         inputs: dict[str, torch.Tensor] = {name: value for name, value in encoded.items() if name in accepted}
         count = len(tokens.tokens)
@@ -342,7 +342,7 @@ def _tokenize(text_model: TextModel, text: str, pair: str | None) -> tuple[Batch
             f"text must have at most {text_model.max_tokens:,} tokens for {text_model.name}, got {count:,} tokens in "
             f"the text that starts with {text[:40]!r}. Shorten the text."
         )
-    return encoded, token_axis(text_model.tokenizer, encoded)
+    return encoded, token_axis(text_model.tokenizer, encoded, [part for part in (text, pair) if part is not None])
 
 
 def _dense_view(

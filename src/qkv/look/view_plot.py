@@ -13,8 +13,9 @@ from qkv.errors import OptionError, ShapeError
 from qkv.look.allowed_pairs import infer_causal
 from qkv.look.color_range import FAINT_SHARE, ColorRange, automatic_range, format_weight, share_one
 from qkv.look.figure import DARK, INK, PAPER, PRINT_DPI, column_inches, new_figure, trim_height
-from qkv.look.quantize import MASKED, THUMBNAIL_SIZE, dequantize, max_pool, to_numpy
+from qkv.look.quantize import MASKED, THUMBNAIL_SIZE, dequantize, pool_largest, to_numpy
 from qkv.look.tiled_map import TiledView, check_head
+from qkv.look.token_text import shortened
 from qkv.look.views import View
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ __all__ = [
     "color_cells",
     "heads",
     "heatmaps",
-    "max_pool",
     "plot_view",
     "range_norm",
 ]
@@ -106,6 +106,13 @@ def label_range(bar: Colorbar, colors: ColorRange) -> None:
     weights = colors.weights(shares)
     bar.set_ticks(list(weights), labels=[format_weight(weight) for weight in weights.tolist()])
     bar.minorticks_off()
+
+
+def _style_bar(bar: Colorbar, ink: str, points: float) -> None:
+    # Left-aligned: centered on such narrow axes, the label would overlap the map.
+    bar.ax.set_xlabel("weight", color=ink, fontsize=points, loc="left")
+    bar.ax.tick_params(colors=ink, labelsize=points)
+    bar.outline.set_visible(False)
 
 
 _MIN_PANEL_INCHES = 1.35
@@ -194,7 +201,7 @@ def heatmaps(
     cells = max(1, int(min(size[0] / across, size[1] / down) * _DPI / _MIN_CELL_PIXELS))
     if scale == "auto":
         panels = _without_masked(panels)
-    pooled = np.array([[_pool(panel, cells) for panel in row] for row in panels])
+    pooled = np.array([[pool_largest(panel, cells, cells) for panel in row] for row in panels])
     if scale == "auto":
         allowed = ~np.isnan(panels)
         counts = allowed.sum(axis=-1).ravel() if share_one(panels, allowed) else None
@@ -242,10 +249,7 @@ def heatmaps(
     bar = figure.colorbar(image, ax=grid, shrink=0.8 if down == 1 else 0.6, extend=extend)
     if scale == "auto":
         label_range(bar, colors)
-    # Left-aligned: centered on such narrow axes, the label would overlap the map.
-    bar.ax.set_xlabel("weight", color=ink, fontsize=ticks, loc="left")
-    bar.ax.tick_params(colors=ink, labelsize=ticks)
-    bar.outline.set_visible(False)
+    _style_bar(bar, ink, ticks)
     if title is not None:
         figure.suptitle(_escaped(title), color=ink, fontsize=headings + 1, fontweight="bold")
     if inches is not None:
@@ -385,14 +389,6 @@ def _without_masked(panels: Float[np.ndarray, "rows columns q k"]) -> Float[np.n
     return panels if allowed is None else np.where(allowed, panels, np.nan)
 
 
-def _pool(panel: Float[np.ndarray, "q k"], cells: int) -> Float[np.ndarray, "rows columns"]:
-    """Reduce a panel to at most `cells` × `cells` cells, each the weight of largest magnitude; NaN if all are NaN."""
-    empty = np.isnan(panel)
-    most = max_pool(np.where(empty, -np.inf, panel), cells, cells)
-    least = -max_pool(np.where(empty, -np.inf, -panel), cells, cells)
-    return np.where(max_pool((~empty).astype(int), cells, cells) == 0, np.nan, np.where(-least > most, least, most))
-
-
 def _label_axis(axis: Axis, labels: Sequence[str] | None, inches: float, rotation: float, points: float) -> None:
     """Set every n-th tick label of an axis, with the smallest n for which they fit. Without labels, show indices."""
     if labels is None:
@@ -495,7 +491,7 @@ def _title(title: str | None, name: str, head: str, inches: float) -> str:
     if title is not None:
         return title
     length = max(8, int(inches * _CHARACTERS_PER_INCH) - len(head))
-    return (name if len(name) <= length else f"{name[: length - 1]}…") + head
+    return shortened(name, length) + head
 
 
 def _grid(view: View | TiledView, inches: float, title: str, vmax: float | None, dark: bool) -> Figure:
@@ -534,7 +530,7 @@ def _grid(view: View | TiledView, inches: float, title: str, vmax: float | None,
     middle = THUMBNAIL_SIZE / 2 - 0.5
     step = max(1, round(0.16 * across / inches + 0.49))
     axes.set_xticks([j * pitch + middle for j in range(0, across, step)], [str(j) for j in range(0, across, step)])
-    axes.set_yticks([i * pitch + middle for i in range(len(names))], [_short(name) for name, _ in names])
+    axes.set_yticks([i * pitch + middle for i in range(len(names))], [shortened(name, 16) for name, _ in names])
     axes.set_xlabel("head", color=ink, fontsize=7.5)
     axes.xaxis.set_label_position("top")
     axes.tick_params(colors=ink, labelsize=6.5, length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
@@ -550,9 +546,7 @@ def _grid(view: View | TiledView, inches: float, title: str, vmax: float | None,
         mappable = ScalarMappable(range_norm(common), table_colormap(common.signed, dark))
         bar = figure.colorbar(mappable, ax=axes, extend=extend, shrink=0.8, aspect=25)
         label_range(bar, common)
-        bar.ax.set_xlabel("weight", color=ink, fontsize=6.5, loc="left")
-        bar.ax.tick_params(colors=ink, labelsize=6.5)
-        bar.outline.set_visible(False)
+        _style_bar(bar, ink, 6.5)
     trim_height(figure)
     return figure
 
@@ -591,7 +585,3 @@ def color_cells(
     picture[np.isnan(weights)] = to_rgba(INVALID_COLORS[dark])
     picture[masked] = to_rgba(MASKED_COLORS[dark])
     return picture
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 16 else f"{name[:15]}…"

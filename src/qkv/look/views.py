@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -16,6 +15,8 @@ from qkv.look.allowed_pairs import allowed_of_record, infer_causal
 from qkv.look.head_call import HeadCall, PairProduct
 from qkv.look.quantize import MASKED, dequantize, exponent_of, quantize, thumbnails, to_numpy
 from qkv.look.rollout import flow
+from qkv.look.token_axis import TokenAxis
+from qkv.look.token_groups import Group, group_tokens, merge, merge_allowed
 
 if TYPE_CHECKING:
     from qkv.interop.huggingface.recorder import Recorder
@@ -25,66 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ALL_HEADS", "HeadRole", "LayerMaps", "MapRange", "Opening", "TokenAxis", "View", "roles_meta"]
 
-
-@dataclass(frozen=True)
-class TokenAxis:
-    """The tokens along one axis of an attention map, with the word to which each token belongs.
-
-    Attributes:
-        tokens: the displayed text of each token.
-        pieces: the text that each token adds to its word.
-        words: the index of the word that each token belongs to; −1: none.
-        special: whether each token is a special token of the model, such as [CLS].
-        numbered: whether the tokens are the numbers from 0, which need not be sent to the page.
-        grid: numbers of rows and columns of the patches of an image; None: no patches.
-        patches: for each token its patch, counted row by row, and −1 for others; None: the last tokens are the patches.
-        segments: for a pair of texts, 0 or 1 for tokens of the first or second text and −1 for others; None: no pair.
-    """
-
-    tokens: tuple[str, ...]
-    pieces: tuple[str, ...]
-    words: tuple[int, ...]
-    special: tuple[bool, ...]
-    numbered: bool = False
-    grid: tuple[int, int] | None = None
-    patches: tuple[int, ...] | None = None
-    segments: tuple[int, ...] | None = None
-
-    @classmethod
-    def from_count(cls, count: int) -> TokenAxis:
-        """Create an axis whose tokens are the numbers from 0 to `count` − 1."""
-        return replace(cls.from_words(range(count)), numbered=True)
-
-    @classmethod
-    def from_words(cls, words: Sequence[object]) -> TokenAxis:
-        """Create an axis with one token for each word; names such as `[CLS]`, `</s>` and `<|end|>` are special tokens.
-
-        Example:
-            >>> TokenAxis.from_words(["[CLS]", "cats", "[SEP]"]).special
-            (True, False, True)
-        """
-        names = tuple(str(word) for word in words)
-        special = tuple(_SPECIAL.fullmatch(name) is not None for name in names)
-        return cls(names, names, tuple(-1 if mark else i for i, mark in enumerate(special)), special)
-
-    def beginning(self, count: int) -> TokenAxis:
-        """Return the axis of the first `count` tokens of a text."""
-        parts = {name: getattr(self, name)[:count] for name in ("tokens", "pieces", "words", "special")}
-        return replace(self, **parts)
-
-    def meta(self) -> dict[str, object]:
-        """Return the axis as a JSON-serializable dictionary, or only its length if the tokens are numbers from 0."""
-        if self.numbered:
-            return {"count": len(self.tokens)}
-        sent: dict[str, object] = {name: list(getattr(self, name)) for name in ("tokens", "pieces", "words", "special")}
-        return {
-            **sent,
-            **{name: list(value) for name in ("grid", "patches", "segments") if (value := getattr(self, name))},
-        }
-
-
-_SPECIAL = re.compile(r"\[(CLS|SEP|PAD|MASK|UNK|BOS|EOS)\]|</?s>|<(cls|sep|pad|mask|unk|bos|eos)>|<\|.+\|>")
-"""Usual names of special tokens."""
 
 ALL_HEADS = "all heads"
 """Name of the layer of a view that holds maps over all heads, such as their mean, which are no heads."""
@@ -257,7 +198,7 @@ class View:
             >>> view.layers[0].name, view.weights(0, 0).tolist()[0]
             ('layer 0', [1.0, 0.0, 0.0])
         """
-        rows, columns = _axes(queries, keys)
+        rows, columns = TokenAxis.from_words(queries), None if keys is None else TokenAxis.from_words(keys)
         arrays = _check_shapes(weights, rows, columns)
         names = layers or [f"layer {i}" for i in range(len(arrays))]
         masks = _layer_masks(arrays, mask)
@@ -306,7 +247,7 @@ class View:
                 f"record must contain dense weights of all {kind}-attention layers, got weights of {len(maps)} out of "
                 f"{len(last)} layers. Run the model within record(model, [Dense()])."
             )
-        rows, columns = _axes(queries, keys)
+        rows, columns = TokenAxis.from_words(queries), None if keys is None else TokenAxis.from_words(keys)
         arrays = _check_shapes(maps, rows, columns)
         layers = tuple(
             LayerMaps.from_weights(
@@ -370,6 +311,38 @@ class View:
             )
         return maps.calls[head]
 
+    def grouped(self, queries: str | Sequence[Group] = "words", keys: str | Sequence[Group] | None = None) -> View:
+        """Return a view of the weights between groups of tokens: mean over the queries, sum over the keys.
+
+        Args:
+            queries: `"words"`, `"sentences"`, `"tokens"`, or the indices of the tokens of each group, such as those
+                that `qkv.look.token_groups.find_phrase` finds.
+            keys: the groups of the keys; None: the same as `queries`.
+
+        Raises:
+            OptionError: a group is empty or has a token that does not exist.
+
+        Example:
+            >>> weights = np.array([[[[1, 0, 0], [0.2, 0.8, 0], [0.7, 0.2, 0.1]]]])
+            >>> view = View.from_weights(weights, ["the", "cat", "sat"]).grouped([(0, 1), (2,)])
+            >>> view.queries.tokens, view.weights(0, 0).tolist()
+            (('the cat', 'sat'), [[1.0, 0.0], [0.9, 0.1]])
+        """
+        columns = self.keys or self.queries
+        same = self.keys is None and keys is None
+        q, k = _groups(self.queries, queries), _groups(columns, queries if keys is None else keys)
+        layers = tuple(
+            LayerMaps.from_weights(
+                maps.name,
+                np.stack([merge(self.weights(i, j).astype(np.float64), q, k) for j in range(len(maps.heads))]),
+                maps.heads,
+                merge_allowed(maps.codes != MASKED, q, k),
+            )
+            for i, maps in enumerate(self.layers)
+        )
+        axes = self.queries.grouped(q), None if same else columns.grouped(k)
+        return View(self.name, self.model, self.kind, *axes, layers, self.roles, note=self.note)
+
     def map(self, layer: int, head: int) -> bytes:
         """Return the codes of one head as bytes in row-major order, two bytes per weight, the lower byte first."""
         return bytes(self.layers[layer].codes[head].astype("<u2").tobytes())
@@ -421,16 +394,23 @@ class View:
         }
 
 
+def _groups(axis: TokenAxis, groups: str | Sequence[Group]) -> Sequence[Group]:
+    """Return the groups of a unit, or given groups after checking their tokens."""
+    if isinstance(groups, str):
+        return group_tokens(axis, groups)
+    count = len(axis.tokens)
+    for group in groups:
+        if not group or not all(0 <= i < count for i in group):
+            raise OptionError(
+                f"a group must have indices of tokens from 0 to {count - 1}, got {group!r}. Name at least one token of "
+                "each group."
+            )
+    return groups
+
+
 def roles_meta(roles: Mapping[tuple[int, int], Sequence[HeadRole]]) -> dict[str, list[dict[str, object]]]:
     """Return roles as a JSON-serializable dictionary."""
     return {f"{layer},{head}": [asdict(role) for role in found] for (layer, head), found in roles.items()}
-
-
-def _axes(
-    queries: Sequence[str] | TokenAxis, keys: Sequence[str] | TokenAxis | None
-) -> tuple[TokenAxis, TokenAxis | None]:
-    rows = queries if isinstance(queries, TokenAxis) else TokenAxis.from_words(queries)
-    return rows, keys if isinstance(keys, TokenAxis) or keys is None else TokenAxis.from_words(keys)
 
 
 def _check_shapes(

@@ -6,7 +6,7 @@ import base64
 import io
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-__all__ = ["display_with_picture", "widget"]
+__all__ = ["page_widget", "widget"]
 
 
 PICTURE_SCALE = 1.5
@@ -98,37 +98,55 @@ def widget(page: Page | View | TiledView | Sequence[View | TiledView]) -> AnyWid
         >>> view = look.View.from_weights(np.eye(3)[None, None], ["a", "b", "c"])
         >>> shown = look.widget(view)  # doctest: +SKIP
     """
-    return _widget_class()(page if isinstance(page, Page) else Page.from_views(page))
+    shown = page if isinstance(page, Page) else Page.from_views(page)
+    return page_widget(
+        "heads.js", ("style.css",), shown.meta(), lambda message: respond(shown, message), lambda: _image(shown)
+    )
+
+
+def page_widget(
+    script: str,
+    styles: tuple[str, ...],
+    meta: dict[str, object],
+    respond: Callable[[object], tuple[dict[str, object], list[bytes]]],
+    image: Callable[[], tuple[dict[str, str], dict[str, object]] | None],
+) -> AnyWidget:
+    """Create a notebook widget that shows a page.
+
+    Args:
+        script: the JavaScript module of the page.
+        styles: its style sheets.
+        meta: its metadata.
+        respond: returns the response to a message of the browser.
+        image: returns the static picture that is displayed with the widget.
+    """
+    require_packages("the widget needs", "look", "anywidget")
+    return _widget_class(script, styles)(meta, respond, image)
 
 
 @cache
-def _widget_class() -> Callable[[Page], AnyWidget]:
-    require_packages("the widget needs", "look", "anywidget")
+def _widget_class(script: str, styles: tuple[str, ...]) -> Callable[..., AnyWidget]:
     import anywidget
     import traitlets
 
-    class HeadsWidget(anywidget.AnyWidget):
-        """A notebook widget that sends attention maps to the browser on request."""
+    class PageWidget(anywidget.AnyWidget):
+        """A notebook widget that answers the browser on request."""
 
-        _esm = bundle("heads.js")
-        _css = read_web_file("style.css")
+        _esm = bundle(script)
+        _css = "".join(map(read_web_file, styles))
         meta = traitlets.Dict().tag(sync=True)
         # The end of the static picture in base64, by which the page finds and hides it.
         picture = traitlets.Unicode().tag(sync=True)
 
-        def __init__(self, page: Page) -> None:
-            super().__init__(meta=page.meta())
-            self._page = page
-            self.on_msg(self._respond)
+        def __init__(self, meta: dict[str, object], respond: Callable[..., Any], image: Callable[..., Any]) -> None:
+            super().__init__(meta=meta)
+            self._image = image
+            self.on_msg(lambda _, message, buffers: self.send(*respond(message)))
 
         def _ipython_display_(self) -> None:
-            display_with_picture(self, _image(self._page))
+            display_with_picture(self, self._image())
 
-        def _respond(self, _: object, message: object, buffers: object) -> None:
-            answer, data = respond(self._page, message)
-            self.send(answer, data)
-
-    return HeadsWidget
+    return PageWidget
 
 
 def display_with_picture(widget: AnyWidget, image: tuple[dict[str, str], dict[str, object]] | None) -> None:

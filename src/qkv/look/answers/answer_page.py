@@ -439,13 +439,12 @@ class AnswerPage:
         """Return the key of the row in the middle of the rows."""
         row = len(self._columns[0].cells) // 2
         texts = [column.text(row) for column in self._columns[:-1]]
-        return texts[0] if len(texts) == 1 else ",".join(f'"{text}"' if "," in text else text for text in texts)
+        return _joined(texts)
 
     def query_at(self, coordinates: Sequence[float]) -> str:
         """Return the query at coordinates on the axes, as text."""
         texts = [axis.text(each) for axis, each in zip(self.axes, coordinates, strict=True)]
-        # A part with a decimal comma is quoted.
-        return texts[0] if len(texts) == 1 else ",".join(f'"{text}"' if "," in text else text for text in texts)
+        return _joined(texts)
 
     def place_of(self, query: str) -> list[float] | None:
         """Return the coordinates of a query on the axes, or None if it has none."""
@@ -481,6 +480,11 @@ class AnswerPage:
     def title(self) -> str:
         """The title of the page."""
         return str(self.meta()["title"])
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """Return one query for all keys, in which parts with a comma are quoted."""
+    return texts[0] if len(texts) == 1 else ",".join(f'"{text}"' if "," in text else text for text in texts)
 
 
 def _with_top(options: AskArguments, top: int) -> AskArguments:

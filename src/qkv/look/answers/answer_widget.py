@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
-from functools import cache
 from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
-from qkv.core.extras import require_packages
 from qkv.look.answers.answer_page import AnswerPage
 from qkv.look.answers.answer_settings import AnswerSettings, TableSource
-from qkv.look.bundle import bundle, read_web_file
-from qkv.look.widget import display_with_picture
+from qkv.look.widget import page_widget
 
 if TYPE_CHECKING:
     from anywidget import AnyWidget
@@ -74,34 +70,13 @@ def explorer(
     source = (
         None if file is None else TableSource.of_table(fspath(file), key=",".join(database.key), value=database.value)
     )
-    return _widget_class()(AnswerPage(database, source, query=query, settings=settings))
+    page = AnswerPage(database, source, query=query, settings=settings)
 
+    def respond(message: object) -> tuple[dict[str, object], list[bytes]]:
+        request = message if isinstance(message, dict) else {}
+        return {"id": request.get("id"), "response": page.respond(request.get("request"))}, []
 
-@cache
-def _widget_class() -> Callable[[AnswerPage], AnyWidget]:
-    require_packages("the widget needs", "look", "anywidget")
-    import anywidget
-    import traitlets
+    def image() -> tuple[dict[str, str], dict[str, object]]:
+        return {"image/png": base64.b64encode(page.picture()).decode(), "text/plain": repr(page)}, {}
 
-    class AnswerWidget(anywidget.AnyWidget):
-        """A notebook widget that sends answers to the browser on request."""
-
-        _esm = bundle("answers.js")
-        _css = read_web_file("style.css") + read_web_file("answers.css")
-        meta = traitlets.Dict().tag(sync=True)
-        picture = traitlets.Unicode().tag(sync=True)
-
-        def __init__(self, page: AnswerPage) -> None:
-            super().__init__(meta=page.meta())
-            self._page = page
-            self.on_msg(self._respond)
-
-        def _respond(self, _: object, message: object, buffers: Sequence[bytes]) -> None:
-            request = message if isinstance(message, dict) else {}
-            self.send({"id": request.get("id"), "response": self._page.respond(request.get("request"))})
-
-        def _ipython_display_(self) -> None:
-            picture = base64.b64encode(self._page.picture()).decode()
-            display_with_picture(self, ({"image/png": picture, "text/plain": repr(self._page)}, {}))
-
-    return AnswerWidget
+    return page_widget("answers.js", ("style.css", "answers.css"), page.meta(), respond, image)

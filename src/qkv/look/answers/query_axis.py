@@ -16,7 +16,7 @@ from qkv.encoders.columns import Column
 from qkv.errors import QueryError
 from qkv.look.plot_axis import PlotAxis
 
-__all__ = ["QueryAxis", "encode_positions"]
+__all__ = ["QueryAxis"]
 
 _STEPS = 500
 """Queries differ by about this part of the axis, or less."""
@@ -127,7 +127,7 @@ class QueryAxis:
 
     def codes(self, coordinates: Float[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
         """Return coordinates of rows as integers from 0 at `low` to 65,535 at `high`."""
-        return encode_positions(coordinates, self.low, self.span)
+        return np.clip(np.round((coordinates - self.low) / self.span * _CODES), 0, _CODES).astype(np.int64)
 
     def meta(self) -> dict[str, object]:
         """Return what the browser needs to draw the axis."""
@@ -140,8 +140,3 @@ class QueryAxis:
             "ends": self.ends,
             "step": self.step,
         }
-
-
-def encode_positions(positions: Float[np.ndarray, " n"], low: float, span: float) -> Int[np.ndarray, " n"]:
-    """Return positions between `low` and `low + span` as integers from 0 to 65,535."""
-    return np.clip(np.round((positions - low) / span * _CODES), 0, _CODES).astype(np.int64)

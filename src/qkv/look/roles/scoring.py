@@ -47,32 +47,42 @@ def target_keys(ids: Int[np.ndarray, " n"], special: Bool[np.ndarray, " n"]) -> 
 
 
 def position_scores(
-    weights: Float[np.ndarray, "heads n n"], encoded: EncodedSentence
+    weights: Float[np.ndarray, "heads n n"], encoded: EncodedSentence, allowed: Bool[np.ndarray, "n n"] | None = None
 ) -> dict[str, tuple[Float[np.ndarray, " heads"], float]]:
     """Score every head for each positional role in one sentence.
 
     The score of a role is the mean weight of its target keys; the score of `broad` is the entropy of a row relative
     to uniform weights. Queries that are special tokens are left out.
 
+    Args:
+        weights: the weights of all heads.
+        encoded: the tokens.
+        allowed: the pairs that the mask allows, if queries whose target is masked are left out, and special tokens
+            beside a word are no targets: in a short text they are often [CLS], to which many heads attend. None: the
+            pairs with weights, and all targets count.
+
     Returns:
         For each role the scores `(heads,)`, and the score of uniform weights. Roles without a target key in the
         sentence are left out.
     """
-    n = weights.shape[-1]
+    heads, n = weights.shape[:2]
+    special, strict = encoded.special, allowed is not None
+    allowed = np.asarray((weights > 0).any(axis=0)) if allowed is None else allowed
+    counts = np.maximum(1, allowed.sum(axis=1))
     scores = {}
-    for role, target in target_keys(encoded.ids, encoded.special).items():
-        queries = target.any(axis=1) & ~encoded.special
+    for role, target in target_keys(encoded.ids, special).items():
+        if strict:
+            target = target & allowed & ~(special & (role in ("previous", "next")))
+        queries = target.any(axis=1) & ~special
         if queries.any():
-            mass = (weights * target).sum(axis=-1)[:, queries].mean(axis=1)
-            # Uniform over the keys that the mask allows; a causal model allows fewer.
-            allowed = np.asarray((weights > 0).any(axis=0))[queries]
-            uniform = (target[queries] & allowed).sum(axis=1) / np.maximum(1, allowed.sum(axis=1))
-            scores[role] = mass, float(uniform.mean())
-    if n > 1 and (~encoded.special).any():
-        logs = np.where(weights > 0, np.log(np.where(weights > 0, weights, 1.0)), 0.0)
-        entropy = -(weights * logs).sum(axis=-1)[:, ~encoded.special]
-        allowed_count = (weights > 0).any(axis=0).sum(axis=-1)[~encoded.special]
-        scores["broad"] = (entropy / np.log(np.maximum(2, allowed_count))).mean(axis=1), 1.0
+            share = (target & queries[:, None]).astype(weights.dtype).ravel() / queries.sum()
+            uniform = (target & allowed).sum(axis=1) / counts
+            scores[role] = weights.reshape(heads, n * n) @ share, float(uniform[queries].mean())
+    rows = ~special & (counts > 1) if strict else ~special
+    if n > 1 and rows.any():
+        picked = weights[:, rows]
+        entropy = -(picked * np.log(np.maximum(picked, np.float32(1e-30)))).sum(axis=-1)
+        scores["broad"] = (entropy / np.log(np.maximum(2, counts[rows]))).mean(axis=1), 1.0
     return scores
 
 

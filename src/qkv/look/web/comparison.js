@@ -1,18 +1,22 @@
 // What the shown head is compared with: another text, model, layer or head, side by side or as a difference.
 
+import { alignViews } from "./align.js";
 import { formatWeight } from "./codes.js";
 import { createElement, createSelect, fillSelect } from "./dom.js";
 import { MEAN_HEAD } from "./load.js";
 import { ALL_HEADS } from "./matrix.js";
 import { quoted } from "./text_names.js";
 
+/** Number of tokens without counterpart that are listed at once. */
+const FEW_TOKENS = 12;
 /** Number of heads that are listed as those that differ most. */
 const LISTED = 10;
 
 /** @typedef {Object} Compared the fields of the state that this module reads and changes
  *  @property {number} view @property {number} layer @property {number} head @property {number} compare −1: nothing
  *  @property {string} other layer and head that are compared, such as "3,1"; empty: the same as the shown one
- *  @property {string} how "map", "lines" or "difference" @property {boolean} mean compare the means over the heads of layers */
+ *  @property {string} how "map", "lines" or "difference" @property {boolean} mean compare the means over the heads of layers
+ *  @property {string} unit @property {boolean} hide @property {string} [pairs] @property {string} [opened] */
 
 /** Return the heads of a view as options of a list. @param {any} view @param {(layer: number, head: number) => string} [note] added to a name
  *  @returns {[string, string][]} */
@@ -34,6 +38,7 @@ export class Comparison {
     this.pairs = createElement("div", { class: "differing-pairs" });
     /** the head of the compared text */
     this.element = createSelect("Its head", [], "", (value) => { state.other = value; handlers.refresh(); });
+    this.others = createElement("details", { class: "unaligned" });
     this.ranking = createElement("section", { "aria-label": "heads that differ" }, [
       createElement("button", { class: "ask", text: "Which heads differ most?", onclick: () => this.#rank() }), this.list, this.pairs,
     ]);
@@ -55,6 +60,35 @@ export class Comparison {
   get dense() {
     const { state, meta } = this;
     return !meta.views[state.view].levels && !meta.views[state.compare].levels;
+  }
+
+  /** The groups of queries and of keys that correspond to each other in the shown and the compared text. */
+  get aligned() {
+    const { state: { view, compare, unit, hide, pairs, opened }, meta: { views } } = this;
+    const key = JSON.stringify([view, compare, unit, hide, pairs, opened]);
+    if (this.alignment?.key !== key) this.alignment = { key, ...alignViews(views[view], views[compare], { unit, hide, pairs, opened }) };
+    return this.alignment;
+  }
+
+  /** The queries and keys that correspond to a pair of tokens in the compared text. @param {{query: number, key: number}} tokens */
+  counterpart({ query, key }) {
+    const [row, column] = [[this.aligned.rows, query], [this.aligned.columns, key]].map(([{ pairs }, token]) => pairs.find(([a]) => a.includes(token))?.[1]);
+    return row && { query: row[0], ...(column ? { key: column[0] } : {}) };
+  }
+
+  /** List the tokens of both texts that correspond to none. */
+  #listOthers() {
+    const { state, meta, aligned: { rows, columns } } = this;
+    const views = [state.view, state.compare].map((i) => meta.views[i]);
+    const axes = views.some((view) => view.keys) ? [rows, columns] : [rows];
+    const lists = views.map((view, side) => ({ view, tokens: axes.flatMap(({ others, sides }) => others[side].map((i) => quoted(sides[side].tokens[i]))) }));
+    const count = lists.reduce((sum, { tokens }) => sum + tokens.length, 0);
+    this.others.hidden = !count;
+    this.others.toggleAttribute("open", count <= FEW_TOKENS);
+    this.others.replaceChildren(
+      createElement("summary", { text: `${count === 1 ? "1 token has" : `${count} tokens have`} no counterpart` }),
+      ...lists.filter(({ tokens }) => tokens.length).map(({ view, tokens }) => createElement("p", { text: `${view.label || view.name}: ${tokens.join(" ")}` })),
+    );
   }
 
   /** Whether the difference is shown. */
@@ -100,8 +134,9 @@ export class Comparison {
   /** Update the controls to the compared view. */
   build() {
     const { state, meta } = this;
-    this.element.hidden = this.ranking.hidden = state.compare < 0;
+    this.element.hidden = this.ranking.hidden = this.others.hidden = state.compare < 0;
     if (state.compare < 0) return;
+    this.#listOthers();
     const view = meta.views[state.compare];
     const heads = /** @type {[string, string][]} */ ([["", "the same layer and head"], ...headOptions(view)]);
     if (!heads.some(([value]) => value === state.other)) state.other = "";
@@ -123,9 +158,7 @@ export class Comparison {
     const { state, meta, handlers } = this;
     const request = ++this.request;
     try {
-      const found = await /** @type {any} */ (this.source.differences)(state.view, state.compare);
-      if (request !== this.request || state.compare < 0) return;
-      const pairs = (await this.source.pairDifferences?.(state.view, state.compare)) ?? [];
+      const [found, pairs] = await /** @type {any} */ (this.source.differences)(state.view, state.compare);
       if (request !== this.request || state.compare < 0) return;
       const { layers, queries, keys } = meta.views[state.view];
       this.list.replaceChildren(
@@ -138,7 +171,7 @@ export class Comparison {
       );
       this.pairs.replaceChildren(
         createElement("span", { class: "quiet", text: "largest differences of single weights: " }),
-        ...pairs.map(([layer, head, query, key, first, second]) =>
+        ...pairs.map((/** @type {number[]} */ [layer, head, query, key, first, second]) =>
           createElement("button", {
             class: "ask",
             text: `${quoted(queries.tokens[query])} → ${quoted((keys || queries).tokens[key])}, ${layers[layer].name}, ${layers[layer].heads[head]}: ${formatWeight(first)} − ${second < 0 ? `(${formatWeight(second)})` : formatWeight(second)}`,
@@ -162,13 +195,13 @@ export function titleOf(shown, other) {
   const part = { sign: "", text: shown.view.name, head: ` · ${short}` };
   if (!other) return { long: `${shown.view.name} · ${short}`, short, parts: [part] };
   const both = `${short} minus ${headName(other)}`;
-  const long = other.index === shown.index ? both : `${short} minus ${other.view.name} · ${headName(other)}`;
-  const same = other.index === shown.index;
+  const same = other.index === shown.index || (other.view.label && other.view.name === shown.view.name);
+  const long = same ? both : `${short} minus ${other.view.name} · ${headName(other)}`;
   const subtracted = { sign: "minus ", text: same ? "" : other.view.name, head: `${same ? "" : " · "}${headName(other)}` };
   return { long: `${shown.view.name} · ${long}`, short: both, parts: [part, subtracted] };
 }
 
 /** @param {Shown} shown */
 function headName({ view, layer, head }) {
-  return `${view.layers[layer].name}, ${head === MEAN_HEAD ? "mean of its heads" : view.layers[layer].heads[head]}`;
+  return `${view.label ? `${view.label}, ` : ""}${view.layers[layer].name}, ${head === MEAN_HEAD ? "mean of its heads" : view.layers[layer].heads[head]}`;
 }

@@ -4,12 +4,13 @@ import { formatWeight, MASKED } from "./codes.js";
 import { titleOf } from "./comparison.js";
 import { describeDifference, SIGNS, strongestDifferences } from "./difference.js";
 import { createElement, scrollIfHidden } from "./dom.js";
+import { groupOfToken, segmentsOf } from "./groups.js";
 import { fillLegend } from "./legend.js";
 import { headColour, Lines } from "./lines.js";
-import { loadHead, segmentsOf } from "./load.js";
+import { loadHead } from "./load.js";
 import { MapView, rowMaxima } from "./map.js";
 import { loadMap } from "./map_data.js";
-import { ALL_HEADS, groupOfToken, largestPair, strongest } from "./matrix.js";
+import { ALL_HEADS, largestPair, strongest } from "./matrix.js";
 import { Picture } from "./picture.js";
 import { Predicted } from "./predicted.js";
 import { cssColour } from "./colour.js";
@@ -23,13 +24,15 @@ const TOP = 10;
 
 /** @typedef {Object} Side
  *  @property {string[]} tokens @property {string[]} pieces @property {number[]} words @property {boolean[]} special
+ *  @property {number[]} sentences @property {string} text @property {[number, number][]} spans characters of each token in the text
  *  @property {number[]} [segments] index of the text of each token of a pair; −1: none
- *  @property {[number, number]} [grid] rows and columns of the patches of an image, which are the last tokens
+ *  @property {[number, number]} [grid] rows and columns of the patches of an image
+ *  @property {number[]} [patches] the patch of each token; by default the last tokens are the patches
  *  @property {number} [count] number of tokens, if the tokens are the numbers from 0 */
 
 /** The metadata of a view of one text in one model, as the server sends it.
  *  @typedef {Object} View
- *  @property {string} name @property {string} model @property {string} kind self, cross or decoder
+ *  @property {string} name @property {string} label the model, if the page has several @property {string} model @property {string} kind self, cross or decoder
  *  @property {Side} queries @property {Side | null} keys null: the same as the queries
  *  @property {{name: string, heads: string[]}[]} layers
  *  @property {{maximum: number, minimum: number, exponent: number, normalized: boolean}[][]} ranges of each head
@@ -48,9 +51,11 @@ export class Detail {
   /** @param {import("./source.js").Source} source @param {(query: number, key: number) => void} onSelect
    *  @param {(text: string) => void} report shows a message
    *  @param {(summary: import("./range.js").Summary) => import("./range.js").Range} range chooses the colour range
-   *  @param {() => void} moved called when another part of the map is visible
-   *  @param {(head: number) => void} remove called to remove a head from the lines */
-  constructor(source, onSelect, report, range, moved, remove) {
+   *  @param {{moved: () => void, remove: (head: number) => void, framed: (tokens: [number[], number[]]) => void,
+   *    region: (name: string) => void, open: () => void}} handlers
+   *    `moved` is called when another part of the map is visible, `remove` to remove a head from the lines, `framed` with the
+   *    tokens of a frame that was drawn, `region` with that on an image, and `open` to show the tokens of the selected sentences, or to hide them */
+  constructor(source, onSelect, report, range, { moved, remove, framed, region, open }) {
     this.source = source;
     this.onSelect = onSelect;
     this.report = report;
@@ -60,8 +65,9 @@ export class Detail {
       // A label selects its row or column, and the selected token of the other axis stays.
       pick: (row, column, click) =>
         click ? this.#pin(row ?? this.query, column ?? this.key) : this.#point(row ?? this.query, column ?? this.key, true),
-      range, moved,
+      range, moved, open,
       coloured: () => this.#coloured(),
+      framed: () => framed(this.framedTokens),
       label: "attention map",
     });
     this.queries = new Tokens("queries: select a token", (at) => this.#pin(at, this.key), (at) => this.#point(at, this.key, false));
@@ -71,7 +77,7 @@ export class Detail {
     this.top = createElement("div", { class: "top" });
     this.predicted = new Predicted(source);
     this.lines = new Lines((row, column) => this.#point(row, column, false), (row, column) => this.#pin(row, column), remove);
-    this.picture = new Picture((patch) => this.#patch(patch, false), (patch) => this.#patch(patch, true));
+    this.picture = new Picture((patch) => this.#patch(patch, false), (patch) => this.#patch(patch, true), region);
     this.beside = createElement("div", { class: "beside" }, [this.picture.element, this.lines.element, this.top, this.predicted.element]);
     this.pin = createElement("button", { class: "pin", hidden: true, onclick: () => this.release() });
     this.badges = createElement("ul", { class: "badges", "aria-label": "roles of this head" });
@@ -80,9 +86,10 @@ export class Detail {
       class: "flow", text: "All digits", onclick: () => this.#showAllDigits(),
       title: "The weight of the selected pair as it is computed in float32. Its last two or three digits depend on rounding in the layers before. Click a cell first to keep it.",
     });
+    this.opener = createElement("button", { class: "flow", onclick: open });
     this.flow = createElement("button", { class: "flow", text: "Flow of this pair", onclick: () => this.#computeFlow() });
     this.element = createElement("section", { class: "detail" }, [
-      this.title, this.badges, this.steps.element, createElement("div", { class: "line" }, [this.readout, this.digits, this.flow, this.pin]),
+      this.title, this.badges, this.steps.element, createElement("div", { class: "line" }, [this.readout, this.opener, this.digits, this.flow, this.pin]),
       createElement("div", { class: "side" }, [createElement("div", { class: "sheet" }, [this.map.canvas, this.bar, this.queries.element, this.keys.element]), this.beside]),
     ]);
     this.query = 0;
@@ -120,11 +127,13 @@ export class Detail {
 
   /** Let the query follow the pointer again. */
   release() {
-    this.map.pinned = null;
+    this.map.pinned = this.map.framed = null;
     this.#showPin();
     this.map.draw();
     this.#drawLines();
-    if (this.mapData) this.onSelect(this.query, this.key);
+    if (!this.mapData) return;
+    this.#updateReadout();
+    this.onSelect(this.query, this.key);
   }
 
   #showPin() {
@@ -167,7 +176,7 @@ export class Detail {
     const self = !view.keys && from === to;
     this.keys.element.hidden = self;
     // The pairs of flow are single tokens, not merged words.
-    this.flow.hidden = !view.flow || !this.source.flow || options.words || options.hide || from !== undefined || other;
+    this.flow.hidden = !view.flow || !this.source.flow || options.unit !== "tokens" || options.hide || from !== undefined || other;
     this.index = index;
     this.view = view;
     // The weights of a model, not those of maps over several heads.
@@ -182,6 +191,7 @@ export class Detail {
     this.key = groupOfToken(this.matrix?.columns, key, this.mapData.columns);
     if (this.map.pinned !== null) this.map.pinned = this.query;
     this.self = self;
+    this.map.framed = this.#frameOf(options.frame);
     this.map.reduction = options.reduction;
     this.map.palette = options.palette;
     this.map.show(this.mapData);
@@ -202,6 +212,11 @@ export class Detail {
   go(query, key) {
     if (!this.mapData) return;
     this.#point(Math.min(query, this.mapData.rows - 1), Math.min(key, this.mapData.columns - 1), true, false);
+  }
+
+  /** Select a pair of tokens of the text. @param {number} query @param {number} key */
+  goToken(query, key) {
+    if (this.mapData) this.go(groupOfToken(this.matrix?.rows, query, this.mapData.rows), groupOfToken(this.matrix?.columns, key, this.mapData.columns));
   }
 
   /** @param {number} row @param {number} column @param {boolean} select false: the pointer hovers
@@ -262,6 +277,15 @@ export class Detail {
     scrollIfHidden(this.map.canvas, this.element);
   }
 
+  /** The sentences of the selected query and key, as the option `opened` lists them. */
+  get selectedSentences() {
+    const { view, selection: { token, keyToken } } = this;
+    if (!view) return [];
+    const own = [`q${view.queries.sentences[token]}`, `k${(view.keys || view.queries).sentences[keyToken]}`];
+    // Queries and keys of one text are opened together.
+    return (view.keys ? own : own.map((one) => one.replace("k", "q"))).filter((one) => !one.endsWith("-1"));
+  }
+
   /** Show the pinned pair again after the pointer has left the map or the words. */
   #leave() {
     if (this.map.pinned === null || !this.mapData) return;
@@ -284,6 +308,42 @@ export class Detail {
     };
   }
 
+  /** Return the rows and columns of the tokens of a frame, such as "4-9,0-3". @param {string} [frame] @returns {any} */
+  #frameOf(frame) {
+    const { mapData, matrix } = this;
+    if (!frame || !mapData) return null;
+    const [[top, bottom], [left, right]] = frame.split(",").map((side, axis) => side.split("-").map((token) =>
+      groupOfToken(axis ? matrix?.columns : matrix?.rows, Number(token), axis ? mapData.columns : mapData.rows)));
+    return [top, left, bottom - top + 1, right - left + 1];
+  }
+
+  /** The tokens of the queries and keys in the frame. @returns {[number[], number[]]} */
+  get framedTokens() {
+    const [top, left, rows, columns] = this.map.framed ?? [0, 0, 0, 0];
+    const range = (/** @type {number[][] | undefined} */ groups, /** @type {number} */ first, /** @type {number} */ count) =>
+      Array.from({ length: count }, (_, i) => groups?.[first + i] ?? [first + i]).flat();
+    return [range(this.matrix?.rows, top, rows), range(this.matrix?.columns, left, columns)];
+  }
+
+  /** The weight from the queries in the frame to its keys: mean over the queries, sum over the keys. */
+  get framedWeight() {
+    const { matrix, map: { framed } } = this;
+    if (!matrix || !framed) return "";
+    const [top, left, rows, columns] = framed;
+    let [sum, error, queries] = [0, 0, 0];
+    for (let row = top; row < top + rows; row++) {
+      const count = matrix.rows[row].length;
+      queries += count;
+      for (let column = left; column < left + columns; column++) {
+        const weight = matrix.weights[row * matrix.keys.length + column];
+        if (weight === MASKED) continue;
+        sum += count * weight;
+        error += count * matrix.bound(row, column);
+      }
+    }
+    return `; frame: ${formatWeight(sum / queries, error / queries)}`;
+  }
+
   /** Show the selected pair and its weight as text. */
   #updateReadout(row = this.query, column = this.key) {
     const mapData = /** @type {any} */ (this.mapData);
@@ -292,7 +352,10 @@ export class Detail {
     const parts = this.matrix?.parts;
     if (parts) text = describeDifference(parts, row, column)?.sum ?? text;
     const at = this.tokens(row, column);
-    this.readout.textContent = `${quoted(mapData.query(row))} (${at.query}) → ${quoted(mapData.key(column))} (${at.key}): ${text}`;
+    this.readout.textContent = `${quoted(mapData.query(row))} (${at.query}) → ${quoted(mapData.key(column))} (${at.key}): ${text}${this.framedWeight}`;
+    const sentences = this.selectedSentences;
+    this.opener.hidden = this.options.unit !== "sentences" || !this.matrix || !sentences.length;
+    this.opener.textContent = sentences.every((one) => this.options.opened.split(".").includes(one)) ? "Close these sentences" : "Open these sentences";
     // Merged words have no weight of their own.
     const single = this.matrix?.rows[this.query]?.length === 1 && this.matrix?.columns[this.key]?.length === 1;
     this.digits.hidden = !this.computed || !single || mapData.weight(this.query, this.key) === MASKED;

@@ -1,8 +1,8 @@
 // The small maps of the grid: of all tokens, or as the settings for tokens and values change the shown map.
 
 import { MASKED } from "./codes.js";
-import { segmentsOf } from "./load.js";
-import { groupsOf, merge, reduce } from "./matrix.js";
+import { merge, viewGroups } from "./groups.js";
+import { reduce } from "./matrix.js";
 
 /** Maximum number of weights of which small maps are computed in the browser, 8 MB. */
 const MOST_GRID_WEIGHTS = 4_000_000;
@@ -13,15 +13,13 @@ const MOST_GRID_WEIGHTS = 4_000_000;
 
 /** Load the small maps of a view.
  *  @param {import("./source.js").Source} source @param {any} view @param {number} index of the view
- *  @param {{words: boolean, hide: boolean, values: boolean, pairs: string}} options @param {number} side of a small map in cells
+ *  @param {import("./groups.js").Grouping & {values: boolean}} options @param {number} side of a small map in cells
  *  @returns {Promise<GridData>} */
 export async function loadGrid(source, view, index, options, side) {
   const ranges = view.ranges.flat();
   const keyAxis = view.keys || view.queries;
   const [n, width] = [view.queries.tokens.length, keyAxis.tokens.length];
-  const [from, to] = view.levels ? [] : segmentsOf(view, options.pairs);
-  const rows = view.levels ? [] : groupsOf(view.queries, options.words, options.hide, from);
-  const columns = view.levels ? [] : groupsOf(keyAxis, options.words, options.hide, to);
+  const [rows, columns] = view.levels ? [[], []] : viewGroups(view, options);
   const weighted = Boolean(options.values && view.values);
   const changed = !view.levels && (weighted || rows.length < n || columns.length < width);
   const small = rows.length && columns.length && n * width * ranges.length <= MOST_GRID_WEIGHTS;

@@ -1,8 +1,8 @@
 // The question which heads attend from one word to another, over all texts of the page.
 
-import { formatWeight } from "./codes.js";
+import { formatWeight, MASKED } from "./codes.js";
 import { createElement } from "./dom.js";
-import { findPhrase, wordRanges } from "./find.js";
+import { findPhrase, groupsOf, merge, nameOf, POSITIONS } from "./groups.js";
 import { ALL_HEADS } from "./matrix.js";
 import { quoted } from "./text_names.js";
 
@@ -10,40 +10,37 @@ import { quoted } from "./text_names.js";
 const LISTED_HEADS = 12;
 
 /** The attention of a head from one occurrence of the query to the key.
- *  @typedef {{view: number, query: number, key: number, weight: number, rank: number}} Place */
+ *  @typedef {{view: number, query: number[], key: number[], weight: number, rank: number}} Place */
 
 /** Rank the heads by their attention from one word to another, as `qkv.look.search` does.
  *  @param {any} meta @param {import("./source.js").Source} source @param {string} query @param {string} key
+ *  @param {number} shown index of the view whose tokens positions count
  *  @returns {Promise<{model: string, kind: string, layer: number, head: number, weight: number, places: Place[]}[]>} */
-export async function searchHeads(meta, source, query, key) {
+export async function searchHeads(meta, source, query, key, shown) {
   /** @type {Map<string, any>} */
   const heads = new Map();
   for (const [index, view] of meta.views.entries()) {
-    if (view.levels) continue;
+    if (view.levels || (index !== shown && [query, key].some((one) => POSITIONS.test(one)))) continue;
     const axis = view.keys || view.queries;
     const targets = findPhrase(axis, key);
     const places = targets.length ? findPhrase(view.queries, query) : [];
     const width = axis.tokens.length;
-    const others = wordRanges(axis).filter(([start]) => !targets.some(([first, last]) => start >= first && start < last));
-    for (const [start, stop] of places) {
-      const maps = (await source.rows(index, start, stop)).values();
+    const inside = new Set(targets.flat());
+    const others = groupsOf(axis, "words").filter((group) => !group.some((token) => inside.has(token)));
+    for (const query of places) {
+      const first = query[0];
+      const maps = (await source.rows(index, first, query[query.length - 1] + 1)).values();
       view.layers.forEach((/** @type {any} */ layer, /** @type {number} */ l) => {
         layer.heads.forEach((/** @type {string} */ _, /** @type {number} */ h) => {
           const { weights, error } = /** @type {import("./source.js").Weights} */ (maps.next().value);
           if (layer.name === ALL_HEADS) return;
-          const sum = (/** @type {[number, number]} */ [first, last]) => {
-            let total = 0;
-            for (let row = 0; row < stop - start; row++) {
-              for (let i = first; i < last; i++) if (weights[row * width + i] !== -Infinity) total += weights[row * width + i];
-            }
-            return total / (stop - start);
-          };
-          const sums = targets.map(sum);
-          const weight = sums.reduce((total, one) => total + one, 0);
-          const rank = 1 + others.filter((range) => sum(range) > weight).length;
+          const sums = merge(weights, width, [query.map((token) => token - first)], [...targets, ...others]).map((sum) => (sum === MASKED ? 0 : sum));
+          const ofTargets = sums.subarray(0, targets.length);
+          const weight = ofTargets.reduce((total, one) => total + one, 0);
+          const rank = 1 + sums.subarray(targets.length).filter((sum) => sum > weight).length;
           const name = JSON.stringify([view.model, view.kind, l, h]);
           if (!heads.has(name)) heads.set(name, { model: view.model, kind: view.kind, layer: l, head: h, error, places: [] });
-          heads.get(name).places.push({ view: index, query: start, key: targets[sums.indexOf(Math.max(...sums))]?.[0] ?? targets[0][0], weight, rank });
+          heads.get(name).places.push({ view: index, query, key: targets[ofTargets.indexOf(Math.max(...ofTargets))] ?? targets[0], weight, rank });
         });
       });
     }
@@ -58,13 +55,12 @@ export async function searchHeads(meta, source, query, key) {
 
 /** Return the word that a token belongs to. @param {any} axis @param {number} token */
 function wordAt(axis, token) {
-  const [start, stop] = wordRanges(axis).find(([first, last]) => token >= first && token < last) ?? [token, token + 1];
-  return axis.pieces.slice(start, stop).join("").trim();
+  return nameOf(axis, groupsOf(axis, "words").find((group) => group.includes(token)) ?? [token], true);
 }
 
 export class HeadSearch {
   /** @param {any} meta @param {import("./source.js").Source} source @param {string} asked "query → key" of the link
-   *  @param {{go: (view: number, layer: number, head: number, query: number, key: number) => void,
+   *  @param {{shown: () => number, go: (view: number, layer: number, head: number, query: number[], key: number[]) => void,
    *    changed: (asked: string) => void}} handlers */
   constructor(meta, source, asked, handlers) {
     this.meta = meta;
@@ -107,7 +103,7 @@ export class HeadSearch {
     this.handlers.changed(`${query}→${key}`);
     this.result.textContent = "…";
     try {
-      const found = await searchHeads(this.meta, this.source, query, key);
+      const found = await searchHeads(this.meta, this.source, query, key, this.handlers.shown());
       if (found.length) this.#show(found);
       else this.result.textContent = `No text contains both ${quoted(query)} and ${quoted(key)} as whole words.`;
     } catch (error) {
@@ -142,8 +138,11 @@ export class HeadSearch {
     const mean = found.reduce((sum, head) => sum + head.weight, 0) / found.length;
     const texts = new Set(found[0].places.map(({ view }) => view)).size;
     const where = many ? `, ${places} places in ${texts === 1 ? "one text" : `${texts} texts`}` : "";
+    const { query, key, view } = found[0].places[0];
+    const side = views[view];
+    const [from, to] = [[side.queries, query, this.query.value], [side.keys || side.queries, key, this.key.value]].map(([axis, group, text]) => quoted(POSITIONS.test(text) ? nameOf(axis, group, true) : text));
     this.result.replaceChildren(createElement("table", {}, [
-      createElement("caption", { text: `${quoted(this.query.value)} attends to ${quoted(this.key.value)}: the ${lines.length} first of ${found.length} heads${where}; mean over all heads: ${formatWeight(mean)}` }),
+      createElement("caption", { text: `${from} attends to ${to}: the ${lines.length} first of ${found.length} heads${where}; mean over all heads: ${formatWeight(mean)}` }),
       createElement("thead", {}, [createElement("tr", {}, heading.map((text) => createElement("th", { scope: "col", text })))]),
       createElement("tbody", {}, lines),
     ]));

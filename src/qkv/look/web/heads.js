@@ -6,9 +6,10 @@ import { createCheckBox, createElement, createSection, createSelect, fillSelect 
 import { paletteOf } from "./colour.js";
 import { Comparison, headOptions } from "./comparison.js";
 import { Detail } from "./detail.js";
-import { alignTokens, largestDifference } from "./difference.js";
 import { loadGrid } from "./grid_data.js";
+import { patchOf } from "./groups.js";
 import { headColour, MOST_HEADS } from "./lines.js";
+import { loadMap } from "./map_data.js";
 import { TextSearch } from "./text_search.js";
 import { ALL_HEADS, largestPair, strongest } from "./matrix.js";
 import { Overview } from "./overview.js";
@@ -34,6 +35,7 @@ const PAIRS = /** @type {[string, string][]} */ ([
   ["all", "all"], ["ab", "first text → second text"], ["ba", "second text → first text"], ["aa", "within the first text"],
   ["bb", "within the second text"],
 ]);
+const UNITS = /** @type {[string, string][]} */ ([["tokens", "tokens"], ["words", "words"], ["sentences", "sentences"]]);
 const REDUCTIONS = /** @type {[string, string][]} */ ([["max", "maximum"], ["mean", "mean"]]);
 const LEAD = "Each row of the map is a token that attends, each column a token that it attends to; strong colours are large weights. ";
 /** What to do, with a mouse and with a finger. */
@@ -42,7 +44,7 @@ const IMAGE_LEAD =
   "Bright patches of the image have large weights for the selected patch or token, which is framed. Point at a patch; click it to pin it.";
 const KEYS =
   "Arrow keys select a head in the grid, a pair in the map, or a token. Tab moves between them. " +
-  "In the map, + and − zoom, and 0 resets the zoom. P presents a single map.";
+  "In the map, + and − zoom, and 0 resets the zoom; Shift and a drag frame a passage. P presents a single map.";
 
 /** @param {{model: any, el: HTMLElement, hash?: string}} options `hash`: the link to show; default: that of the address */
 function render({ model, el, hash }) {
@@ -72,7 +74,10 @@ function render({ model, el, hash }) {
     pin: hashFields.get("pin") === "1",
     // the pair that is pinned in the second map
     beside: /^\d+,\d+$/.test(hashFields.get("beside") || "") ? hashFields.get("beside") || "" : "",
-    words: hashFields.get("words") === "1",
+    unit: UNITS.some(([name]) => name === hashFields.get("unit")) ? /** @type {string} */ (hashFields.get("unit")) : "tokens",
+    opened: hashFields.get("opened") || "",
+    // first and last query and key of a passage that is framed, such as "4-9,0-3"
+    frame: /^\d+-\d+,\d+-\d+$/.test(hashFields.get("frame") || "") ? hashFields.get("frame") || "" : "",
     hide: hashFields.get("hide") === "1",
     pairs: PAIRS.some(([name]) => name === hashFields.get("pairs")) ? hashFields.get("pairs") : "all",
     present: hashFields.get("present") === "1",
@@ -99,20 +104,18 @@ function render({ model, el, hash }) {
     report(text);
     setTimeout(() => status.textContent === text && report(""), NOTICE);
   };
-  const onSelect = (/** @type {Detail} */ from) => (/** @type {number} */ query, /** @type {number} */ key) => {
+  const onSelect = (/** @type {Detail} */ from) => {
     Object.assign(state, from.tokens());
-    if (from === first && state.compare >= 0 && !comparison.subtracts) follow(query, key);
+    if (!from.map.framed) state.frame = "";
+    if (from === first && state.compare >= 0 && !comparison.subtracts) follow();
     questions.update(place());
     link();
   };
-  /** Select the pair of the second text that corresponds to a pair of the first. @param {number} query @param {number} key */
-  const follow = (query, key) => {
-    const [a, b] = [first.names, second.names];
-    if (!a || !b || second.element.hasAttribute("aria-busy")) return;
-    const counterpart = (/** @type {string[]} */ one, /** @type {string[]} */ other, /** @type {number} */ at) =>
-      alignTokens(one, other).find(([i]) => i === at)?.[1];
-    const row = counterpart(a.queries, b.queries, query);
-    if (row !== undefined) second.go(row, counterpart(a.keys, b.keys, key) ?? second.key);
+  /** Select the pair of the second text that corresponds to that of the first. */
+  const follow = () => {
+    if (second.element.hasAttribute("aria-busy")) return;
+    const found = comparison.counterpart(first.tokens());
+    if (found) second.goToken(found.query, found.key ?? second.tokens().key);
   };
   /** The selected pair, for questions about it. */
   const place = () => ({
@@ -127,15 +130,32 @@ function render({ model, el, hash }) {
     if (beside && other.map.canvas.dataset.range !== JSON.stringify(range)) other.map.draw();
     return range;
   };
-  const first = new Detail(source, (q, k) => onSelect(first)(q, k), (text) => report(text), (summary) => rangeFor(first, second, summary), () => {
+  const first = new Detail(source, () => onSelect(first), (text) => report(text), (summary) => rangeFor(first, second, summary), { moved: () => {
     state.part = first.map.place;
     link();
-  }, (head) => {
+  }, remove: (head) => {
     state.lined = lined().filter((_, i) => i !== head).map((one) => one.join(".")).join("_");
     if (!state.lined) state.how = "map";
     refresh();
-  });
-  const second = new Detail(source, () => link(), (text) => report(text), (summary) => rangeFor(second, first, summary), () => {}, () => {});
+  }, framed: (groups) => {
+    state.frame = frameText(groups);
+    questions.askFor(groups.map((group) => `#${group[0]}–${group[group.length - 1]}`));
+    refresh();
+  }, region: (name) => {
+    const { token, keyToken } = first.selection;
+    const isPatch = patchOf(meta.views[state.view].queries, token) >= 0;
+    questions.askFor(isPatch ? [name, `#${keyToken}`] : [`#${token}`, name]);
+  }, open: () => {
+    if (state.unit !== "sentences") return;
+    const opened = new Set(state.opened.split(".").filter(Boolean));
+    const own = first.selectedSentences;
+    const close = own.every((one) => opened.has(one));
+    for (const one of own) close ? opened.delete(one) : opened.add(one);
+    state.opened = [...opened].join(".");
+    regroup();
+  } });
+  const second = new Detail(source, () => link(), (text) => report(text), (summary) => rangeFor(second, first, summary), { moved: () => {}, remove: () => {}, framed: () => {}, region: () => {}, open: () => {} });
+  second.opener.remove(); // the sentences of both are opened together
   // The maps replace these rows by those of the tokens of the link.
   if (state.pin) first.map.pinned = 0;
   if (state.beside) second.map.pinned = 0;
@@ -150,10 +170,13 @@ function render({ model, el, hash }) {
     refresh: () => { comparison.build(); refresh(); }, select: (l, h) => selectDiffering(l, h), selectPair: (l, h, q, k) => selectDifferingPair(l, h, q, k), report: (text) => report(text),
   });
   const questions = new Questions(meta, source, state, {
-    go: (view, layer, head, query, key) => goTo(view, layer, head, query, key),
+    go: (view, layer, head, query, key) => {
+      state.frame = frameText([query, key]);
+      return goTo(view, layer, head, query[0], key[0]);
+    },
     goQuery: (query) => goTo(state.view, state.layer, state.head, query, state.key),
     changed: () => link(),
-  });
+  }, () => state.view);
   const status = createElement("div", { class: "status", role: "status" });
   const lead = createElement("p", { class: "lead" });
   const note = createElement("p", { class: "hint" });
@@ -166,7 +189,7 @@ function render({ model, el, hash }) {
     createElement("div", { class: "head" }, [createElement("h1", { text: meta.title }), lead, controls, questions.effect.active]),
     createElement("div", { class: "body" }, [
       details,
-      createElement("nav", { "aria-label": "heads" }, [overview.element, roles, comparison.ranking, legend, note]),
+      createElement("nav", { "aria-label": "heads" }, [overview.element, roles, comparison.ranking, comparison.others, legend, note]),
       questions.element,
     ]),
     status, leave,
@@ -272,10 +295,13 @@ function render({ model, el, hash }) {
   async function selectDiffering(layer, head) {
     await selectHead(layer, head);
     first.reveal();
-    if (first.map.pinned === null && first.matrix) {
-      const [row, column] = comparison.subtracts ? largestPair(first.matrix) : largestDifference(first.matrix, second.matrix) ?? [first.query, first.key];
-      first.go(row, column);
-      if (!comparison.subtracts) follow(row, column);
+    const { aligned, subtracts, target } = comparison;
+    if (first.map.pinned === null && first.matrix && aligned.rows.pairs.length && aligned.columns.pairs.length) {
+      const shown = { view: meta.views[state.view], index: state.view, layer, head: comparison.head };
+      const matrix = subtracts ? first.matrix : /** @type {any} */ ((await loadMap(source, shown, { ...state, subtract: target, aligned }, () => {})).matrix);
+      const [row, column] = largestPair(matrix);
+      first.goToken(matrix.rows[row][0], matrix.columns[column][0]);
+      if (!subtracts) follow();
     }
     Object.assign(state, first.tokens());
     questions.update(place());
@@ -285,7 +311,7 @@ function render({ model, el, hash }) {
   /** Select a pair of tokens in both texts. @param {number} layer @param {number} head @param {number} query @param {number} key */
   async function selectDifferingPair(layer, head, query, key) {
     await goTo(state.view, layer, head, query, key);
-    if (!comparison.subtracts) follow(first.query, first.key);
+    if (!comparison.subtracts) follow();
   }
 
   /** Select the head of a role, and a word that shows what it does. @param {number} layer @param {number} head @param {string} role */
@@ -308,13 +334,14 @@ function render({ model, el, hash }) {
     const two = state.compare >= 0 && !comparison.subtracts;
     const options = { ...state, overlay, reduction: state.cell, palette: paletteOf(state.dark), selected: () => state, maxTokens: two ? 200 : undefined };
     try {
-      await show(first, state.view, state.layer, comparison.head, { ...options, subtract: comparison.subtracts ? comparison.target : null });
+      await show(first, state.view, state.layer, comparison.head, { ...options, ...(comparison.subtracts ? { subtract: comparison.target, aligned: comparison.aligned } : {}) });
       second.element.hidden = !two;
       details.classList.toggle("two", two);
       if (two) {
         const target = comparison.target;
         const [query, key] = state.beside.split(",").map(Number);
-        await show(second, target.index, target.layer, target.head, state.beside ? { ...options, selected: () => ({ query, key }) } : options);
+        const selected = () => (state.beside ? { query, key } : { ...state, ...comparison.counterpart(state) });
+        await show(second, target.index, target.layer, target.head, { ...options, selected, frame: "" });
       }
       questions.update(place());
       search.mark();
@@ -360,6 +387,12 @@ function render({ model, el, hash }) {
     overview.select(state.layer, state.head);
     await repaint();
   }
+
+  /** Show other groups of tokens. */
+  const regroup = () => {
+    comparison.build();
+    return repaint();
+  };
 
   /** Draw the map and the grid again after a setting of both has changed. */
   const repaint = () => Promise.all([refresh(), paintOverview()]);
@@ -414,13 +447,13 @@ function render({ model, el, hash }) {
   }, "view");
   const settings = createSection("settings", "Settings and saving", [
     ...(meta.views.some((/** @type {any} */ one) => one.queries.segments && !one.levels) ? [
-      createSelect("Attention", PAIRS, /** @type {string} */ (state.pairs), (value) => { state.pairs = value; repaint(); }, "pairs"),
+      createSelect("Attention", PAIRS, /** @type {string} */ (state.pairs), (value) => { state.pairs = value; regroup(); }, "pairs"),
     ] : []),
     createSelect("Scale", SCALES, /** @type {string} */ (state.scale), (value) => { state.scale = value; top.disabled = value === "row"; repaint(); }, "scale"),
     createElement("label", { class: "control" }, [createElement("span", { text: "Colour limit" }), top]),
     createSelect("Cell value", REDUCTIONS, state.cell, (value) => { state.cell = value; refresh(); }),
-    createCheckBox("Whole words", state.words, (on) => { state.words = on; repaint(); }),
-    createCheckBox("Hide special tokens", state.hide, (on) => { state.hide = on; repaint(); }),
+    createSelect("Rows and columns", UNITS, state.unit, (value) => { Object.assign(state, { unit: value, opened: "" }); regroup(); }, "unit"),
+    createCheckBox("Hide special tokens", state.hide, (on) => { state.hide = on; regroup(); }),
     ...(meta.views.some((/** @type {any} */ view) => view.values) ? [
       createCheckBox("× norm of the value", state.values, (on) => { state.values = on; repaint(); }),
     ] : []),
@@ -436,7 +469,7 @@ function render({ model, el, hash }) {
     createElement("p", { class: "hint keys", text: `${KEYS} ${source.digits ?? "Weights have three significant digits."}` }),
   ]);
   controls.append(
-    ...(views.length > 1 ? [createSelect("Text", views, String(state.view), (value) => { state.view = Number(value); restart(); })] : []),
+    ...(views.length > 1 ? [createSelect("Text", views, String(state.view), (value) => { Object.assign(state, { view: Number(value), opened: "", frame: "" }); restart(); })] : []),
     compareControl, comparison.element, headControl, viewControl, settings,
   );
   const leaving = new AbortController();
@@ -457,6 +490,13 @@ function render({ model, el, hash }) {
   restart().then(() => visited && first.map.visit(visited));
 }
 
+/** Return the first and last tokens of a passage of queries and of keys; empty for single words and for regions of an image.
+ *  @param {number[][]} groups */
+function frameText(groups) {
+  const passages = groups.every((group) => group[group.length - 1] - group[0] === group.length - 1);
+  return passages && groups.some((group) => group.length > 1) ? groups.map((group) => `${group[0]}-${group[group.length - 1]}`).join() : "";
+}
+
 /** Return the view with which the first one is compared at first: its text in another model, or the second of two texts; −1: none.
  *  @param {import("./detail.js").View[]} views */
 function openingComparison(views) {
@@ -472,9 +512,13 @@ function withNumberedTokens(meta) {
   const side = (/** @type {any} */ sent) => {
     if (!sent || sent.count === undefined) return sent;
     const tokens = Array.from({ length: sent.count }, (_, i) => String(i));
-    return { tokens, pieces: tokens, words: tokens.map(Number), special: tokens.map(() => false) };
+    const numbers = tokens.map(Number);
+    const spans = numbers.map((i) => [i, i + 1]);
+    return { tokens, pieces: tokens, words: numbers, sentences: numbers, special: tokens.map(() => false), text: "", spans };
   };
-  const views = meta.views.map((/** @type {any} */ view) => ({ ...view, queries: side(view.queries), keys: side(view.keys) }));
+  // Every panel names its model if there are several.
+  const label = (/** @type {any} */ view) => (meta.models > 1 ? view.model : "");
+  const views = meta.views.map((/** @type {any} */ view) => ({ ...view, label: label(view), queries: side(view.queries), keys: side(view.keys) }));
   return { ...meta, views };
 }
 

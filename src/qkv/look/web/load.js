@@ -1,40 +1,29 @@
 // Load dense maps of heads, or of the mean over the heads of a layer, with merged words and weights times value norms.
 
 import { MASKED } from "./codes.js";
-import { errorOf, groupsOf, merge, nameOf } from "./matrix.js";
+import { errorOf, merge, nameOf, viewGroups } from "./groups.js";
 
 /** The index of the mean over the heads of a layer, in place of the index of a head. */
 export const MEAN_HEAD = -1;
-
-/** Texts of a pair whose tokens are the queries and the keys, by the name of a filter.
- *  @type {Record<string, [number, number]>} */
-const SEGMENTS = { aa: [0, 0], ab: [0, 1], ba: [1, 0], bb: [1, 1] };
-
-/** Return the text of a pair whose tokens are the queries, and that of the keys; none if all tokens are shown.
- *  @param {import("./detail.js").View} view @param {string} pairs name of the filter @returns {number[]} */
-export function segmentsOf(view, pairs) {
-  return view.queries.segments && (view.keys || view.queries).segments ? SEGMENTS[pairs] || [] : [];
-}
 
 /** A map with the tokens of each row and column.
  *  @typedef {import("./matrix.js").Matrix & {rows: number[][], columns: number[][], normalized: boolean,
  *    bound: (row: number, column: number) => number, parts?: Parts}} Loaded
  *    `rows`, `columns`: tokens of each; `error` is 0 for single weights, whose printed digits are exact, `bound` is not */
 
-/** The maps of a difference, with the pairs of their aligned rows and columns.
- *  @typedef {{first: Loaded, second: Loaded, rows: [number, number][], columns: [number, number][]}} Parts */
+/** The maps of a difference, at aligned groups. @typedef {{first: Loaded, second: Loaded}} Parts */
 
 /** @param {import("./source.js").Source} source @param {import("./detail.js").View} view @param {number} index of the view
  *  @param {number} layer @param {number} head or `MEAN_HEAD`
- *  @param {{words: boolean, hide: boolean, values?: boolean, pairs?: string}} options @returns {Promise<Loaded>} */
+ *  @param {import("./groups.js").Grouping & {values?: boolean, groups?: number[][][]}} options `groups`: of the queries and keys, in
+ *    place of those of the view @returns {Promise<Loaded>} */
 export async function loadHead(source, view, index, layer, head, options) {
   const keys = view.keys || view.queries;
   const heads = head === MEAN_HEAD ? view.layers[layer].heads.map((_, i) => i) : [head];
   const norms = options.values && source.valueNorms && view.values ? await source.valueNorms(index, layer).catch(() => null) : null;
   const width = keys.tokens.length;
-  const [from, to] = segmentsOf(view, options.pairs || "all");
-  const rows = groupsOf(view.queries, options.words, options.hide, from);
-  const columns = groupsOf(keys, options.words, options.hide, to);
+  const [rows, columns] = options.groups ?? viewGroups(view, options);
+  const whole = options.unit !== "tokens";
   const maps = await Promise.all(heads.map(async (one) => {
     const map = await source.map(index, layer, one);
     const single = map.weights;
@@ -51,8 +40,8 @@ export async function loadHead(source, view, index, layer, head, options) {
     weights, rows, columns,
     error: (row, column) => maps.reduce((sum, map) => sum + map.error(row, column), 0) / maps.length,
     bound: (row, column) => maps.reduce((sum, map) => sum + map.bound(row, column), 0) / maps.length,
-    queries: rows.map((group) => nameOf(view.queries, group, options.words)),
-    keys: columns.map((group) => nameOf(keys, group, options.words)),
+    queries: rows.map((group) => nameOf(view.queries, group, whole)),
+    keys: columns.map((group) => nameOf(keys, group, whole)),
     normalized: norms === null && heads.every((one) => view.ranges[layer][one].normalized),
   };
 }

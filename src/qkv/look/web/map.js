@@ -26,9 +26,9 @@ export class MapView {
   /** @param {{hover: (row: number, column: number) => void,
    *    pick: (row: number | null, column: number | null, click: boolean) => void,
    *    range: (summary: import("./range.js").Summary) => import("./range.js").Range, coloured: () => void,
-   *    moved: () => void, label: string}} handlers `pick` has null for the axis whose label was not clicked,
+   *    moved: () => void, framed: () => void, open: () => void, label: string}} handlers `pick` has null for the axis whose label was not clicked,
    *    `range` chooses the colour range of a picture, `coloured` is called
-   *    when it changed, and `moved` when another part of the map is visible */
+   *    when it changed, `moved` when another part of the map is visible, `framed` when a frame was drawn, and `open` by Enter */
   constructor(handlers) {
     this.handlers = handlers;
     this.canvas = /** @type {HTMLCanvasElement} */ (
@@ -37,7 +37,7 @@ export class MapView {
         tabindex: 0,
         role: "img",
         "aria-label": handlers.label,
-        "aria-roledescription": "heatmap: arrow keys move, plus and minus zoom, 0 resets the zoom",
+        "aria-roledescription": "heatmap: arrow keys move, plus and minus zoom, 0 resets the zoom, Enter opens sentences",
       })
     );
     /** @type {MapData | null} */
@@ -49,6 +49,10 @@ export class MapView {
     /** the row that keeps its frame while the pointer is elsewhere @type {number | null} */
     this.pinned = null;
     this.reduction = /** @type {"max" | "mean"} */ ("max");
+    /** a frame: first row, first column, rows and columns @type {[number, number, number, number] | null} */
+    this.framed = null;
+    /** where a frame is drawn from @type {[number, number] | null} */
+    this.corner = null;
     /** @type {import("./colour.js").Palette | null} */
     this.palette = null;
     /** the colour range of the picture
@@ -68,7 +72,11 @@ export class MapView {
     this.dragged = null;
     this.canvas.addEventListener("pointermove", (event) => this.#onPointerMove(event));
     this.canvas.addEventListener("pointerdown", (event) => this.#onPointerDown(event));
-    for (const end of ["pointerup", "pointercancel"]) this.canvas.addEventListener(end, () => (this.dragged = null));
+    for (const end of ["pointerup", "pointercancel"]) this.canvas.addEventListener(end, () => {
+      this.dragged = null;
+      if (this.corner) handlers.framed();
+      this.corner = null;
+    });
     // If text around the map is selected, dragging would move the text.
     this.canvas.addEventListener("dragstart", (event) => event.preventDefault());
     this.canvas.addEventListener("wheel", (event) => this.#onWheel(event), { passive: false });
@@ -240,6 +248,12 @@ export class MapView {
     pen.strokeRect(box.x, pinned, box.width, height);
     pen.lineWidth = 2;
     pen.strokeRect(x, y, width, height);
+    if (this.framed) {
+      const [top, left, rows, columns] = this.framed;
+      const [down, across] = [box.height / part[2], box.width / part[3]];
+      pen.setLineDash([6, 4]);
+      pen.strokeRect(box.x + (left - part[1]) * across, box.y + (top - part[0]) * down, columns * across, rows * down);
+    }
     pen.restore();
   }
 
@@ -305,6 +319,11 @@ export class MapView {
       return;
     }
     const pair = this.at(event);
+    if (this.corner && pair) {
+      const [first, last] = [Math.min, Math.max].map((most) => pair.map((at, axis) => most(at, /** @type {number[]} */ (this.corner)[axis])));
+      this.framed = [first[0], first[1], last[0] - first[0] + 1, last[1] - first[1] + 1];
+      return this.draw();
+    }
     this.canvas.style.cursor = !pair && this.#labelAt(event) ? "pointer" : "";
     if (pair && (pair[0] !== this.cursor[0] || pair[1] !== this.cursor[1])) {
       this.cursor = pair;
@@ -319,6 +338,12 @@ export class MapView {
     const label = pair ? null : this.#labelAt(event);
     if (label) this.handlers.pick(...label, true);
     if (!pair || !this.mapData) return;
+    if (event.shiftKey) {
+      event.preventDefault(); // of a selection of text
+      [this.corner, this.framed] = [pair, [...pair, 1, 1]];
+      this.canvas.setPointerCapture(event.pointerId);
+      return this.draw();
+    }
     this.handlers.pick(...pair, true);
     if (this.part[2] < this.mapData.rows || this.part[3] < this.mapData.columns) {
       this.dragged = [event.clientX, event.clientY, this.part[0], this.part[1]];
@@ -358,6 +383,7 @@ export class MapView {
     } else if (event.key === "+" || event.key === "=") this.zoom(0.5, [row, column]);
     else if (event.key === "-") this.zoom(2, [row, column]);
     else if (event.key === "0") this.resetZoom();
+    else if (event.key === "Enter") this.handlers.open();
     else return;
     event.preventDefault();
     this.draw();

@@ -15,17 +15,22 @@ import { Tiles } from "./tiles.js";
 
 /** Load a map.
  *  @param {import("./source.js").Source} source @param {import("./comparison.js").Shown} shown
- *  @param {any} options `subtract`: the map that is subtracted; and those of `loadHead`
+ *  @param {any} options `subtract`: the map that is subtracted, `aligned`: its rows and columns from `alignViews`; and those of
+ *    `loadHead`
  *  @param {() => void} refresh called after a tile has been loaded @returns {Promise<Shown>} */
 export async function loadMap(source, shown, options, refresh) {
   const { view, index, layer, head } = shown;
   if (view.levels) return loadTiles(source, shown, refresh);
-  const other = options.subtract;
+  const { subtract: other, aligned } = options;
+  if (other && !(aligned.rows.pairs.length && aligned.columns.pairs.length)) {
+    throw Object.assign(new Error("The two texts have no token in common. Show them side by side."), { name: "NoCommonTokens" });
+  }
+  const groups = (/** @type {number} */ side) => other && [aligned.rows, aligned.columns].map(({ pairs }) => pairs.map((/** @type {any} */ pair) => pair[side]));
   const [own, subtracted] = await Promise.all([
-    loadHead(source, view, index, layer, head, options),
-    other ? loadHead(source, other.view, other.index, other.layer, other.head, options) : null,
+    loadHead(source, view, index, layer, head, { ...options, groups: groups(0) }),
+    other ? loadHead(source, other.view, other.index, other.layer, other.head, { ...options, groups: groups(1) }) : null,
   ]);
-  const matrix = subtracted ? subtract(own, subtracted) : own;
+  const matrix = subtracted ? subtract(own, subtracted, { queries: aligned.rows.names, keys: aligned.columns.names }) : own;
   const { weights, normalized, error, rows, columns } = matrix;
   const pixels = view.picture && source.pixels ? await source.pixels(index) : null;
   const width = matrix.keys.length;

@@ -1,6 +1,6 @@
-// Functions on dense maps: merge tokens into words, leave out special tokens, and reduce to the screen resolution.
+// Functions on dense maps: their largest weights, and their weights at the resolution of the screen.
 
-import { errorOfWeight, MASKED } from "./codes.js";
+import { MASKED } from "./codes.js";
 
 /** Name of the layer of maps over all heads, which are no heads. */
 export const ALL_HEADS = "all heads";
@@ -11,82 +11,6 @@ export const ALL_HEADS = "all heads";
  *  @property {string[]} queries
  *  @property {string[]} keys
  *  @property {(row: number, column: number) => number} error largest difference from the exact weight */
-
-/** Return lists of token indices, one for each group of tokens.
- *  @param {{tokens: string[], words: number[], special: boolean[], segments?: number[]}} side
- *  @param {boolean} whole group the tokens of each word
- *  @param {boolean} hide leave out special tokens
- *  @param {number} [segment] leave out tokens that do not belong to this text of a pair */
-export function groupsOf(side, whole, hide, segment = -1) {
-  /** @type {number[][]} */
-  const groups = [];
-  let last = -1;
-  side.tokens.forEach((_, i) => {
-    if ((hide && side.special[i]) || (segment >= 0 && side.segments?.[i] !== segment)) return;
-    if (whole && groups.length && side.words[i] >= 0 && side.words[i] === last) groups[groups.length - 1].push(i);
-    else groups.push([i]);
-    last = side.words[i];
-  });
-  return groups;
-}
-
-/** Return the index of the group of a token, or of the nearest group after or before it if the token is left out.
- *  @param {number[][] | undefined} groups undefined: each token is a group @param {number} token @param {number} count of groups */
-export function groupOfToken(groups, token, count) {
-  const at = groups ? groups.findIndex((group) => group[group.length - 1] >= token) : token;
-  return Math.max(0, Math.min(count - 1, at < 0 ? count : at));
-}
-
-/** Return the text of a group of tokens; that of a whole word is without the marks of its tokens.
- *  @param {{tokens: string[], pieces: string[]}} side @param {number[]} group @param {boolean} whole */
-export function nameOf(side, group, whole) {
-  return (whole && group.map((i) => side.pieces[i]).join("")) || side.tokens[group[0]];
-}
-
-/** Merge tokens into words: average over the tokens of a query and sum over the tokens of a key, which preserves
- *  the row sums (Clark et al. 2019). A word is masked if all its pairs are masked.
- *  @param {Float32Array} weights @param {number} width number of keys
- *  @param {number[][]} rows @param {number[][]} columns
- *  @returns {Float32Array} */
-export function merge(weights, width, rows, columns) {
-  if (areSingle(rows, weights.length / width) && areSingle(columns, width)) return weights;
-  const merged = new Float32Array(rows.length * columns.length);
-  rows.forEach((row, r) => {
-    columns.forEach((column, c) => {
-      let [sum, masked] = [0, true];
-      for (const i of row) {
-        for (const j of column) {
-          const weight = weights[i * width + j];
-          if (weight === MASKED) continue;
-          masked = false;
-          sum += weight;
-        }
-      }
-      merged[r * columns.length + c] = masked ? MASKED : sum / row.length;
-    });
-  });
-  return merged;
-}
-
-/** Return the function that bounds the error of a merged weight. The error of a single weight is 0, because its code
- *  has the digits that are shown, unless `always` is true.
- *  @param {import("./source.js").Weights} map before merging @param {number} width @param {number[][]} rows @param {number[][]} columns
- *  @param {boolean} [always] @param {number[] | null} [factors] of each key, by which the weights are multiplied
- *  @returns {(row: number, column: number) => number} */
-export function errorOf({ weights, error }, width, rows, columns, always = false, factors = null) {
-  return (r, c) => {
-    const [row, column] = [rows[r], columns[c]];
-    if (!always && !error && row.length * column.length === 1) return 0;
-    let sum = 0;
-    for (const i of row) for (const j of column) sum += errorOfWeight(weights[i * width + j], error) * (factors ? factors[j] : 1);
-    return sum / row.length;
-  };
-}
-
-/** Return whether groups are single tokens in their order. @param {number[][]} groups @param {number} count of tokens */
-function areSingle(groups, count) {
-  return groups.length === count && groups.every((group, i) => group.length === 1 && group[0] === i);
-}
 
 /** Return the number of keys of each query that are not masked.
  *  @param {Float32Array} weights @param {number} width @returns {Uint32Array} */

@@ -1,6 +1,7 @@
 // The image whose patches are tokens: the more weight a patch has for the selected query, the brighter it is.
 
 import { createElement } from "./dom.js";
+import { patchOf } from "./groups.js";
 
 /** Brightness of a patch without weight, so that the image stays recognizable. */
 const DIM = 0.22;
@@ -13,15 +14,24 @@ const DIM = 0.22;
  *  @property {number} query patch that is the query; −1: none @property {number} key patch that is the key; −1: none */
 
 export class Picture {
-  /** @param {(patch: number) => void} hover @param {(patch: number) => void} pick */
-  constructor(hover, pick) {
+  /** @param {(patch: number) => void} hover @param {(patch: number) => void} pick
+   *  @param {(name: string) => void} region called with the corners of a region that was drawn */
+  constructor(hover, pick, region) {
     this.canvas = /** @type {HTMLCanvasElement} */ (createElement("canvas", { class: "picture", role: "img" }));
     this.element = createElement("div", { class: "between", hidden: true }, [this.canvas]);
     /** @type {Patches | null} */
     this.patches = null;
     this.frame = 0;
     this.canvas.addEventListener("pointermove", (event) => event.pointerType !== "touch" && this.#act(event, hover));
-    this.canvas.addEventListener("click", (event) => this.#act(event, pick));
+    /** where a region is drawn from @type {number | null} */
+    this.corner = null;
+    this.canvas.addEventListener("pointerdown", (event) => event.shiftKey && this.#act(event, (patch) => (this.corner = patch)));
+    this.canvas.addEventListener("click", (event) => this.#act(event, (patch) => {
+      const corner = this.corner;
+      this.corner = null;
+      if (corner === null || !this.patches) pick(patch);
+      else region([corner, patch].map(this.patches.name).join("–"));
+    }));
     new ResizeObserver(() => this.#later()).observe(this.canvas);
   }
 
@@ -108,12 +118,8 @@ export class Picture {
   }
 }
 
-/** Return the patch of each group of tokens, −1 for other tokens, and the grid of patches. The patches are stated for each
- *  token, or are the last tokens.
- *  @param {import("./detail.js").Side & {patches?: number[]}} side @param {number[][]} groups */
+/** Return the patch of each group of tokens, −1 for other tokens, and the grid of patches.
+ *  @param {import("./detail.js").Side} side @param {number[][]} groups */
 export function patchesOf(side, groups) {
-  const grid = /** @type {any} */ (side.grid);
-  const first = grid ? side.tokens.length - grid[0] * grid[1] : 0;
-  const patch = (/** @type {number} */ token) => (side.patches ? side.patches[token] : grid && token >= first ? token - first : -1);
-  return { grid, patches: groups.map((group) => patch(group[0])) };
+  return { grid: /** @type {any} */ (side.grid), patches: groups.map((group) => patchOf(side, group[0])) };
 }

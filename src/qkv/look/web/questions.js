@@ -31,11 +31,11 @@ export function missingParts(meta, source) {
 
 export class Questions {
   /** @param {any} meta @param {import("./source.js").Source} source @param {Asked} state
-   *  @param {{go: (view: number, layer: number, head: number, query: number, key: number) => void,
-   *    goQuery: (query: number) => void, changed: () => void}} handlers */
-  constructor(meta, source, state, handlers) {
+   *  @param {{go: (view: number, layer: number, head: number, query: number[], key: number[]) => void,
+   *    goQuery: (query: number) => void, changed: () => void}} handlers @param {() => number} shown index of the shown view */
+  constructor(meta, source, state, handlers, shown) {
     const live = meta.views.some((/** @type {any} */ view) => view.live);
-    this.search = new HeadSearch(meta, source, state.ask, { go: handlers.go, changed: (asked) => { state.ask = asked; handlers.changed(); } });
+    this.search = new HeadSearch(meta, source, state.ask, { shown, go: handlers.go, changed: (asked) => { state.ask = asked; handlers.changed(); } });
     this.effect = new HeadEffect(source, state.change, { go: handlers.goQuery, changed: (changes) => { state.change = changes; handlers.changed(); } });
     this.pair = new PairParts(source);
     const opened = new Set(state.open.split(","));
@@ -65,6 +65,15 @@ export class Questions {
     this.place = null;
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.waiting = undefined;
+  }
+
+  /** Rank the heads by their attention from one passage to another. @param {string[]} spans */
+  askFor(spans) {
+    const section = this.sections.find((one) => one.dataset.question === "search");
+    if (!section) return;
+    section.open = true;
+    [this.search.query.value, this.search.key.value] = spans;
+    this.search.ask();
   }
 
   /** Answer the open questions for another pair. @param {Place | null} place */

@@ -30,10 +30,8 @@ export const TILE_SIZE = 256;
  *    vector of a pair
  *  @property {string} [digits] how a file stores weights
  *  @property {(view: number, query: number, key: number) => Promise<number>} [flow] attention flow of a pair of tokens
- *  @property {(view: number, other: number) => Promise<[number, number, number][]>} [differences] layer, head and distance
- *    of the heads that differ most between two views
- *  @property {(view: number, other: number) => Promise<number[][]>} [pairDifferences] layer, head, query, key and both
- *    weights of the pairs that differ most between two views
+ *  @property {(view: number, other: number) => Promise<[number[][], number[][]]>} [differences] between two views: layer, head
+ *    and distance of each head, and layer, head, query, key and both weights of the pairs that differ most
  *  @property {(view: number, query: number, heads: [number, number, number][]) => Promise<any>} [effect] of scaled heads,
  *    given by layer, head and percent
  *  @property {(view: number, layer: number, head: number, query: number, key: number) => Promise<string>} [weight] of a
@@ -56,7 +54,6 @@ function fromRequests(meta, send) {
     valueNorms: (...place) => json("value_norms", ...place),
     predictions: (view) => json("predictions", view),
     differences: (...views) => json("differences", ...views),
-    pairDifferences: (...views) => json("pair_differences", ...views),
     effect: (view, query, heads) => json("effect", view, query, ...heads.flat()),
     pair: (...place) => json("pair", ...place),
     weight: (...place) => json("weight", ...place),

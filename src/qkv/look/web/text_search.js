@@ -1,7 +1,7 @@
 // The field that finds text in the tokens of the shown view, wherever they are.
 
 import { createElement } from "./dom.js";
-import { findText } from "./find.js";
+import { groupsOf } from "./groups.js";
 
 export class TextSearch {
   /** @param {string} text of the link
@@ -51,4 +51,32 @@ export class TextSearch {
     else go(firsts[index], detail.key);
     report(`${index + 1} of ${firsts.length}`);
   }
+}
+
+/** Return the ranges of tokens that contain a part of each occurrence of a text, ignoring case. Words are separated by
+ *  one space; the text of single tokens, such as `##ness`, is found, too.
+ *  @param {import("./detail.js").Side} axis @param {string} query @returns {[number, number][]} */
+function findText(axis, query) {
+  const wanted = query.trim().toLowerCase().replace(/\s+/g, " ");
+  if (!wanted) return [];
+  let text = "";
+  // The token of each letter; a space between words belongs to the token before it.
+  /** @type {number[]} */
+  const owners = [];
+  for (const group of groupsOf(axis, "words")) {
+    for (const i of group) {
+      const piece = axis.pieces[i].toLowerCase().trim();
+      text += piece;
+      for (let letter = 0; letter < piece.length; letter++) owners.push(i);
+    }
+    text += " ";
+    owners.push(group[group.length - 1]);
+  }
+  /** @type {[number, number][]} */
+  const found = [];
+  for (let at = text.indexOf(wanted); at >= 0; at = text.indexOf(wanted, at + wanted.length)) {
+    found.push([owners[at], owners[at + wanted.length - 1] + 1]);
+  }
+  if (found.length) return found;
+  return axis.tokens.flatMap((token, i) => (token.toLowerCase().includes(wanted) ? [/** @type {[number, number]} */ ([i, i + 1])] : []));
 }

@@ -1,0 +1,266 @@
+"""Groups of tokens, such as words, sentences and phrases, the weights between them, and groups that two texts share.
+
+The weight from one group to another is the mean over the tokens of the query, and the sum over those of the key, so
+that the weights of a row sum to the same number as before (Clark et al. 2019).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from qkv.core.typing import Bool, Num
+from qkv.errors import OptionError
+from qkv.look.token_axis import Span, TokenAxis
+
+__all__ = ["Alignment", "Group", "align_axes", "align_tokens", "find_phrase", "group_tokens", "merge", "merge_allowed"]
+
+Group = tuple[int, ...]
+"""The indices of some tokens in increasing order."""
+
+_Place = tuple[int, tuple[float, float]]
+"""A token with the beginning and the end of its place in a text."""
+UNITS = ("tokens", "words", "sentences")
+_MAX_CELLS = 4_000_000
+"""Maximum size of the table of the alignment, which takes about 2 s."""
+_REGION = re.compile(r"(\d+),(\d+)\s*[–-]\s*(\d+),(\d+)")
+"""A rectangle of patches, from the row and column of one corner to those of the opposite one."""
+
+
+def group_tokens(axis: TokenAxis, unit: str) -> list[Group]:
+    """Return the groups of an axis: tokens, words or sentences. Tokens that belong to none are groups of their own.
+
+    Raises:
+        OptionError: the unit is none of these.
+
+    Example:
+        >>> axis = TokenAxis(("[CLS]", "un", "##do"), ("[CLS]", "un", "do"), (-1, 0, 0), (True, False, False))
+        >>> group_tokens(axis, "words")
+        [(0,), (1, 2)]
+    """
+    if unit not in UNITS:
+        raise OptionError(f"unit must be one of {', '.join(UNITS)}, got {unit!r}. Choose one of them.")
+    if unit == "tokens":
+        return [(i,) for i in range(len(axis.tokens))]
+    owners = axis.words if unit == "words" else axis.sentences
+    groups: list[Group] = []
+    for owner, tokens in groupby(range(len(owners)), lambda i: owners[i]):
+        found = tuple(tokens)
+        groups += [found] if owner >= 0 else [(i,) for i in found]
+    return groups
+
+
+def find_phrase(axis: TokenAxis, phrase: str) -> list[Group]:
+    """Return the tokens of each place at which a phrase occurs as whole words, ignoring case.
+
+    If the words of the phrase occur nowhere, single tokens with this text are found, such as `##ness`. On the patches
+    of an image, `2,3–5,6` is the region between these rows and columns.
+
+    Example:
+        >>> find_phrase(TokenAxis.from_words("the cat saw The Cat there".split()), "the cat")
+        [(0, 1), (3, 4)]
+    """
+    region = _REGION.fullmatch(phrase.strip())
+    if region and axis.grid:
+        return _find_region(axis, axis.grid, *map(int, region.groups()))
+    phrase_words = phrase.casefold().split()
+    if not phrase_words:
+        return []
+    groups = group_tokens(axis, "words")
+    words = ["".join(axis.pieces[i] for i in group).strip().casefold() for group in groups]
+    found: list[Group] = []
+    at = 0
+    while at + len(phrase_words) <= len(words):
+        if words[at : at + len(phrase_words)] == phrase_words:
+            found.append(sum(groups[at : at + len(phrase_words)], ()))
+            at += len(phrase_words)
+        else:
+            at += 1
+    text = phrase.strip().casefold()
+    return found or [(i,) for i, token in enumerate(axis.tokens) if token.casefold() == text]
+
+
+def _find_region(axis: TokenAxis, grid: Span, top: int, left: int, bottom: int, right: int) -> list[Group]:
+    """Return the tokens of the patches of a rectangle, as one group; none if it has no token."""
+    count = len(axis.tokens)
+    patches = axis.patches or [i - count + grid[0] * grid[1] for i in range(count)]
+    (top, bottom), (left, right) = sorted((top, bottom)), sorted((left, right))
+    inside = [
+        patch >= 0 and top <= patch // grid[1] <= bottom and left <= patch % grid[1] <= right for patch in patches
+    ]
+    return [tuple(np.flatnonzero(inside).tolist())] if any(inside) else []
+
+
+def merge(
+    weights: Num[np.ndarray, "*heads q k"], rows: Sequence[Group], columns: Sequence[Group]
+) -> Num[np.ndarray, "*heads rows columns"]:
+    """Return the weights between groups of queries and groups of keys: mean over the queries, sum over the keys.
+
+    Example:
+        >>> merge(np.array([[0.5, 0.25, 0.25], [0.0, 0.5, 0.5]]), [(0, 1)], [(0,), (1, 2)]).tolist()
+        [[0.25, 0.75]]
+    """
+    counts = np.array([len(row) for row in rows], weights.dtype)[:, None]
+    return _reduce(np.add, _reduce(np.add, weights, rows, -2) / counts, columns, -1)
+
+
+def merge_allowed(
+    allowed: Bool[np.ndarray, "*heads q k"], rows: Sequence[Group], columns: Sequence[Group]
+) -> Bool[np.ndarray, "*heads rows columns"]:
+    """Return whether any query of a group may attend to any key of another group."""
+    return _reduce(np.logical_or, _reduce(np.logical_or, allowed, rows, -2), columns, -1)
+
+
+def _reduce(operation: np.ufunc, array: np.ndarray, groups: Sequence[Group], axis: int) -> np.ndarray:
+    order = [i for group in groups for i in group]
+    taken = array if order == list(range(array.shape[axis])) else np.take(array, order, axis)
+    if len(order) == len(groups):
+        return taken
+    starts = np.cumsum([0, *(len(group) for group in groups[:-1])])
+    return operation.reduceat(taken, starts, axis)
+
+
+class Alignment(NamedTuple):
+    """Groups of tokens that correspond to each other in two texts, and the tokens that correspond to none.
+
+    Attributes:
+        pairs: the tokens of the first and of the second text of each pair of groups, in increasing order.
+        others: the other tokens of the first and of the second text.
+    """
+
+    pairs: tuple[tuple[Group, Group], ...]
+    others: tuple[Group, Group]
+
+    def groups(self, side: int) -> list[Group]:
+        """Return the groups of the first (0) or second (1) text."""
+        return [pair[side] for pair in self.pairs]
+
+
+def align_axes(first: TokenAxis, second: TokenAxis, same_tokenizer: bool = True) -> Alignment:
+    """Return the groups of tokens that correspond to each other on two axes.
+
+    In one text, these are the smallest ranges of characters that both tokenizations divide in the same way: a token
+    where the tokens are the same, and otherwise mostly a word. Special tokens that stand for no text correspond to
+    those at the same place. In two texts, tokens are aligned by `align_tokens`, or words if the tokenizers differ, and
+    words that are equal are divided further, as one text is.
+
+    Example:
+        >>> one = TokenAxis(("un", "##do", "it"), ("un", "do", "it"), (0, 0, 1), (False,) * 3)
+        >>> other = TokenAxis(("und", "o", "␣it"), ("und", "o", "it"), (0, 0, 1), (False,) * 3)
+        >>> align_axes(one, other).pairs
+        (((0, 1), (0, 1)), ((2,), (2,)))
+    """
+    if first.text == second.text:
+        places = tuple(list(_places(axis)) for axis in (first, second))
+    else:
+        places = _common_places(first, second, "tokens" if same_tokenizer else "words")
+    # Tokens whose places overlap belong to one group.
+    found = sorted((place, side, token) for side, side_places in enumerate(places) for token, place in side_places)
+    groups: list[tuple[list[int], list[int]]] = []
+    end = -math.inf
+    for (start, stop), side, token in found:
+        if start >= end:
+            groups.append(([], []))
+        groups[-1][side].append(token)
+        end = max(end, stop)
+    pairs = tuple((tuple(sorted(a)), tuple(sorted(b))) for a, b in groups if a and b)
+    aligned = [{i for pair in pairs for i in pair[side]} for side in (0, 1)]
+    counts = len(first.tokens), len(second.tokens)
+    one, other = (tuple(i for i in range(counts[side]) if i not in aligned[side]) for side in (0, 1))
+    return Alignment(pairs, (one, other))
+
+
+def _places(axis: TokenAxis) -> Iterator[_Place]:
+    """Return each token with its place: four units per character, between which are tokens that stand for no text."""
+    order: dict[tuple[int, bool], int] = {}
+    for i, (start, stop) in enumerate(axis.spans):
+        if start < stop:
+            yield i, (4 * start, 4 * stop - 3)
+            continue
+        kind = start, axis.special[i]
+        order[kind] = order.get(kind, -1) + 1
+        place = 4 * start - (2 if axis.special[i] else 1) + order[kind] * 2**-20
+        yield i, (place, place + 2**-20)
+
+
+def _common_places(first: TokenAxis, second: TokenAxis, unit: str) -> tuple[list[_Place], ...]:
+    """Return the tokens of units that correspond to each other in two texts, with their characters in a common text."""
+    both = first, second
+    units = [group_tokens(axis, unit) for axis in both]
+    texts = [
+        [axis.tokens[group[0]] if unit == "tokens" else axis.name(group).lower() for group in groups]
+        for axis, groups in zip(both, units, strict=True)
+    ]
+    places: tuple[list[_Place], ...] = ([], [])
+    start = 0
+    for pair in align_tokens(*texts):
+        a, b = (texts[side][pair[side]] for side in (0, 1))
+        length = max(len(a), 1)
+        for side, axis in enumerate(both):
+            group = units[side][pair[side]]
+            offset = start - axis.spans[group[0]][0]
+            for i in group:
+                whole = a != b or len(group) == 1 or axis.spans[i][0] == axis.spans[i][1]
+                own = (start, start + length) if whole else (axis.spans[i][0] + offset, axis.spans[i][1] + offset)
+                places[side].append((i, own))
+        start += length
+    return places
+
+
+def align_tokens(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the pairs of indices of tokens that correspond to each other in two texts, in increasing order.
+
+    These are the tokens of a longest common subsequence, and between them the tokens of passages of equal length. Texts
+    of very different long passages are compared position by position if these have the same length.
+
+    Example:
+        >>> align_tokens("the dog was happy".split(), "the old dog was sad".split())
+        [(0, 0), (1, 2), (2, 3), (3, 4)]
+    """
+    start = 0
+    shorter = min(len(first), len(second))
+    while start < shorter and first[start] == second[start]:
+        start += 1
+    end = 0
+    while end < shorter - start and first[-1 - end] == second[-1 - end]:
+        end += 1
+    a, b = first[start : len(first) - end], second[start : len(second) - end]
+    anchors = [(i, i) for i in range(start)]
+    anchors += [(start + i, start + j) for i, j in _common(a, b)]
+    anchors += [(len(first) - end + i, len(second) - end + i) for i in range(end)]
+    pairs: list[tuple[int, int]] = []
+    last = (-1, -1)
+    for anchor in [*anchors, (len(first), len(second))]:
+        gap = anchor[0] - last[0]
+        if gap == anchor[1] - last[1]:
+            pairs += [(last[0] + i, last[1] + i) for i in range(1, gap)]
+        pairs.append(anchor)
+        last = anchor
+    return pairs[:-1]
+
+
+def _common(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
+    """Return a longest common subsequence as pairs of indices."""
+    if len(a) * len(b) > _MAX_CELLS:
+        return []
+    lengths = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    for i in range(len(a) - 1, -1, -1):
+        row, below = lengths[i], lengths[i + 1]
+        for j in range(len(b) - 1, -1, -1):
+            row[j] = below[j + 1] + 1 if a[i] == b[j] else max(below[j], row[j + 1])
+    found: list[tuple[int, int]] = []
+    i = j = 0
+    while i < len(a) and j < len(b):
+        if a[i] == b[j]:
+            found.append((i, j))
+            i, j = i + 1, j + 1
+        elif lengths[i + 1][j] >= lengths[i][j + 1]:
+            i += 1
+        else:
+            j += 1
+    return found
