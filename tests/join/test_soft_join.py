@@ -126,13 +126,13 @@ def test_lists_and_grids_of_pairs_have_the_same_similarities():
 
 
 def test_equal_cells_have_similarity_one_and_missing_cells_are_marked():
-    row = {"name": "Anna Berg", "phone": "213/857-0034", "abv": "8.70 %", "note": "-"}
-    other = {"name": "` anna berg '", "phone": "213 857 0034", "abv": "8.7", "note": "word"}
-    fields = fields_of([row], [other], ("name", "phone", "abv", "note"))
-    assert [field.kind for field in fields] == ["text", "code", "number", "text"]
+    row = {"name": "Anna Berg", "phone": "213/857-0034", "abv": "8.70 %", "price": 105.3, "paid": True, "note": "-"}
+    other = {"name": "` anna berg '", "phone": "213 857 0034", "abv": "8.7", "price": "105,3", "paid": "true"}
+    fields = fields_of([row], [other | {"note": "word"}], tuple(row))
+    assert [field.kind for field in fields] == ["text", "code", "number", "text", "text", "text"]
     measures = ComparisonVectors(fields)
     found = dict(zip(measures.names, measures.compute(PairList(np.array([0]), np.array([0])))[0].tolist(), strict=True))
-    for column in ("name", "phone", "abv"):
+    for column in ("name", "phone", "abv", "price", "paid"):
         # A name without digits has similarity 0 in the measure of digits.
         own = {name: value for (col, name), value in found.items() if col == column and name != "digits"}
         assert own.pop("missing") == 0
@@ -150,6 +150,8 @@ def test_equal_cells_have_similarity_one_and_missing_cells_are_marked():
         ([1.5, 2.25, 3.0], "number"),
         (["212/245-5336", "404 351 9533"], "code"),
         (["5.60 %", "-", "12 %"], "number"),
+        (["1,203.5", "12"], "number"),
+        (["5,3", "12,2"], "text"),
         (["12 Main Street", "3 Elm Road"], "text"),
         ([None, None], "text"),
     ],

@@ -36,7 +36,7 @@ COMPARED_AS: tuple[ComparedAs, ...] = get_args(ComparedAs)
 _CLITIC = re.compile(r"\s*['’`_]\s*(?=[^\W\d_]{1,2}\b)")
 _ACCENT = re.compile("[\u0300-\u036f]")
 _WORD = re.compile(r"[^\W_]+")
-_NUMBER = re.compile(r"^[^\w+-]*([+-]?\d[\d,]*(?:\.\d+)?)\s*[^\w]*$")
+_NUMBER = re.compile(r"^[^\w+-]*([+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)\s*[^\w]*$")
 _MIN_SHARE = 0.9
 _MIN_DIGITS = 4
 
@@ -154,8 +154,11 @@ def _as_texts(column: Column) -> Shaped[np.ndarray, " rows"]:
     """Return the cells of a column as an array of strings, with "" for missing cells."""
     if column.original is not None:
         return np.array(["" if text is None else str(text) for text in column.original], dtype=object)
-    timestamps = column.kind == "timestamp"
-    texts = [str(column.timestamp(cell)) if timestamps else f"{cell:.15g}" for cell in column.numbers(column.cells)]
+    if column.kind == "boolean":
+        texts = ["true" if cell else "false" for cell in column.cells]
+    else:
+        timestamps = column.kind == "timestamp"
+        texts = [str(column.timestamp(cell)) if timestamps else f"{cell:.15g}" for cell in column.numbers(column.cells)]
     return np.where(column.missing, "", np.array(texts, dtype=object))
 
 
