@@ -92,21 +92,6 @@ def test_a_wide_boxcar_finds_every_query_within_the_keys(tmp_path):
             assert all(database.ask([0.05, 0.5, 0.95], score="boxcar", aggregate=aggregate).found)
 
 
-def test_there_is_no_bias_at_the_edges():
-    draw = np.random.default_rng(1)
-    bias = {"mean": [], "local-linear": []}
-    for _ in range(40 if LONG else 20):
-        x = draw.random(300)
-        database = Database.open({"x": x, "v": 10 * x + draw.normal(size=300)}, "x", "v")
-        for aggregate, errors in bias.items():
-            errors.append(
-                database.ask([0.0, 1.0], aggregate=aggregate, score="gaussian:0.3").value - np.array([0.0, 10.0])
-            )
-    mean, line = (np.mean(errors, axis=0) for errors in bias.values())
-    assert mean[0] > 0.5 > 0.15 > abs(line[0])
-    assert mean[1] < -0.5 < -0.15 < -abs(line[1])
-
-
 def test_dates_have_a_gradient_per_day_and_in_days(tmp_path):
     days = [dt.date(2020, 1, 1) + dt.timedelta(days=n) for n in range(60)]
     table = pa.table(

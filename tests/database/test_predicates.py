@@ -16,36 +16,9 @@ from qkv.errors import QkvError, QueryError
 from tests.effort import seeds
 
 NAMES = [
-    *(
-        "__qkv_row",
-        "__QKV_ROW",
-        "__qkv_present",
-        "row_",
-        "ROW_",
-        "row__",
-        "exists_",
-        "Exists__",
-        "rowid",
-        "data",
-        "x",
-        "t",
-    ),
-    *(
-        "n",
-        "y",
-        "cell",
-        "texts",
-        "value",
-        "query",
-        'a"b',
-        "a b",
-        "select",
-        "1",
-        "é",
-        "count(*)",
-        "memory",
-        "current_date",
-    ),
+    *("__qkv_row", "__QKV_ROW", "__qkv_present", "row_", "ROW_", "row__", "exists_", "Exists__", "rowid", "data"),
+    *("x", "t", "n", "y", "cell", "texts", "value", "query", 'a"b', "a b", "select", "1", "é", "count(*)"),
+    *("memory", "current_date"),
 ]
 SOURCES = ["memory", "store", "streamed"]
 
