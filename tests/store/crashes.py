@@ -1,68 +1,45 @@
-"""A writer that is killed, and what must be left of its store."""
+"""Processes that are killed at each of their calls to the disk."""
 
 import os
-import random
-import shutil
 import signal
-import subprocess
-import sys
-import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from qkv import store as stores
-from qkv.store import disk
-from qkv.testing.stores import ids_of, numbered
-
-__all__ = ["WRITER", "check_crash", "die_at", "expected", "killed"]
-
-WRITER = Path(__file__).with_name("writer.py")
+__all__ = ["killed_at_each_call"]
 
 
-def expected(steps: int) -> list[int]:
-    """The ids after this many steps of `writer.py crash`."""
-    ids: list[int] = []
-    for step in range(steps):
-        kind = step % 4
-        if kind in (0, 1):
-            ids += range(100 * step, 100 * step + 50)
-        elif kind == 2:
-            ids = [i for i in ids if i % 7 != step % 7]
-    return ids
+def killed_at_each_call(
+    work: Callable[[], object],
+    prepare: Callable[[], object] = lambda: None,
+    calls: range = range(1, 300),
+) -> Iterator[tuple[int, bool]]:
+    """Let a forked process do some work and die at its n-th call to the disk, for each n until the work is done.
+
+    Yields n, and whether the process died. Tests that fork ignore the warnings of JAX and Lance, which other tests of
+    the same process may have loaded.
+
+    Args:
+        work: what the process does.
+        prepare: runs in this process before each fork.
+        calls: the numbers n.
+    """
+    for call in calls:
+        prepare()
+        pid = os.fork()
+        if pid == 0:
+            _die_at(call)
+            try:
+                work()
+            finally:
+                os._exit(0)
+        died = os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+        yield call, died
+        if not died:
+            return
+    raise AssertionError(f"the work makes more than {calls[-1]} calls")
 
 
-def crash(path: Path, seed: int, backend: str) -> int:
-    """Kill a writer at a random moment of its work; returns how many steps it had acknowledged."""
-    shutil.rmtree(path, ignore_errors=True)
-    stores.create(path, numbered(0, 1).schema, backend=backend)
-    return killed([str(WRITER), "crash", str(path)], seed)
-
-
-def killed(script: list[str], seed: int) -> int:
-    """Kill a process that says `ready`, and then when a step is done, at a random moment; how many it did."""
-    command = [sys.executable, *script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "ready\n"
-        time.sleep(random.Random(seed).uniform(0.0, 0.25))
-        writer.send_signal(signal.SIGKILL)
-        return len(writer.stdout.read().split())
-
-
-def check_crash(path: Path, seed: int, backend: str) -> None:
-    """What a killed writer leaves is what it acknowledged, or one step more; and it can be gone on with."""
-    done = crash(path, seed, backend)
-    store = stores.open(path)
-    assert ids_of(store) in (expected(done), expected(done + 1)), f"after {done} steps"
-    assert store.verify() == []
-    # What the crash left behind is in nobody's way, and is swept up.
-    rows = len(store)
-    store.append(numbered(10**6, 10**6 + 3))
-    store.compact(keep=1)
-    assert len(stores.open(path)) == rows + 3
-    assert not [p for p in path.rglob("*") if p.name.startswith(disk.TEMPORARY)]
-
-
-def die_at(call: int) -> None:
+def _die_at(call: int) -> None:
     """Kill this process at its n-th sync, renaming or removal."""
     calls = 0
 

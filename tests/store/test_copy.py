@@ -20,7 +20,7 @@ from qkv.errors import DataError, StoreFullError
 from qkv.store import row_files
 from qkv.testing.stores import ids_of, numbered
 
-from .crashes import die_at
+from .crashes import killed_at_each_call
 
 EXACT = {
     "id": pa.array([2**63 - 1, None, -(2**63)], pa.int64()),
@@ -159,26 +159,19 @@ def test_a_copy_killed_at_a_call_to_the_disk_leaves_nothing_or_a_whole_store(
 ) -> None:
     store = stores.create(path, numbered(0, 1).schema, attached={"a.bin": b"a"}, tables=[numbered(0, 40)])
     target, found = path.with_name("copy"), set[int]()
-    for call in range(1 if step == 1 else 4, 100, step):
+
+    def prepare() -> None:
         shutil.rmtree(target, ignore_errors=True)
         if overwrite:
             stores.create(target, numbered(0, 1).schema, tables=[numbered(0, 7)])
-        pid = os.fork()
-        if pid == 0:
-            die_at(call)
-            try:
-                stores.copy(store, target, overwrite=overwrite)
-            finally:
-                os._exit(0)
-        died = os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+
+    calls = range(1 if step == 1 else 4, 100, step)
+    for call, _ in killed_at_each_call(lambda: stores.copy(store, target, overwrite=overwrite), prepare, calls):
         found.add(len(stores.open(target)) if target.exists() else 0)
         if target.exists():
             assert stores.verify(target).damages == ()
         assert ids_of(stores.copy(store, target, overwrite=True)) == list(range(40))  # the same command again
         assert sorted(each.name for each in path.parent.iterdir()) == ["copy", "store"], f"leftovers at {call}"
-        if not died:
-            break
-    assert not died
     assert found == {7 if overwrite else 0, 40}
 
 

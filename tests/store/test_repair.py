@@ -17,7 +17,7 @@ from qkv.store.manifest import manifest_path, numbers, read_manifest
 from qkv.testing.stores import ids_of, numbered
 from tests.effort import seeds
 
-from .crashes import die_at
+from .crashes import killed_at_each_call
 
 
 @dataclass(frozen=True)
@@ -297,16 +297,8 @@ def test_a_repair_killed_at_a_call_to_the_disk_can_be_repeated(
     wanted = stores.repair(damaged(path))
     store = stores.open(path)
     expected = {version.number: ids_of(store.at(version.number)) for version in store.versions()}
-    for call in range(1, 300, step):
-        broken = damaged(tmp_path / "broken")
-        pid = os.fork()
-        if pid == 0:
-            die_at(call)
-            try:
-                stores.repair(broken)
-            finally:
-                os._exit(0)
-        died = os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    broken = tmp_path / "broken"
+    for call, _ in killed_at_each_call(lambda: stores.repair(broken), lambda: damaged(broken), range(1, 300, step)):
         stores.repair(broken)
         assert stores.verify(broken).damages == (), call
         store = stores.open(broken)
@@ -315,9 +307,6 @@ def test_a_repair_killed_at_a_call_to_the_disk_can_be_repeated(
         assert {number: ids for number, ids in found.items() if number <= newest} == {
             number: ids for number, ids in expected.items() if number <= newest
         }, call
-        if not died:
-            break
-    assert not died
     assert call > 28
 
 
