@@ -255,14 +255,6 @@ def test_options_that_are_not_allowed_are_refused(options, says):
         AttentionRegressor(**options).fit(X, Y)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 9, 17])
-def test_tables_of_few_rows_are_fitted(rows):
-    model = AttentionRegressor(random_state=0, max_steps=5).fit(X[:rows], Y[:rows])
-    assert np.isfinite(model.predict(NEW)).all()
-    assert np.isfinite(model.explain_rows(NEW).weights).all()
-    assert (model.explain_rows(NEW).rows < rows).all()
-
-
 def test_a_progress_bar_is_shown_if_verbose_or_on_a_terminal(capsys):
     quick().fit(X, Y)
     assert capsys.readouterr().err == ""
