@@ -9,7 +9,7 @@ import pytest
 from qkv import masks, scores
 from qkv.database import Database, choice_cache
 from qkv.database.execute import block_scan, row_reader, statistics
-from qkv.errors import DataError, OptionError, QueryError, RefusedError
+from qkv.errors import DataError, OptionError, RefusedError
 from qkv.estimators.regression import bandwidth
 from qkv.store import row_files
 from tests.effort import sample
@@ -239,11 +239,6 @@ def test_a_predicate_sees_all_rows_but_no_deleted_one(folder):
     assert far.ask(0.2, where="count % 9 = 4").reason == "no row satisfies the predicate"
 
 
-def test_a_predicate_that_does_not_run_is_refused_with_the_columns(folder):
-    with pytest.raises(QueryError, match="columns x, y, count"):
-        both(folder, "x", "value")[1].ask(0.2, where="colour = 3")
-
-
 def test_a_mask_of_rows_is_applied_and_another_mask_is_refused(folder):
     near, _ = both(folder, "x", "value")
     rows = near.table.num_rows
@@ -284,19 +279,6 @@ def test_a_stochastic_normalizer_is_refused_for_streamed_rows(folder, normalizer
     assert near.ask(0.2, normalizer=normalizer, seed=1).found
     with pytest.raises(RefusedError, match="more memory"):
         far.ask(0.2, normalizer=normalizer, seed=1)
-
-
-def test_a_score_that_does_not_fit_the_key_is_refused_with_one_message(folder):
-    for each in both(folder, "name", "value"):
-        with pytest.raises(QueryError, match="Gaussian"):
-            each.ask("aaa", score=scores.Gaussian(1.0))
-
-
-def test_equal_keys_beyond_ten_all_take_part(tmp_path):
-    rows = {"name": [f"n{i % 12}" for i in range(600)], "value": np.arange(600.0).tolist()}
-    Database.create(tmp_path / "store", rows, "name", "value")
-    _, far = same(tmp_path / "store", "name", "value", ["n3"], top=100)
-    assert far[0].perplexity == pytest.approx(50)
 
 
 def test_a_tie_of_votes_goes_to_the_row_that_comes_first(tmp_path):

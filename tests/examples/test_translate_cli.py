@@ -218,36 +218,3 @@ def test_the_recorded_runs_are_commands_that_parse_and_differ_in_the_score_alone
             differences = found[group[0]].differences(found[name])
             assert {flag for flag, *_ in differences} <= {"--score"}
     assert {found[name].score for name in found if name.startswith("short-")} == set(SCORE_NAMES) - {"none"}
-
-
-def test_a_table_has_a_row_for_each_result_and_names_the_runs_that_are_missing(tmp_path):
-    good = {"bleu": 31.26, "plus_minus": 1.04, "sentences": 10, "references": 12, "signature": "sig"}
-    measured = {
-        "parameters": 3_000_000,
-        "all": good,
-        "long": good | {"bleu": 7.0},
-        "long_words": 8,
-        "beam": 4,
-    }
-    facts = {
-        "date": "2026-01-02",
-        "machine": {"cpu": "Some", "cores": 2, "instructions": ["avx2"], "threads": 1},
-        "versions": {"torch": "2.6"},
-        "training": {"step": 4000, "cpu_seconds": 990, "tokens": 5_000_000, "peak_mib": 900},
-        "watched": [[500, 3.0], [1000, 2.0]],
-    }
-    for name, score, copied in (
-        ("gru-additive", "additive", {"copies": 10, "aligned": 9, "by_chance": 1.2}),
-        ("short-gated", "gated", None),
-    ):
-        result = facts | {"run": name, "options": {"score": score}, "measured": measured | {"copies": copied}}
-        (tmp_path / f"{name}.json").write_text(json.dumps(result))
-    found = tables(tmp_path)
-    assert "| gru-additive | 3.0 M | 4,000 | 16 | 2.000 | 31.3 ± 1.0 | 7.0 ± 1.0 | 90% (chance 12%) |" in (
-        found["models"].splitlines()
-    )
-    assert "Not run yet: gru-none, transformer." in found["models"]
-    assert "| gated | 31.3 ± 1.0 | 7.0 ± 1.0 | 2.000 | none | 16.5 | 900 MiB |" in found["scores"]
-    assert found["speed"] == "Not run yet."
-    assert "2026-01-02; Some with 2 cores, avx2" in found["facts"]
-    assert "10 English sentences with 12 French references" in found["facts"]

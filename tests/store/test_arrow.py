@@ -1,4 +1,4 @@
-"""Stores of Arrow files: the contract, damage, crashes, a full disk and two writers."""
+"""Stores of Arrow files: the contract, damage, a full disk and two writers."""
 
 import json
 import os
@@ -13,9 +13,6 @@ from qkv.core.checksums import checksum
 from qkv.errors import DamagedStoreError, DataError, StoreBusyError, StoreFullError
 from qkv.store import arrow, locking, row_files
 from qkv.testing.stores import StoreContract, ids_of, numbered
-from tests.effort import LONG
-
-from .crashes import killed_at_each_call
 
 
 class TestArrowStore(StoreContract):
@@ -48,21 +45,6 @@ def flip(path: Path, at: int) -> None:
 # -- damage ---------------------------------------------------------------------------------------------
 
 
-def test_one_changed_bit_is_found_at_opening_and_by_verify_and_the_rest_stays_readable(path: Path) -> None:
-    store = made(path)
-    victim = rows_files(path)[1]
-    flip(victim, 500)
-    with pytest.raises(DamagedStoreError, match=f"{victim.name}: the checksum does not match \\(10 rows\\)"):
-        stores.open(path)
-    assert [(d.file, d.problem, d.rows) for d in store.verify()] == [
-        (f"rows/{victim.name}", "the checksum does not match", 10)
-    ]
-    rest = stores.open(path, damaged="skip")
-    assert ids_of(rest) == [*range(10), *range(20, 30)]
-    assert len(rest) == 20
-    assert [d.rows for d in rest.damages] == [10]
-
-
 def test_a_file_that_was_cut_off_or_removed_is_named(path: Path) -> None:
     made(path)
     cut_off, gone, _ = rows_files(path)
@@ -73,15 +55,6 @@ def test_a_file_that_was_cut_off_or_removed_is_named(path: Path) -> None:
         stores.open(path)
     assert f"{cut_off.name}: cut off at 100 of {size:,} bytes" in str(caught.value)
     assert f"{gone.name}: missing" in str(caught.value)
-
-
-def test_a_damaged_deletion_is_found_too(path: Path) -> None:
-    store = made(path, 1)
-    store.delete(lambda table: table.column("id").to_numpy() == 3)
-    deleted = store._manifest.row_files[0].deleted
-    flip(path / "rows" / deleted.name, 200)
-    with pytest.raises(DamagedStoreError, match=deleted.name):
-        stores.open(path)
 
 
 def test_appending_and_compacting_keep_the_rows_of_a_damaged_file_for_its_restoration(path: Path) -> None:
@@ -221,38 +194,6 @@ def test_reading_does_not_wait_for_a_writer(path: Path) -> None:
     made(path)
     with filelock.FileLock(path / "writer.lock"):
         assert len(ids_of(stores.open(path))) == 30
-
-
-# -- crashes --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.filterwarnings("ignore:os.fork")
-@pytest.mark.filterwarnings("ignore:lance is not fork-safe")
-@pytest.mark.parametrize("operation", ["append", "delete", "compact"])
-def test_a_writer_killed_at_each_of_its_calls_to_the_disk_loses_nothing(path: Path, operation: str) -> None:
-    def prepare() -> None:
-        shutil.rmtree(path, ignore_errors=True)
-        made(path)
-
-    before, calls = list(range(30)), range(1, 100, 1 if LONG else 3)
-    for call, died in killed_at_each_call(lambda: write(stores.open(path), operation), prepare, calls):
-        found = ids_of(stores.open(path))
-        store = stores.open(path)
-        write(store, operation)
-        after = ids_of(store)
-        assert found in (before, after), f"at call {call}"
-        assert stores.open(path).verify() == []
-        assert died or found == after
-
-
-def write(store: stores.Store, operation: str) -> None:
-    if operation == "append":
-        if len(store) == 30:
-            store.append(numbered(30, 40))
-    elif operation == "delete":
-        store.delete(lambda table: table.column("id").to_numpy() % 3 == 0)
-    else:
-        store.compact(keep=1)
 
 
 # -- at size --------------------------------------------------------------------------------------------

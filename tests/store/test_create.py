@@ -1,6 +1,5 @@
-"""Creating a store is atomic: interrupted or killed at any point, it leaves nothing or a complete store."""
+"""Creating a store is atomic: interrupted, it leaves nothing or a complete store."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +12,6 @@ from qkv.database import Database
 from qkv.errors import DataError
 from qkv.store import disk, opening
 from qkv.testing.stores import ids_of, numbered
-from tests.effort import LONG
-
-from .crashes import killed_at_each_call
 
 ROWS = {"name": [f"person {i}" for i in range(300)], "income": [float(i) for i in range(300)]}
 BACKENDS = ["arrow", "lance"]
@@ -40,24 +36,6 @@ def test_the_first_rows_are_version_1(tmp_path: Path, backend: str) -> None:
     database = Database.create(tmp_path / "d", ROWS, "name", "income", backend=backend)
     assert database.version == 1
     assert len(database) == 300
-
-
-@pytest.mark.filterwarnings("ignore:os.fork")
-@pytest.mark.filterwarnings("ignore:lance is not fork-safe")
-def test_a_process_killed_at_each_of_its_calls_to_the_disk_leaves_nothing_or_a_store(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "parent" / "s"
-    found = {True: 0, False: 0}
-    for call, _ in killed_at_each_call(lambda: create(path), calls=range(1, 100, 1 if LONG else 2)):
-        found[stores.is_store(path)] += 1
-        if not stores.is_store(path):
-            assert not path.exists(), f"at call {call}"
-            create(path)  # the same command again
-        assert ids_of(stores.open(path)) == list(range(30))
-        assert stores.open(path).verify() == []
-        assert [entry.name for entry in path.parent.iterdir()] == ["s"], "leftovers"
-        shutil.rmtree(tmp_path / "new")
-    assert found[False] > 5
-    assert found[True] > 0
 
 
 @pytest.mark.parametrize("at", [0, 5])
