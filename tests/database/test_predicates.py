@@ -195,7 +195,7 @@ def test_a_predicate_selects_the_rows_of_sql_in_this_process_and_in_another_one(
 
 def test_errors_of_another_process_are_those_of_this_one(process):
     rows = table()
-    for where in [*REFUSED, "s::integer > 1", "nope = 1", "n + s"]:
+    for where in [*REFUSED[::4], "s::integer > 1", "nope = 1", "n + s"]:
         with pytest.raises(QueryError) as here:
             matching_rows(rows, where)
         with process.used(), pytest.raises(QueryError) as there:

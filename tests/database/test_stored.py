@@ -414,7 +414,7 @@ def test_an_answer_stays_readable_after_its_store_changes(tmp_path):
 def test_tiles_of_the_default_size_answer_as_in_memory(tmp_path, monkeypatch):
     monkeypatch.undo()
     draw = np.random.default_rng(0)
-    keys = draw.standard_normal((400_000, 4)).astype(np.float32)
+    keys = draw.standard_normal((280_000, 4)).astype(np.float32)
     rows = {"k": keys, "v": (1000 + np.sin(keys[:, 0])).astype(np.float32), "x": keys[:, 1]}
     Database.create(tmp_path / "s", rows, "k", "v")
     asked = [[0.1, 0.2, 0.3, 0.4], [3.0, 3.0, 3.0, 3.0]]
@@ -447,7 +447,7 @@ def test_memory_of_a_query_does_not_grow_with_the_rows(tmp_path, monkeypatch):
 
     monkeypatch.undo()
     peaks = []
-    for rows in (300_000, 1_200_000):
+    for rows in (100_000, 400_000):
         keys = np.random.default_rng(0).standard_normal((rows, 4)).astype(np.float32)
         made = pa.table({"k": pa.FixedSizeListArray.from_arrays(pa.array(keys.reshape(-1)), 4), "v": keys[:, 0]})
         store = Database.create(tmp_path / str(rows), made, "k", "v", memory="1 MiB")
