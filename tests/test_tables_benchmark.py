@@ -126,7 +126,7 @@ def test_the_search_begins_with_the_defaults_and_is_the_same_each_time():
     assert draw_parameters(METHODS["XGBoost"], 3, 1) != draw_parameters(METHODS["XGBoost"], 3, 2)
 
 
-@pytest.mark.parametrize("name", ["linear", "nearest neighbours", "histogram boosting"])
+@pytest.mark.parametrize("name", ["linear", pytest.param("histogram boosting", marks=pytest.mark.long)])
 @pytest.mark.parametrize("table", ["iris", "diabetes"])
 def test_a_tuned_method_is_measured(name, table, tmp_path):
     split = next(iter(_table_sets.load_splits(table, tmp_path)))

@@ -232,6 +232,7 @@ CASES = [
     ((*T, "1", "--date-format", "%Q"), "date_format must be one format of dates"),
     ((*T, "1", "--date-format", "%d.%m.%Y,%Y-%m-%d"), "date_format must be one format of dates"),
     ((*D, "2020-01-01", "--date-format", "%d/%m/%Y"), "fits day and v of 't.csv' in few cells or none"),
+    ((*of("nulls.arrow"), "--date-format", "%d.%m.%Y"), "must be None for a table that states the types"),
     ((*T, "1", "--delimiter", ";"), "must be one of x,v,name,day"),
     ((*T, "1", "--max-distance", "nan"), "max_distance must be a number, got nan"),
     ((*T, "1", "--gradient"), "--gradient must be used with --aggregate local-linear"),

@@ -451,6 +451,10 @@ def test_a_vector_in_a_key_of_several_columns_must_have_its_width(path):
         Database.open(path).ask({"age": 30.0, "point": [0.0, 0.1]})
 
 
+def test_an_empty_list_of_texts_has_no_answers(path):
+    assert list(made(path).ask([])) == []
+
+
 def test_vectors_of_an_encoder_are_copied_but_not_exported(tmp_path: Path) -> None:
     texts = {"text": ["a golden ring", "shadows in the den", "the ship sails", "dark dens"], "days": [1, 2, 3, 4]}
     database = Database.create(tmp_path / "a", texts, "text", "days", encoder="latent:2")

@@ -9,7 +9,7 @@ import pytest
 from qkv import masks, scores
 from qkv.database import Database, choice_cache
 from qkv.database.execute import block_scan, row_reader, statistics
-from qkv.errors import DataError, OptionError, RefusedError
+from qkv.errors import DataError, OptionError, QueryError, RefusedError
 from qkv.estimators.regression import bandwidth
 from qkv.store import row_files
 from tests.effort import sample
@@ -281,6 +281,12 @@ def test_a_stochastic_normalizer_is_refused_for_streamed_rows(folder, normalizer
         far.ask(0.2, normalizer=normalizer, seed=1)
 
 
+def test_a_score_that_does_not_fit_the_key_is_refused_with_one_message(folder):
+    for each in both(folder, "name", "value"):
+        with pytest.raises(QueryError, match="Gaussian"):
+            each.ask("aaa", score=scores.Gaussian(1.0))
+
+
 def test_a_tie_of_votes_goes_to_the_row_that_comes_first(tmp_path):
     rows = {"x": [float(i // 2) for i in range(200)], "v": [["b", "a"][i % 2] for i in range(200)]}
     rows["v"][80:82] = ["a", "b"]
@@ -447,7 +453,7 @@ def test_memory_of_a_query_does_not_grow_with_the_rows(tmp_path, monkeypatch):
 
     monkeypatch.undo()
     peaks = []
-    for rows in (100_000, 400_000):
+    for rows in (300_000, 900_000):
         keys = np.random.default_rng(0).standard_normal((rows, 4)).astype(np.float32)
         made = pa.table({"k": pa.FixedSizeListArray.from_arrays(pa.array(keys.reshape(-1)), 4), "v": keys[:, 0]})
         store = Database.create(tmp_path / str(rows), made, "k", "v", memory="1 MiB")

@@ -1,5 +1,6 @@
 """An index: its scores are their formula, its weights their softmax, and its contributions add up."""
 
+import os
 from itertools import pairwise
 
 import numpy as np
@@ -123,6 +124,20 @@ def test_saving_again_replaces_the_index_and_leaves_nothing_behind(library, tmp_
     assert [path.name for path in (tmp_path / "i").iterdir() if path.name != "writer.lock"] == ["index.qkv"]
     assert Index.open(tmp_path / "i").documents == 3
     assert reader.search(QUERY)[0].text  # what was opened before stays as it was
+
+
+def test_a_save_that_fails_leaves_the_index_that_was_there(library, tmp_path, monkeypatch):
+    Index.from_texts(library).save(tmp_path / "i")
+    before = sorted(path.name for path in (tmp_path / "i").rglob("*"))
+    monkeypatch.setattr(os, "fsync", _full)
+    with pytest.raises(DataError, match="No space left"):
+        Index.from_texts(library[:3]).save(tmp_path / "i")
+    assert sorted(path.name for path in (tmp_path / "i").rglob("*")) == before
+    assert Index.open(tmp_path / "i").documents == len(library)
+
+
+def _full(*arguments, **options):
+    raise OSError(28, "No space left on device")
 
 
 def test_a_second_writer_is_refused(library, tmp_path):
