@@ -110,7 +110,8 @@ def test_score_normalizer_where_and_similarity_reach_the_database(qkv):
     assert "under 0.99" in values[3]["reason"]
 
 
-def test_hours_go_round_at_midnight(qkv, tmp_path):
+def test_hours_go_round_at_midnight(qkv, tmp_path, monkeypatch):
+    monkeypatch.setattr("qkv.look.answers.saved_answers._PLACES", 5)
     (tmp_path / "clock.csv").write_text("hour,load\n1,4\n23,6\n12,50\n")
     arguments = ["ask", str(tmp_path / "clock.csv"), "--key", "hour", "--value", "load", "0", "--score", "gaussian:1"]
     assert "0 → 5.0" in qkv(*arguments, "--cyclic", "hour=24")[1]

@@ -120,6 +120,7 @@ BAD_OBJECTS = {
         "the dict must have at least one row with a value in each of",
     ),
     "no rows": ({"name": [], "income": []}, "must have at least one row"),
+    "repeated names": (pa.Table.from_arrays([[1], [2], [3]], ["name", "name", "income"]), "more than once"),
 }
 
 

@@ -22,7 +22,7 @@ def test_no_fault_crashes_a_reader_or_changes_its_answer(tmp_path: Path, group: 
     if not targets:
         pytest.skip("the packages of these targets are not installed")
     make_files(tmp_path / "base", targets)
-    faults = [(name, number) for name in targets for number in range(2 if TARGETS[name].slow else 24)]
+    faults = [(name, number) for name in targets for number in range(3 if TARGETS[name].slow else 40)]
     outcomes = list(run_faults(tmp_path / "base", tmp_path / "scratch", faults))
     assert len(outcomes) == len(faults)
     assert [outcome for outcome in outcomes if outcome["outcome"] not in ("same", "refused")] == []
