@@ -186,6 +186,20 @@ def test_random_damages_are_repaired(path: Path, template: tuple[Path, dict[int,
     check_repair(path, template[1], seed)
 
 
+def test_rows_deletions_and_manifests_that_are_damaged_together_are_repaired(
+    path: Path, template: tuple[Path, dict[int, list[Piece]]]
+) -> None:
+    truth, newest = template[1], max(template[1])
+    files = [f"rows/{truth[newest][place].name}" for place in (0, 2)]
+    files += [f"rows/{next(piece.deleted for piece in truth[newest] if piece.deleted)}", "attached/a.bin"]
+    files += [f"versions/{manifest_path(path, number).name}" for number in (6, newest)]
+    for name in files:
+        damage(path / name, "flip", random.Random(name))
+    stores.repair(path)
+    assert stores.verify(path).damages == ()
+    check_version(ids_of(stores.open(path)), truth[newest], {Path(name).name for name in files}, 0)
+
+
 def kept_state(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
