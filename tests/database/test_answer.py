@@ -1,7 +1,6 @@
 """Answers: single and many, with their evidence, in other forms, and as text."""
 
 import datetime as dt
-import math
 import sys
 
 import numpy as np
@@ -49,12 +48,6 @@ def test_evidence_is_whole_rows_heaviest_first_with_weights_that_make_the_value(
     assert all(PEOPLE["name"][row.index] == row.record["name"] for row in answer.rows)
 
 
-def test_support_is_the_exponential_of_the_entropy(people):
-    answer = people.ask("john smith", normalizer="topk:4:0.2")
-    entropy = -sum(row.weight * math.log(row.weight) for row in answer.rows)
-    assert answer.perplexity == pytest.approx(math.exp(entropy))
-
-
 def test_top_cuts_the_evidence_and_not_the_answer(people):
     full, cut = people.ask("john smith", top=4), people.ask("john smith", top=1)
     assert len(cut.rows) == 1
@@ -70,37 +63,6 @@ def test_many_queries_answer_as_each_alone(people, monkeypatch):
         alone = people.ask(query)
         assert alone.value == (None if one.value is None else pytest.approx(one.value, rel=1e-12))
         assert (alone.reason, alone.effective_rows) == (one.reason, pytest.approx(one.effective_rows))
-
-
-def test_the_plan_explains_what_ran(people):
-    text = str(people.ask("jon smith").plan)
-    assert "Names()" in text
-    assert "Exact()" in str(people.ask("john smith").plan)
-    assert "4 keys" in text
-
-
-@pytest.mark.parametrize("library", ["pandas", "polars"])
-def test_frames_hold_one_row_per_query(people, library):
-    frame = people.ask(["john smith", "zzzzzz"]).to_frame(library)
-    assert type(frame).__module__.startswith(library)
-    assert list(frame.columns) == [
-        "query", "value", "standard_error", "lower", "upper", "spread", "effective_rows", "found", "reason",
-    ]  # fmt: skip
-    assert list(frame["found"]) == [True, False]
-
-
-def test_an_arrow_table_of_a_vote_has_its_probability():
-    table = Database.open(PEOPLE, key="name", value="city").ask(["jane roe", "zzz"]).to_arrow().to_pylist()
-    assert table[0]["value"] == "Rome"
-    assert table[0]["probability"] == pytest.approx(1, abs=1e-6)
-    assert table[1]["probability"] is None
-
-
-def test_an_answer_reads_as_a_line_and_its_rows(people):
-    lines = repr(people.ask("jane roe")).splitlines()
-    assert lines[0].startswith("jane roe → 2000")
-    assert lines[0].endswith("effective rows: 1.0")
-    assert lines[1].split() == ["1.000", "similarity", "1", "name=Jane", "Roe", "income=2000", "city=Rome"]
 
 
 def test_every_part_of_an_answer_is_shown():

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from qkv.database import Database
-from qkv.errors import DataError, OptionError, QueryError
+from qkv.errors import DataError, OptionError
 from tests.effort import seeds
 
 BAD = ("n/a", "-", "unknown", "inf", "-Infinity", "1 20", "3,5x", "#REF!")
@@ -129,28 +129,6 @@ def test_bad_cells_of_several_files_are_added(tmp_path):
     assert "x: 3 cells are not finite numbers, such as '?', left out" in answer.notes
 
 
-def test_numbers_with_a_decimal_comma_beside_a_bad_cell(tmp_path):
-    path = tmp_path / "t.csv"
-    path.write_text("x;v\n1,5;1\n2,5;2\nn/a;3\n", encoding="utf-8")
-    answer = Database.open(path, key="x", value="v", decimal=",").ask(2.5, score="exact")
-    assert answer.value == 2
-    assert "x: 1 cell is not a finite number, such as 'n/a', left out" in answer.notes
-
-
-def test_a_time_zone_beside_a_bad_cell_is_kept(tmp_path):
-    path = write(tmp_path / "t.csv", ["2020-01-01T00:00:00+01:00", "2020-01-02T00:00:00+01:00", "soon"])
-    answer = Database.open(path, key="x", value="v").ask("2020-01-01T23:00:00+00:00", score="exact")
-    assert answer.value == 1
-    assert "x: 1 cell is not a date, such as 'soon', left out" in answer.notes
-
-
-def test_rows_of_another_width_than_the_header_are_refused(tmp_path):
-    path = tmp_path / "t.csv"
-    path.write_text('x,v\n1,"2\n3,4\n5,6,7,8\n')
-    with pytest.raises(DataError, match="line 2 cannot be read: unexpected end of data"):
-        Database.open(path, key="x", value="v")
-
-
 def test_a_bad_cell_is_refused_or_makes_texts_on_request(tmp_path):
     path = write(tmp_path / "t.csv", [1, 2, "n/a", 3, "inf"])
     with pytest.raises(DataError, match=r"must be finite numbers in .*, got 'inf', one of 2 cells that are not"):
@@ -187,17 +165,6 @@ def test_values_of_json_that_are_written_as_texts_are_mentioned(tmp_path, stored
     assert not any("v holds" in note for note in notes(["15", "25", "4"]))
 
 
-@pytest.mark.parametrize("stored", [False, True])
-def test_a_bad_cell_after_the_rows_from_which_types_are_detected(tmp_path, stored):
-    path = write(tmp_path / "t.csv", [*range(30_000), "n/a", *range(30_000, 30_010)])
-    if stored:
-        database = Database.create(tmp_path / "s", path, key="x", value="v")
-    else:
-        database = Database.open(path, key="x", value="v")
-        assert len(database) == 30_010
-    assert database.ask(30_005, score="exact").value == 30_006
-
-
 @pytest.mark.parametrize(
     "cells",
     [["a", "b", "1"], ["02139", "10001", "n/a", "10002"], ["12", "12a", "14b", "x"], ["true", "false", "maybe"]],
@@ -211,29 +178,3 @@ def test_large_whole_numbers_beside_a_bad_cell_stay_exact(tmp_path):
     cells = [2**63 - 1, 2**63 - 2, 2**64 - 1, "n/a"]
     database = Database.open(write(tmp_path / "t.csv", cells), key="x", value="v")
     assert [database.ask(str(cell)).value for cell in cells[:3]] == [0, 1, 2]
-
-
-@pytest.mark.thinned
-@pytest.mark.parametrize(
-    ("cells", "query"),
-    [
-        (["31.12.2021", "01.02.2022"], "31.12.2021"),
-        (["12/31/2021", "02/01/2022"], "12/31/2021"),
-        (["2021/12/31", "2022/01/02"], "2021/12/31"),
-        (["31.12.2021 13:05:00", "01.02.2022 07:00:00"], "31.12.2021 13:05:00"),
-    ],
-)
-@pytest.mark.parametrize("memory", [None, "512 MiB", 1])
-def test_dates_are_asked_in_the_format_of_the_file_or_in_iso(tmp_path, cells, query, memory):
-    path = write(tmp_path / "t.csv", cells)
-    database = Database.open(path, key="x", value="v")
-    if memory is not None:
-        Database.create(tmp_path / "s", path, key="x", value="v")
-        database = Database.open(tmp_path / "s", memory=memory)
-    iso = "2021-12-31" + (" 13:05" if ":" in query else "")
-    for written in (query, iso):
-        answer = database.ask(written, score="exact")
-        assert answer.value == 0
-        assert any(note.startswith("x is read in the format %") for note in answer.notes)
-    with pytest.raises(QueryError, match="must be a timestamp"):
-        database.ask("31-31-2021")

@@ -1,10 +1,6 @@
 """Leave-one-out errors equal their definition, in linear memory, and are deterministic."""
 
-import csv
-import gzip
-import os
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -117,13 +113,6 @@ def test_memory_is_linear_in_the_rows():
     assert peak < 0.2 * 8000 * 8000 * 4
 
 
-def test_more_rows_than_a_sample_holds_are_sampled_and_the_notes_say_so(monkeypatch):
-    monkeypatch.setattr("qkv.database.keys.row_sample.MOST_ROWS", 500)
-    x = np.linspace(-2, 2, 2000)
-    answer = Database.open({"x": x, "y": np.sin(8 * x)}, "x", "y").ask(1.0)
-    assert "over a sample of 500 of 2,000 rows, multiplied by Scott's factor" in " ".join(answer.notes)
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_too_few_rows_fall_back_on_the_rule_of_thumb(count):
     assert "Scott" in leave_one_out(np.zeros((count, 1)), np.zeros((count, 1))).method
@@ -158,12 +147,6 @@ def test_nearest_distances_of_drawn_points_are_those_among_all_points():
     found = nearest_distances(points, most=200)
     assert len(found) == 200
     assert np.abs(found[:, None] - np.sqrt(squared.min(1))).min(1).max() < 1e-4
-
-
-def test_blocks_hold_every_row_once():
-    blocks = split_into_blocks(np.random.default_rng(0).normal(size=(1700, 3)), size=256)
-    assert sorted(np.concatenate(blocks.rows).tolist()) == list(range(1700))
-    assert sum(len(rows) != 256 for rows in blocks.rows) <= 1
 
 
 # -- on a database
@@ -214,18 +197,6 @@ def test_categories_are_predicted_by_their_brier_score():
     assert "leave-one-out over 300 rows" in " ".join(answer.notes)
     assert answer.value == ["left", "right"]
     assert min(next(iter(p.values())) for p in answer.probabilities) > 0.99
-
-
-@pytest.mark.skipif("QKV_DATA" not in os.environ, reason="QKV_DATA does not name the folder of public data")
-def test_california_by_leave_one_out_over_all_rows_halves_the_error_of_the_mean():
-    path = Path(os.environ["QKV_DATA"]) / "tables" / "california_housing.csv.gz"
-    with gzip.open(path, "rt") as stream:
-        rows = list(csv.DictReader(stream))
-    points = np.array([[float(row["longitude"]), float(row["latitude"])] for row in rows])
-    values = np.array([[float(row["median_house_value"])] for row in rows])
-    found = leave_one_out((points - points.mean(0)) / points.std(0), values)
-    assert found.rows == 20_640
-    assert found.error**0.5 < 0.5 * found.baseline**0.5
 
 
 def test_a_sample_of_half_of_the_rows_narrows_the_bandwidth_by_scotts_factor():

@@ -293,20 +293,6 @@ def test_a_store_that_is_opened_again_chooses_nothing_and_has_the_same_answer(st
     assert not cache_folder().exists()
 
 
-def test_a_store_without_a_cache_is_neither_read_from_it_nor_written_to_it(store, chosen):
-    first = store(cache=False)
-    assert not list(store.path.glob("notes/*.json"))
-    store()
-    for path in store.path.glob("notes/*.json"):
-        entry = json.loads(path.read_bytes())
-        if "value" in entry["content"]:
-            entry["content"]["value"] *= 9
-        path.write_bytes(choice_cache._json({**entry, "digest": digest(choice_cache._json(entry["content"]))}))
-    chosen.clear()
-    assert store(cache=False) == first
-    assert "calibrate" in chosen
-
-
 def test_every_version_of_a_store_has_choices_of_its_own(store, chosen):
     opened = Database.open(store.path)
     first = store()

@@ -9,7 +9,7 @@ import pytest
 from qkv import scores
 from qkv.database import Database
 from qkv.database.keys.comparisons import MatchLimits
-from qkv.errors import OptionError, QueryError
+from qkv.errors import OptionError
 
 
 def notes(answer):
@@ -17,20 +17,6 @@ def notes(answer):
 
 
 # -- text
-
-
-def test_a_text_key_states_how_it_is_compared():
-    answer = Database.open({"k": ["aa", "bb"], "v": [1, 2]}, key="k", value="v").ask("aa")
-    assert "compared by Names" in notes(answer)
-    assert "no match under a similarity of 0.8" in notes(answer)
-    assert "weights by Sum()" in notes(answer)
-
-
-def test_a_key_that_fills_more_than_ten_rows_answers_with_all_of_them():
-    table = {"k": ["pear"] * 40 + ["plum"] * 5, "v": list(range(40)) + [0] * 5}
-    answer = Database.open(table, key="k", value="v").ask("pear")
-    assert answer.value == pytest.approx(19.5, abs=1e-3)
-    assert answer.perplexity == pytest.approx(40, rel=1e-3)
 
 
 def test_the_limit_of_a_match_can_be_moved():
@@ -73,30 +59,6 @@ def test_a_limit_that_the_comparison_does_not_have_is_refused(key, query, how, r
     database = Database.open({"k": key, "v": np.arange(len(key)) + 0.5}, key="k", value="v")
     with pytest.raises(OptionError, match=refusal):
         database.ask([query], **how)
-
-
-def test_no_match_names_the_nearest_key_and_its_similarity():
-    reason = Database.open({"k": ["John Smith"], "v": [1.0]}, key="k", value="v").ask("xyz").reason
-    assert reason == "the nearest key, 'John Smith', has similarity 0.00, under 0.8"
-
-
-def test_a_beginning_and_a_word_find_their_key_and_the_end_of_a_word_does_not():
-    people = Database.open({"k": ["John Doe"], "v": [1.0]}, key="k", value="v")
-    assert people.ask("john").found
-    assert people.ask("doe").found
-    assert not people.ask("oe").found
-    assert not people.ask("j").found
-
-
-@pytest.mark.parametrize("name", ["jaro-winkler", "levenshtein", "token-set-ratio", "spelling", scores.JaroWinkler()])
-def test_every_text_score_finds_the_person(name):
-    people = Database.open({"k": ["John Smith", "Jane Roe"], "v": [1.0, 2.0]}, key="k", value="v")
-    assert people.ask("john smiht", score=name).rows[0].index == 0
-
-
-def test_words_in_another_order_are_found_by_their_set():
-    people = Database.open({"k": ["John Smith", "Jane Roe"], "v": [1.0, 2.0]}, key="k", value="v")
-    assert people.ask("smith john", score="token-set-ratio").rows[0].similarity == 1.0
 
 
 # -- category and boolean
@@ -173,6 +135,7 @@ def test_numbers_dates_and_booleans_together_are_points():
     }
     answer = Database.open(table, key="x,day,on", value="v").ask((30, "2020-01-31", "no"))
     assert answer.value == pytest.approx(1.0, abs=0.05)
+    assert Database.open(table, key="on", value="v").ask("no", score="gaussian").found
 
 
 # -- vectors
@@ -260,30 +223,6 @@ def test_a_score_of_the_users_own_compares_records():
     same = scores.Custom(lambda query, key: (query[:, None] == key[None, :]).astype(float), accepts="any")
     people = Database.open(MIXED, key="name,age", value="pay")
     assert people.ask(("bob ray", 20), score=same, normalizer="sum").found
-
-
-@pytest.mark.parametrize(
-    ("table", "score", "kind"),
-    [
-        ({"k": ["a", "b"], "v": [1, 2]}, "gaussian", OptionError),
-        ({"k": ["a", "b"], "v": [1, 2]}, "gaussian:1", QueryError),
-        ({"k": [1.0, 2.0], "v": [1, 2]}, "jaro-winkler", QueryError),
-        ({"k": [1.0, 2.0], "v": [1, 2]}, "nope", OptionError),
-    ],
-)
-def test_a_score_that_does_not_fit_its_key_is_one_sentence(table, score, kind):
-    query = table["k"][0]
-    with pytest.raises(kind) as error:
-        Database.open(table, key="k", value="v").ask(query, score=score)
-    assert "\n" not in str(error.value)
-
-
-def test_a_score_of_the_users_own_works_and_is_named():
-    same_start = scores.Custom(
-        lambda query, key: np.array([[float(a[:1] == b[:1]) for b in key] for a in query]), accepts="text"
-    )
-    people = Database.open({"k": ["ann", "abe", "bob"], "v": [1.0, 3.0, 9.0]}, key="k", value="v")
-    assert people.ask("alice", score=same_start, normalizer="sum").value == 2.0
 
 
 def test_a_drawn_row_needs_a_seed_and_repeats_with_it():

@@ -87,14 +87,6 @@ def test_rows_without_key_or_value_are_left_out_and_counted():
     assert "3 left out (name missing in 2, n missing in 1)" in answer.notes[0]
 
 
-def test_a_missing_value_never_reaches_an_answer():
-    table = {"x": [1.0, 2.0, 3.0, 4.0], "y": [1.0, float("nan"), float("inf"), 2.0]}
-    for normalizer in ("softmax", "mean", "sum", "topk:2", "hard", "sparsemax"):
-        score = "constant" if normalizer != "sum" else "exact"
-        answer = Database.open(table, key="x", value="y").ask([1.0, 2.0], score=score, normalizer=normalizer)
-        assert all(value is None or np.isfinite(value) for value in answer.value)
-
-
 @pytest.mark.parametrize("cells", [[3, 1, None, 4, 1, 5], ["b", "a", None, "c", "a", "d"], [[1.0], [2.0], None] * 2])
 @pytest.mark.parametrize("slices", [0, 1000])
 def test_some_rows_of_a_column_are_those_of_the_table(cells, slices, monkeypatch):

@@ -16,7 +16,7 @@ from pyarrow import feather, parquet
 from qkv.database import Database
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import read, read_parts
-from qkv.errors import DataError, OptionError
+from qkv.errors import DataError
 from tests.effort import cases
 
 from ..cli.conftest import command
@@ -86,15 +86,6 @@ def test_encodings_compressions_and_separators_give_the_same_table(
     for source in sources:
         opened = Database.open(source, "name", "pay", **given)
         assert sorted(zip(*opened.table.to_pydict().values(), strict=True)) == sorted(ROWS)
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "latin-1"])
-def test_the_error_of_an_encoded_file_names_an_option_that_reads_it(tmp_path, encoding):
-    write(tmp_path / "t.csv", ROWS, "", encoding)
-    with pytest.raises(DataError, match=f"--encoding {encoding} ") as error:
-        read(tmp_path / "t.csv")
-    assert "\n" not in str(error.value)
-    assert Database.open(tmp_path / "t.csv", "name", "pay", encoding=encoding).table["name"].to_pylist() == NAMES
 
 
 WRITERS = {
@@ -180,29 +171,6 @@ def test_damaged_gzip_files_are_refused_or_read_as_before(tmp_path, kind, encodi
         else:
             with contextlib.suppress(DataError):
                 assert read(path, (), options).equals(whole)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"encoding": "nope"}, "encoding must be a text encoding"),
-        ({"encoding": "base64"}, "encoding must be a text encoding"),
-        ({"delimiter": ";;"}, "delimiter must be one character"),
-        ({"decimal": "'"}, "decimal must be"),
-        ({"decimal": ",", "delimiter": ","}, "decimal must differ"),
-    ],
-)
-def test_options_that_are_not_allowed_are_refused(tmp_path, options, said):
-    write(tmp_path / "t.csv", ROWS, "")
-    with pytest.raises(OptionError, match=said):
-        Database.open(tmp_path / "t.csv", "name", "pay", **options)
-
-
-def test_a_pattern_or_a_folder_without_tables_is_refused(tmp_path):
-    with pytest.raises(DataError, match="must match at least one file"):
-        read(str(tmp_path / "*.csv"))
-    with pytest.raises(DataError, match="without tables"):
-        read(tmp_path)
 
 
 def test_the_command_reads_patterns_of_the_shell_and_standard_input(tmp_path):

@@ -1,12 +1,9 @@
 """Identifiers, booleans, UUIDs and decimals as values: they vote, or are printed, with all their digits."""
 
 import decimal
-import gzip
 import json
-import os
 import random
 import uuid
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +11,6 @@ import pytest
 
 from qkv.cli.main import run
 from qkv.database import Database
-from qkv.database.io.identifier_names import has_identifier_name
 from qkv.errors import OptionError
 from tests.effort import sample
 
@@ -149,12 +145,12 @@ def test_the_command_prints_all_digits_and_how_to_average(form, tmp_path, capsys
 NUMBERED = """
 customer_no account_number phone invoice_number employee_no isbn13 serial zip order_id CustomerID userid c_custkey
 zip_code phoneNumber SerialNumber Kundennr policy_number tracking_number soc_sec_id home_phone modelno
-user.ids EAN13 postcode
+user.ids EAN13 postcode rec_id id userId
 """
 COUNTED = """
 number_of_rooms no_of_items num_items number total_rooms education-num serial_correlation serial_measurement
 phone_minutes phones order_count order_total customer_age account_balance invoice_amount zip_population atomic_number
-week_number paid valid grid covid members
+week_number paid valid grid covid members idea year fnlwgt capital-loss latitude median_house_value
 item_count price_per_order key street_number hours-per-week capital-gain year room_count
 """
 IDENTIFIERS, QUANTITIES = NUMBERED.split(), COUNTED.split()
@@ -180,16 +176,3 @@ def test_whole_numbers_vote_if_they_are_named_like_identifiers(name, tmp_path):
             assert NOTE.format(name, REASON["user_id"]) in answer.notes
         else:
             assert answer.value == mean.value
-
-
-@pytest.mark.skipif("QKV_DATA" not in os.environ, reason="QKV_DATA is not set")
-def test_quantities_of_public_tables_are_averaged():
-    """The columns of whole numbers of public tables that are identifiers are these, and no others."""
-    tables = Path(os.environ["QKV_DATA"])
-    names = ["age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week"]  # of adult
-    for file in ("tables/california_housing.csv.gz", "matching/febrl1.csv.gz", "tables/mcycle.csv"):
-        opened = gzip.open if file.endswith(".gz") else open
-        with opened(tables / file, "rt") as lines:
-            names += [name.strip().strip('"') for name in next(lines).split(",")]
-    assert len(names) > 25
-    assert [name for name in names if has_identifier_name(name)] == ["rec_id", "postcode", "soc_sec_id"]

@@ -44,7 +44,7 @@ def test_answers_are_those_of_weighted_least_squares_in_every_face(seed, tmp_pat
     h = float(draw.uniform(0.8, 2.0)) * scale
     queries = shift + scale * draw.uniform(-1, 1, size=(4, width))
     asked = [tuple(query) for query in queries.tolist()]
-    how = {"score": scores.Gaussian(h), "max_distance": 1e9, "aggregate": "local-linear", "top": 5}
+    how = {"score": scores.Gaussian(h), "max_distance": 1e9, "aggregate": "local-linear", "top": count}
     for database in faces(tmp_path, table, names, "v"):
         answers = database.ask(asked if width > 1 else [query for (query,) in asked], **how)
         for query, answer in zip(queries, answers, strict=True):
@@ -57,21 +57,9 @@ def test_answers_are_those_of_weighted_least_squares_in_every_face(seed, tmp_pat
             assert list(answer.gradient.values()) == pytest.approx(found[1:].tolist(), rel=1e-5, abs=1e-6 / scale)
             assert list(answer.gradient_error.values()) == pytest.approx(errors[1:].tolist(), rel=1e-5)
             assert answer.effective_rows == pytest.approx(1 / np.square(effective).sum(), rel=1e-6)
-            order = np.argsort(-np.abs(effective))[:5]
-            assert [row.index for row in answer.rows] == order.tolist()
-            assert [row.weight for row in answer.rows] == pytest.approx(effective[order].tolist(), rel=1e-6)
-
-
-def test_negative_weights_are_among_the_evidence_and_all_weights_sum_to_1(tmp_path):
-    x = np.linspace(0.0, 1.0, 30)
-    for database in faces(tmp_path, {"x": x, "v": np.square(x)}, "x", "v"):
-        answer = database.ask(0.0, aggregate="local-linear", score="gaussian:0.5", top=30)
-        weights = np.array([row.weight for row in answer.rows])
-        assert weights.min() < -0.001
-        assert weights.sum() == pytest.approx(1.0)
-        assert np.abs(weights).tolist() == sorted(np.abs(weights), reverse=True)
-        values = np.array([row.record["v"] for row in answer.rows])
-        assert weights @ values == pytest.approx(answer.value, abs=1e-12)
+            given = {row.index: row.weight for row in answer.rows}  # some weights are negative
+            assert [given.get(row, 0) for row in range(count)] == pytest.approx(effective, rel=1e-6, abs=1e-9)
+            assert np.abs([*given.values()]).tolist() == sorted(np.abs([*given.values()]), reverse=True)
 
 
 @pytest.mark.parametrize("score", [None, "boxcar", "epanechnikov", "laplace", "triangular:0.5"])
@@ -90,21 +78,6 @@ def test_a_wide_boxcar_finds_every_query_within_the_keys(tmp_path):
     for database in faces(tmp_path, {"x": draw.random(200), "v": draw.normal(size=200)}, "x", "v"):
         for aggregate in ("mean", "local-linear"):
             assert all(database.ask([0.05, 0.5, 0.95], score="boxcar", aggregate=aggregate).found)
-
-
-def test_there_is_no_bias_at_the_edges():
-    draw = np.random.default_rng(1)
-    bias = {"mean": [], "local-linear": []}
-    for _ in range(40 if LONG else 20):
-        x = draw.random(300)
-        database = Database.open({"x": x, "v": 10 * x + draw.normal(size=300)}, "x", "v")
-        for aggregate, errors in bias.items():
-            errors.append(
-                database.ask([0.0, 1.0], aggregate=aggregate, score="gaussian:0.3").value - np.array([0.0, 10.0])
-            )
-    mean, line = (np.mean(errors, axis=0) for errors in bias.values())
-    assert mean[0] > 0.5 > 0.15 > abs(line[0])
-    assert mean[1] < -0.5 < -0.15 < -abs(line[1])
 
 
 def test_dates_have_a_gradient_per_day_and_in_days(tmp_path):
@@ -257,7 +230,7 @@ def functions(draw, x):
 @pytest.mark.parametrize("grouped", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_line_that_is_said_to_be_better_predicts_new_rows_of_random_functions_better(grouped, tmp_path):
     said = 0
-    for seed in range(8 if LONG else 5):
+    for seed in range(8 if LONG else 4):
         draw = np.random.default_rng(seed)
         x, shop = draw.random(700), np.array(["a", "b", "c"])[draw.integers(0, 3 if grouped else 1, 700)]
         number = np.searchsorted(["a", "b", "c"], shop)

@@ -69,14 +69,6 @@ def test_the_only_key_that_begins_with_the_query_is_found(query, name):
     assert name is None or answer.rows[0].record["name"] == name
 
 
-def test_several_names_that_match_equally_are_listed_without_a_value():
-    answer = opened(PLACES).ask("San", top=1)
-    assert not answer.found
-    assert answer.value is None
-    assert answer.candidates == ("San José", "San Diego Intl")
-    assert "2 keys match about equally: 'San José', 'San Diego Intl'" in answer.reason
-
-
 def test_names_in_reasons_can_be_pasted_as_queries():
     names = ["C:\\data new", "C:\\data old", "O'Hara \u200ePub", "O'Hara \u200eInn"]
     for query, first, listed in (
@@ -96,20 +88,6 @@ def test_a_name_that_equals_the_query_is_preferred_and_repeated_rows_are_one_nam
     repeated = opened(["San Jose"] * 30 + ["Reno"])
     assert repeated.ask("san").found
     assert not opened(["San Jose"] * 30 + ["San Diego"] * 30).ask("san").found
-
-
-@pytest.mark.parametrize("normalizer", [None, "softmax:0.02", "hard"])
-def test_a_streamed_store_agrees(tmp_path, normalizer):
-    rows = {"name": PLACES * 3, "row": [float(each) for each in range(3 * len(PLACES))]}
-    Database.create(tmp_path / "store", rows, key="name", value="row")
-    streamed = Database.open(tmp_path / "store", memory=1)
-    assert streamed.streams
-    here = Database.open(rows, key="name", value="row")
-    for query in ("San", "denver", "j f kennedy", "nobody at all", "lambert"):
-        one, two = (each.ask(query, normalizer=normalizer, top=2) for each in (here, streamed))
-        assert (one.found, one.candidates, one.reason) == (two.found, two.candidates, two.reason)
-        assert (one.value is None) == (two.value is None)
-        assert one.value is None or one.value == pytest.approx(two.value, rel=1e-6)
 
 
 @settings(derandomize=True, deadline=None, max_examples=cases(60))

@@ -116,7 +116,7 @@ def test_texts_with_a_few_odd_ones_are_identifiers_and_the_odd_ones_keys(name, c
         assert database.ask(query + "0").reason == "no key equals the query"
 
 
-@pytest.mark.parametrize("name", ["part_no", "Roll No", "Event No", "Inv No", "Nr", "Postleitzahl", "sku"])
+@pytest.mark.parametrize("name", ["part_no", "Postleitzahl"])
 def test_identifiers_with_an_exponent_are_the_texts_that_were_written(name, tmp_path):
     draw = random.Random(name)
     cells = [*("1E05", "100000", "2E3", "2000"), *map(str, draw.sample(range(10**4, 10**6), 20))]

@@ -3,15 +3,12 @@
 `stores_format_1.tar.gz` holds three stores as that revision wrote them, with the statistics it cached.
 """
 
-import json
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from qkv.core.checksums import checksum
 from qkv.database import Database
-from qkv.errors import DataError
 
 WRITTEN = Path(__file__).with_name("stores_format_1.tar.gz")
 
@@ -55,12 +52,3 @@ def test_a_store_of_format_1_is_written_on(stores):
     encoded = Database.open(stores / "encoded")
     encoded.append({"text": ["golden wine"], "v": [7.0]})
     assert len(encoded) == 7
-
-
-def test_a_store_of_a_later_format_is_refused_with_the_remedy(stores):
-    newest = max((stores / "plain" / "versions").iterdir())
-    body = json.loads(json.loads(newest.read_text())["manifest"])
-    text = json.dumps({**body, "format": 99})
-    newest.write_text(json.dumps({"check": checksum(text.encode()), "manifest": text}))
-    with pytest.raises(DataError, match="newer version of qkv"):
-        Database.open(stores / "plain")

@@ -16,36 +16,9 @@ from qkv.errors import QkvError, QueryError
 from tests.effort import seeds
 
 NAMES = [
-    *(
-        "__qkv_row",
-        "__QKV_ROW",
-        "__qkv_present",
-        "row_",
-        "ROW_",
-        "row__",
-        "exists_",
-        "Exists__",
-        "rowid",
-        "data",
-        "x",
-        "t",
-    ),
-    *(
-        "n",
-        "y",
-        "cell",
-        "texts",
-        "value",
-        "query",
-        'a"b',
-        "a b",
-        "select",
-        "1",
-        "é",
-        "count(*)",
-        "memory",
-        "current_date",
-    ),
+    *("__qkv_row", "__QKV_ROW", "__qkv_present", "row_", "ROW_", "row__", "exists_", "Exists__", "rowid", "data"),
+    *("x", "t", "n", "y", "cell", "texts", "value", "query", 'a"b', "a b", "select", "1", "é", "count(*)"),
+    *("memory", "current_date"),
 ]
 SOURCES = ["memory", "store", "streamed"]
 
@@ -222,7 +195,7 @@ def test_a_predicate_selects_the_rows_of_sql_in_this_process_and_in_another_one(
 
 def test_errors_of_another_process_are_those_of_this_one(process):
     rows = table()
-    for where in [*REFUSED, "s::integer > 1", "nope = 1", "n + s"]:
+    for where in [*REFUSED[::4], "s::integer > 1", "nope = 1", "n + s"]:
         with pytest.raises(QueryError) as here:
             matching_rows(rows, where)
         with process.used(), pytest.raises(QueryError) as there:

@@ -123,44 +123,9 @@ def test_a_header_of_texts_over_texts_is_a_header(tmp_path):
     assert Database.open(tmp_path / "t.csv", key="last", value="first").ask("Hu").value == "Rachel"
 
 
-def test_a_matrix_is_a_column_of_vectors():
-    table = {"at": np.eye(3), "what": ["x", "y", "z"]}
-    assert Database.open(table, key="at", value="what").ask([0.1, 0.9, 0.0]).value == "y"
-
-
 def test_a_column_whose_name_holds_a_comma_can_be_the_key():
     table = {"a,b": [1.0, 2.0, 3.0], "c": [1, 2, 3]}
     assert Database.open(table, key="a,b", value="c").key == ("a,b",)
-
-
-BAD_FILES = {
-    "gone.csv": (None, "must be an existing file"),
-    "people.xlsx": (b"PK", "must end in one of .csv"),
-    "noise.parquet": (b"\x00\x01\x02" * 400, "cannot be read as parquet"),
-    "noise.arrow": (b"\x00\x01\x02" * 400, "must be an intact Arrow file"),
-    "noise.json": (b"{]" * 50, "cannot be read as json"),
-    "noise.csv.gz": (b"not gzip at all", "must be a complete gzip file"),
-    "empty.csv": (b"", "empty.csv., which is empty. Pass another file"),
-    "header.csv": (b"name,income\n", "must have at least one row"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_FILES)
-def test_a_file_that_cannot_be_used_is_one_sentence(name, tmp_path):
-    content, said = BAD_FILES[name]
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=said) as error:
-        Database.open(tmp_path / name, key="name", value="income")
-    assert "\n" not in str(error.value)
-
-
-def test_a_misspelt_file_and_a_misspelt_column_are_suggested(tmp_path):
-    write(tmp_path / "people.csv", CSV)
-    with pytest.raises(DataError, match=r"Did you mean 'people.csv'\?"):
-        Database.open(tmp_path / "poeple.csv", key="name", value="income")
-    with pytest.raises(DataError, match=r"one of name, income in people.csv, got 'incmoe'. Did you mean 'income'\?"):
-        Database.open(tmp_path / "people.csv", key="name", value="incmoe")
 
 
 BAD_OBJECTS = {
@@ -177,6 +142,7 @@ BAD_OBJECTS = {
         "the dict must have at least one row with a value in each of",
     ),
     "no rows": ({"name": [], "income": []}, "must have at least one row"),
+    "repeated names": (pa.Table.from_arrays([[1], [2], [3]], ["name", "name", "income"]), "more than once"),
 }
 
 
@@ -188,23 +154,10 @@ def test_an_object_that_cannot_be_used_is_one_sentence(name):
     assert "\n" not in str(error.value)
 
 
-def test_repeated_column_names_are_refused():
-    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
-    with pytest.raises(DataError, match="more than once"):
-        Database.open(table, key="a", value="a")
-
-
 @pytest.mark.parametrize("key", ["", [], ["name", "name"], [3]])
 def test_a_key_that_names_no_columns_is_refused(key):
     with pytest.raises(DataError):
         Database.open(ROWS, key=key, value="income")
-
-
-@pytest.mark.parametrize("query", ["selct 1", "select nope from t", "select 1; drop table x", "create table x (a int)"])
-def test_bad_sql_is_one_sentence(query):
-    with pytest.raises(QueryError) as error:
-        Database.sql(query, key="name", value="income")
-    assert "\n" not in str(error.value)
 
 
 def test_sql_fetches_no_extension():

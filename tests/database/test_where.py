@@ -130,16 +130,6 @@ def test_where_gives_the_answer_of_the_table_filtered_beforehand(seed, tmp_path)
     assert compared > 40
 
 
-def test_a_bandwidth_is_that_of_the_selected_rows_alone():
-    x = np.linspace(0, 10, 200)
-    share = np.where(np.arange(200) % 2, "steady", "wild")
-    table = {"x": x, "share": share, "y": np.where(share == "wild", np.sin(6 * x), 1.0 + x)}
-    whole = Database.open(table, "x", "y")
-    alone = Database.open({"x": x[1::2], "y": table["y"][1::2]}, "x", "y")
-    assert whole.ask(3.0, where="share = 'steady'").value == pytest.approx(alone.ask(3.0).value, rel=1e-12)
-    assert abs(whole.ask(3.0).value - alone.ask(3.0).value) > 0.1
-
-
 def test_the_order_of_the_rows_does_not_change_the_sample(monkeypatch):
     rng = np.random.default_rng(0)
     x = rng.integers(0, 50, 3000) / 10  # many equal rows

@@ -97,15 +97,6 @@ def test_a_file_with_other_content_is_refused(tmp_path, content):
         TableVectors.load(tmp_path / "a.npz")
 
 
-def test_a_truncated_file_is_refused(tmp_path):
-    fitted().save(tmp_path / "a.npz")
-    content = (tmp_path / "a.npz").read_bytes()
-    for end in (10, len(content) // 2, len(content) - 5):
-        (tmp_path / "b.npz").write_bytes(content[:end])
-        with pytest.raises(DataError):
-            TableVectors.load(tmp_path / "b.npz")
-
-
 def test_unusable_tables_and_options_are_refused():
     with pytest.raises(OptionError, match="must be fitted first"):
         TableVectors().encode(MIXED)

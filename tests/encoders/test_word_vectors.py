@@ -211,16 +211,6 @@ def test_words_that_people_find_similar_have_a_large_cosine(published):
     assert found > 0.65
 
 
-def test_published_vectors_survive_each_format(published, tmp_path):
-    vectors, _ = published
-    few = WordVectors(vectors.words[:500], vectors.vectors[:500])
-    for name, format in (("a.bin", "binary"), ("a.txt.gz", "glove")):
-        few.save(tmp_path / name, format=format)
-        read = WordVectors.load(tmp_path / name)
-        assert read.words == few.words
-        np.testing.assert_array_equal(read.vectors, few.vectors)
-
-
 def test_a_word2vec_file_read_as_glove_is_refused(tmp_path):
     path = tmp_path / "a.txt"
     WordVectors(("a", "b"), np.ones((2, 3))).save(path)

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 import torch
 
 from qkv.estimators import AttentionClassifier, AttentionRegressor, analytic_gradient
-from qkv.estimators.analytic_gradient import embed, encode_rows, loss_and_gradient
+from qkv.estimators.analytic_gradient import encode_rows, loss_and_gradient
 from qkv.estimators.batch_training import TrainingOptions, TrainingRows, learning_rate_factor, train_member
 from qkv.estimators.features import Features
 from qkv.estimators.metric import Metric
@@ -77,18 +77,6 @@ def test_the_gradient_is_that_of_automatic_differentiation(kind, trend, classes,
         np.testing.assert_allclose(mine, theirs[0], rtol=1e-3, atol=1e-5 * (1 + size), err_msg=name)
 
 
-@pytest.mark.parametrize(("kind", "trend", "classes"), METRICS)
-def test_keys_and_trends_are_those_of_the_metric(kind, trend, classes):
-    metric = metric_of(kind, trend, classes)
-    parameters = random_parameters(metric)
-    keys, trends = metric(parameters, *as_tensors(FEATURES))
-    found = embed(metric, {name: each[0].numpy() for name, each in parameters.items()}, encode_rows(FEATURES, metric))
-    np.testing.assert_allclose(found.keys, keys[0], atol=1e-5)
-    assert (found.trends is None) == (trends is None)
-    if trends is not None:
-        np.testing.assert_allclose(found.trends, trends[0], atol=1e-5)
-
-
 def test_no_row_of_a_batch_is_predicted_from_itself():
     # Every row is the only one of its class: a probability of its own class could come from itself alone.
     metric = metric_of("linear", classes=True, outputs=ROWS)
@@ -124,11 +112,6 @@ def test_training_stops_when_the_loss_no_longer_decreases():
     noise = np.random.default_rng(1).normal(size=(ROWS, 1)).astype(np.float32)
     _, _, steps, _ = train(steps=2000, patience=20, values=noise)
     assert steps < 2000
-
-
-def test_the_same_seed_trains_the_same_parameters():
-    first, again = train()[0], train()[0]
-    assert all(np.array_equal(first[name], again[name]) for name in first)
 
 
 def test_training_ends_after_the_allowed_time_with_a_usable_fit():

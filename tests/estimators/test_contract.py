@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -155,8 +154,3 @@ def test_fits_that_overlap_leave_the_threads_of_blas_as_they_were():
         outer.close()
         inner.close()
         assert threadpool_info() == before
-
-
-def test_an_estimator_is_cloned_with_its_options():
-    model = AttentionRegressor("linear", trend="linear", n_components=3, bandwidth=0.5)
-    assert clone(model).get_params() == model.get_params()

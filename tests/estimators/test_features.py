@@ -42,22 +42,6 @@ def test_without_distance_between_the_quartiles_the_spread_is_the_standard_devia
     assert np.isfinite(encode_columns(encoding, [np.array(x)]).numbers).all()
 
 
-def test_columns_are_reconstructed_from_their_features():
-    numbers, cities, gaps = (
-        [1.0, 2.0, 4.0, 80.0, 5.0, 3.0],
-        ["a", "b", None, "a", "c", "b"],
-        [1.0, NAN, 3.0, 4.0, 5.0, NAN],
-    )
-    columns = columns_of(cities, numbers, gaps)
-    encoding = fit_encoding(columns)
-    features = encode_columns(encoding, columns)
-    assert len(features) == 6
-    again = decode_columns(encoding, features)
-    assert again[0].tolist() == cities
-    np.testing.assert_allclose(again[1], numbers, rtol=1e-5)
-    np.testing.assert_allclose(again[2], gaps, rtol=1e-5)
-
-
 def test_outliers_are_reconstructed_as_large_finite_numbers_of_their_sign():
     x = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 1e200, -1e200])
     encoding = fit_encoding([x])

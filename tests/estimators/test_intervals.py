@@ -194,6 +194,7 @@ def test_intervals_cover_public_tables(effort):
     assert 0.85 <= min(shares) <= max(shares) <= 0.95, shares
 
 
+@pytest.mark.long
 def test_intervals_of_a_linear_function_have_a_length_where_all_rows_are_equally_far_away():
     rng = np.random.default_rng(3)
     x, new = rng.normal(size=(40, 4)), rng.normal(size=(400, 4))

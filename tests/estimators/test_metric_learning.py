@@ -139,15 +139,6 @@ def test_the_code_of_a_rare_level_has_no_element_of_its_own():
     assert flags.tolist() == [[1, 0, 0, 0, 0], [0, 0, 0, 1, 0], [0, 1, 0, 0, 0]]
 
 
-def test_the_same_seed_trains_the_same_parameters():
-    values = FEATURES.numbers[:, :1] * 2
-    first, again, other = (
-        train_metric(metric_of("network", 1), FEATURES, values, None, training_options(), seed) for seed in (3, 3, 4)
-    )
-    assert all(torch.equal(again.parameters[name], each) for name, each in first.parameters.items())
-    assert not torch.equal(first.parameters["A"], other.parameters["A"])
-
-
 def test_held_out_rows_are_predicted_from_the_training_rows_alone():
     trainer = run(metric_of("linear", 1), FEATURES.numbers[:, :1])
     assert torch.equal(trainer.validation_keys, trainer.training)

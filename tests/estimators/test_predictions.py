@@ -70,15 +70,6 @@ def test_the_bandwidth_is_the_one_with_the_least_leave_one_out_error():
     assert model.validation_loss_[0] == pytest.approx(min(errors) / Y.var(), rel=1e-4)
 
 
-def test_each_output_has_a_bandwidth_of_its_own():
-    both = np.stack([Y, RNG.normal(size=120)], axis=1)  # the second is noise: the wider, the better
-    model = quick(metric="none").fit(X, both)
-    narrow, wide = model.parameters_["log_bandwidth"][0]
-    assert wide > narrow + 0.5
-    alone = quick(metric="none").fit(X, both[:, 0])
-    np.testing.assert_allclose(model.predict(NEW)[:, 0], alone.predict(NEW), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("metric", METRICS)
 def test_weights_times_values_of_rows_sum_to_the_prediction(metric):
     model = quick(metric=metric).fit(X, np.stack([Y, X[:, 2]], axis=1), RNG.random(120))
@@ -98,13 +89,6 @@ def test_without_a_trend_the_value_of_a_row_is_its_own():
     model = quick(trend="none").fit(X, Y)
     seen = model.explain_rows(NEW, top=5)
     np.testing.assert_allclose(seen.values, Y[seen.rows], atol=1e-5)
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_a_prediction_does_not_depend_on_the_other_queries(metric):
-    model = quick(metric=metric).fit(X, Y)
-    one_by_one = np.concatenate([model.predict(NEW[[row]]) for row in range(len(NEW))])
-    np.testing.assert_allclose(model.predict(NEW), one_by_one, rtol=1e-9)
 
 
 @pytest.mark.parametrize("metric", ["diagonal", "linear", "low_rank", "network"])
@@ -132,7 +116,7 @@ def test_predict_std_is_near_the_errors_of_predictions():
     assert 0.25 < wild < 0.6
 
 
-@pytest.mark.parametrize("metric", ["none", "network"])
+@pytest.mark.parametrize("metric", ["none", pytest.param("network", marks=pytest.mark.long)])
 def test_predict_std_has_the_unit_of_y(metric):
     std = quick(metric=metric).fit(X, Y).predict_std(NEW)
     scaled = quick(metric=metric).fit(X, 1000 * Y - 7).predict_std(NEW)
@@ -210,16 +194,6 @@ def test_frames_of_every_library_are_read_alike():
     assert np.corrcoef(answers["pyarrow"], y)[0, 1] > 0.8
 
 
-def test_unknown_levels_and_missing_cells_are_predicted():
-    pandas = pytest.importorskip("pandas")
-    table, y = mixed()
-    model = quick().fit(pandas.DataFrame(table), y)
-    strange = pandas.DataFrame({**{name: cells[:3] for name, cells in table.items()}})
-    strange["colour"] = ["mauve", None, "red"]
-    strange["size"] = [np.nan, 1.0, np.nan]
-    assert np.isfinite(model.predict(strange)).all()
-
-
 def test_arrays_of_objects_are_read_by_what_they_hold():
     table, y = mixed()
     cells = np.array([[size, colour] for size, colour in zip(table["size"], table["colour"], strict=True)], object)
@@ -228,13 +202,6 @@ def test_arrays_of_objects_are_read_by_what_they_hold():
     assert np.isfinite(model.predict(cells.tolist())).all()
     with pytest.raises(KindError, match="argument must be a string or a number"):
         quick().fit(np.array([[1.0, {}], [2.0, {}]], object), [1, 2])
-
-
-def test_outliers_are_predicted_and_infinite_numbers_refused():
-    model = quick().fit(X, Y)
-    assert np.isfinite(model.predict(np.array([[1e300, -1e300, 0, 0], [1e20, 1, 1, 1]]))).all()
-    with pytest.raises(ValueError, match="infinity"):
-        model.predict(np.array([[np.inf, 0, 0, 0]]))
 
 
 @pytest.mark.parametrize(
@@ -253,14 +220,6 @@ def test_outliers_are_predicted_and_infinite_numbers_refused():
 def test_options_that_are_not_allowed_are_refused(options, says):
     with pytest.raises(OptionError, match=says):
         AttentionRegressor(**options).fit(X, Y)
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 9, 17])
-def test_tables_of_few_rows_are_fitted(rows):
-    model = AttentionRegressor(random_state=0, max_steps=5).fit(X[:rows], Y[:rows])
-    assert np.isfinite(model.predict(NEW)).all()
-    assert np.isfinite(model.explain_rows(NEW).weights).all()
-    assert (model.explain_rows(NEW).rows < rows).all()
 
 
 def test_a_progress_bar_is_shown_if_verbose_or_on_a_terminal(capsys):

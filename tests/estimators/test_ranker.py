@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from sklearn.base import clone
 
 from qkv.errors import DataError, OptionError, ShapeError
 from qkv.estimators import AttentionRanker
@@ -89,10 +88,6 @@ def test_ranks_are_those_of_the_weights():
     np.testing.assert_array_equal(found.documents, np.argsort(-weights, axis=1)[:, :4])
     np.testing.assert_allclose(found.weights, -np.sort(-weights, axis=1)[:, :4], rtol=1e-3)
     assert ranker.rank(queries, top=99, documents=documents[:3]).documents.shape == (7, 3)
-
-
-def test_it_is_cloned_with_its_options():
-    assert clone(AttentionRanker(penalty=7.0)).get_params()["penalty"] == 7.0
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -80,18 +78,6 @@ def test_a_ranker_ranks_the_same(tmp_path: Path) -> None:
     assert (loaded.rank(points, 4).weights == model.rank(points, 4).weights).all()
 
 
-@pytest.mark.long
-def test_another_process_predicts_the_same(tmp_path: Path) -> None:
-    model = AttentionRegressor(**QUICK).fit(VALUES[:, None], VALUES)
-    model.save(tmp_path / "m")
-    code = (
-        "import sys, numpy as np; from qkv.estimators import AttentionRegressor as R; "
-        "print(R.load(sys.argv[1]).predict(np.arange(5.)[:, None]).tolist())"
-    )
-    printed = subprocess.run([sys.executable, "-c", code, tmp_path / "m"], capture_output=True, text=True, check=True)
-    assert printed.stdout.strip() == str(model.predict(np.arange(5.0)[:, None]).tolist())
-
-
 def test_what_cannot_be_saved_is_named_and_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(NotFittedError):
         AttentionRegressor().save(tmp_path / "m")
@@ -130,24 +116,6 @@ def test_an_estimator_of_another_class_a_newer_one_and_a_foreign_file_are_refuse
         AttentionRegressor.load(path)
     with pytest.raises(DataError, match="must be a readable file"):
         AttentionRegressor.load(tmp_path / "none")
-
-
-def test_every_changed_bit_of_a_sample_is_detected(tmp_path: Path) -> None:
-    path = tmp_path / "m"
-    AttentionRegressor("none").fit(VALUES[:, None], VALUES).save(path)
-    intact = path.read_bytes()
-    container = read_container(path, "an estimator", "")
-    used = np.zeros(len(intact), bool)
-    used[: 64 + int(intact[:64].split()[3])] = True
-    for part in container._parts.values():
-        used[part.start : part.start + part.size] = True
-    del container
-    for at in DRAW.choice(np.flatnonzero(used), 60, replace=False):
-        changed = bytearray(intact)
-        changed[at] ^= 1 << int(DRAW.integers(8))
-        path.write_bytes(changed)
-        with pytest.raises((DamagedError, DataError)):
-            AttentionRegressor.load(path)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_rows_of_weight_two_count_as_much_as_two_rows_in_the_ridge_regression():
     assert heavy == pytest.approx(fitted, abs=0.01)
 
 
-@pytest.mark.parametrize("effort", ["quick", "standard"])
+@pytest.mark.parametrize("effort", ["quick", pytest.param("standard", marks=pytest.mark.long)])
 def test_a_linear_function_of_few_rows_is_extrapolated(effort):
     rng = np.random.default_rng(1)
     x = rng.normal(size=(30, 4))
@@ -74,6 +74,7 @@ def test_a_small_table_obeys_its_time_limit_and_the_number_of_steps():
     assert AttentionRegressor(max_steps=7, random_state=0).fit(x, x[:, 0]).n_steps_ == 7
 
 
+@pytest.mark.long
 def test_noise_is_predicted_by_the_mean():
     rng = np.random.default_rng(4)
     x, y, new = rng.normal(size=(60, 5)), rng.normal(size=60), rng.normal(size=(100, 5))

@@ -18,11 +18,11 @@ if importlib.util.find_spec("sklearn") is None:
 from examples.answer import __main__ as command
 from examples.answer.answering import Text
 from examples.answer.meaning import Meaning, installed
-from examples.answer.measuring import ABSENT, QUESTIONS, folder, measure
+from examples.answer.measuring import QUESTIONS, folder, measure
 from examples.answer.sentences import read, sentences_of
 from examples.answer.words import Words, stem
 
-from qkv.errors import DataError, MissingPackageError, OptionError
+from qkv.errors import DataError, MissingPackageError
 from tests.processes import run_python
 
 STORY = """The keeper lived in a tower. Every night he lit the lamp
@@ -228,27 +228,6 @@ def test_the_command_prints_the_answer_and_its_evidence(capsys, story):
     assert "after" not in out
 
 
-def test_json_holds_the_same(capsys, story):
-    arguments = (
-        story,
-        "Who brought a sack of coal?",
-        "--by",
-        "words",
-        "--top",
-        "2",
-        "--min-score",
-        "0",
-        "--json",
-    )
-    code, out, _ = run(capsys, *arguments)
-    held = json.loads(out)
-    assert code == 0
-    assert [answer["sentence"]["line"] for answer in held["answers"]] == [4, 5]
-    assert held["answers"][0]["weight"] > held["answers"][1]["weight"] > held["no_answer"]
-    assert held["answers"][0]["by_meaning"] is None
-    assert held["by"] == "words"
-
-
 def test_no_answer_is_exit_code_one_and_a_sentence(capsys, story):
     code, out, err = run(capsys, story, "Who invented the telephone?", "--by", "words")
     assert (code, err) == (1, "")
@@ -298,12 +277,6 @@ def test_a_damaged_archive_is_reported(tmp_path):
         read(path)
 
 
-def test_the_library_names_a_number_out_of_range():
-    text = Text(sentences_of(STORY))
-    with pytest.raises(OptionError, match="top must be at least 1"):
-        text.ask("coal", top=0)
-
-
 def test_meaning_without_the_model_says_what_to_install(monkeypatch):
     monkeypatch.setattr("examples.answer.meaning.installed", lambda: False)
     with pytest.raises(MissingPackageError, match="pip install"):
@@ -328,7 +301,3 @@ def test_by_meaning_a_question_in_other_words_is_answered():
     assert "silver medal" in answer.sentence.text
     assert answer.words == {}
     assert answer.by_meaning > 0.3
-
-
-def test_questions_about_what_is_absent_share_no_passage():
-    assert len(set(ABSENT)) == len(ABSENT)

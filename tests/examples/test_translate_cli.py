@@ -13,8 +13,7 @@ if any(importlib.util.find_spec(name) is None for name in ("torch", "tokenizers"
 
 import torch
 from examples.translate import __main__ as command
-from examples.translate import pairs, pictures
-from examples.translate.checkpoints import State
+from examples.translate import pairs
 from examples.translate.measuring import bleu
 from examples.translate.options import SCORE_NAMES
 from examples.translate.page import filled, tables
@@ -22,7 +21,6 @@ from examples.translate.pairs import Asked
 from examples.translate.racing import race
 from examples.translate.reading import Reader
 from examples.translate.recorded import RUNS
-from examples.translate.showing import TrainingProgress
 from examples.translate.training import train
 
 from qkv.errors import DataError
@@ -56,14 +54,6 @@ def test_every_example_in_the_help_is_a_command_that_parses():
     assert {shlex.split(line)[3] for line in lines} == {"train", "evaluate", "translate"}
     for line in lines:
         command._parser().parse_args(shlex.split(line)[3:])
-
-
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["evaluate", "-h"], ["translate", "-h"]])
-def test_help_shows_examples(capsys, words):
-    with pytest.raises(SystemExit) as leave:
-        command.main(words)
-    assert leave.value.code == 0
-    assert "python -m examples.translate translate runs/additive" in capsys.readouterr().out
 
 
 def test_train_reports_its_results_and_receives_every_option(capsys, pairs_file, tmp_path):
@@ -108,13 +98,6 @@ def test_evaluate_prints_bleu_and_its_signature_and_keeps_them(capsys, trained, 
     assert 0 < result["long"]["sentences"] == len(longer) < len(held)
 
 
-def test_evaluate_measures_other_pairs_and_the_first_of_them_alone(capsys, trained, pairs_file, tmp_path):
-    kept = tmp_path / "r.json"
-    code, _, _ = run(capsys, "evaluate", trained, "--pairs", pairs_file, "--most", 3, "--json", kept)
-    assert code == 0
-    assert json.loads(kept.read_text())["all"]["sentences"] == 3
-
-
 def test_bleu_is_100_for_any_of_the_references_and_less_for_a_wrong_word():
     asked = [
         Asked("a", ("un deux trois quatre cinq", "six sept huit neuf dix")),
@@ -142,18 +125,6 @@ def test_an_alignment_has_a_row_for_each_subword_said_and_a_column_for_each_read
     assert seen.weights.sum(1) == pytest.approx([1] * len(seen.said), abs=1e-5)
     assert "".join(seen.read).replace("·", " ").strip() == "Tom see the cat.END"
     assert seen.said[-1] == "END"
-
-
-def test_the_darkest_cell_of_a_picture_is_the_heaviest_weight(tmp_path):
-    from matplotlib.image import imread
-
-    weights = [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
-    pictures.save(tmp_path / "a.png", ["·a", "·b", "·c"], ["·x", "·y"], weights)
-    grey = imread(tmp_path / "a.png")[..., :3].mean(-1)
-    rows, columns = (grey < 0.02).nonzero()
-    assert len(rows) > 1000, "a black cell"
-    assert columns.min() > 0.6 * grey.shape[1] * 0.9
-    assert rows.max() < 0.75 * grey.shape[0]
 
 
 def test_pictures_that_cannot_be_drawn_are_refused_before_the_work(capsys, trained, pairs_file, tmp_path):
@@ -202,21 +173,6 @@ def test_a_package_that_is_missing_is_named_with_what_to_run(capsys, monkeypatch
     assert f"pip install {installed}" in said
 
 
-def test_on_a_terminal_a_bar_shows_steps_loss_and_speed(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setattr("sys.stderr", Terminal())
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
-    with TrainingProgress(7) as shown:
-        shown(State(step=7, said=1000, cpu_seconds=2.0), {"loss": 1.5, "watched_loss": 2.25})
-        written = sys.stderr
-    for part in ("training", "step 7 of 7", "loss 1.500", "500 subwords/s", "validation loss 2.250"):
-        assert part in written.getvalue()
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -262,36 +218,3 @@ def test_the_recorded_runs_are_commands_that_parse_and_differ_in_the_score_alone
             differences = found[group[0]].differences(found[name])
             assert {flag for flag, *_ in differences} <= {"--score"}
     assert {found[name].score for name in found if name.startswith("short-")} == set(SCORE_NAMES) - {"none"}
-
-
-def test_a_table_has_a_row_for_each_result_and_names_the_runs_that_are_missing(tmp_path):
-    good = {"bleu": 31.26, "plus_minus": 1.04, "sentences": 10, "references": 12, "signature": "sig"}
-    measured = {
-        "parameters": 3_000_000,
-        "all": good,
-        "long": good | {"bleu": 7.0},
-        "long_words": 8,
-        "beam": 4,
-    }
-    facts = {
-        "date": "2026-01-02",
-        "machine": {"cpu": "Some", "cores": 2, "instructions": ["avx2"], "threads": 1},
-        "versions": {"torch": "2.6"},
-        "training": {"step": 4000, "cpu_seconds": 990, "tokens": 5_000_000, "peak_mib": 900},
-        "watched": [[500, 3.0], [1000, 2.0]],
-    }
-    for name, score, copied in (
-        ("gru-additive", "additive", {"copies": 10, "aligned": 9, "by_chance": 1.2}),
-        ("short-gated", "gated", None),
-    ):
-        result = facts | {"run": name, "options": {"score": score}, "measured": measured | {"copies": copied}}
-        (tmp_path / f"{name}.json").write_text(json.dumps(result))
-    found = tables(tmp_path)
-    assert "| gru-additive | 3.0 M | 4,000 | 16 | 2.000 | 31.3 ± 1.0 | 7.0 ± 1.0 | 90% (chance 12%) |" in (
-        found["models"].splitlines()
-    )
-    assert "Not run yet: gru-none, transformer." in found["models"]
-    assert "| gated | 31.3 ± 1.0 | 7.0 ± 1.0 | 2.000 | none | 16.5 | 900 MiB |" in found["scores"]
-    assert found["speed"] == "Not run yet."
-    assert "2026-01-02; Some with 2 cores, avx2" in found["facts"]
-    assert "10 English sentences with 12 French references" in found["facts"]

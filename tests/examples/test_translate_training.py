@@ -55,12 +55,11 @@ def uninterrupted(pairs_file, tmp_path_factory):
     return train(pairs_file, folder, small(dropout=0.3)), parameters(folder)
 
 
-@pytest.mark.parametrize("steps", [(1,), (4, 6), (5, 1, 1)])
-def test_stopped_and_started_again_it_ends_with_the_same_numbers(pairs_file, tmp_path, uninterrupted, steps):
+def test_stopped_and_started_again_it_ends_with_the_same_numbers(pairs_file, tmp_path, uninterrupted):
     whole, learned = uninterrupted
     assert whole.epoch > 0, "the interruptions must cross the end of an epoch"
     folder = tmp_path / "model"
-    for count in steps:
+    for count in (5, 1, 1):
         state = train(pairs_file, folder, small(dropout=0.3), stop=After(count))
         assert state.step < 12
         torch.manual_seed(99)  # different random state in between

@@ -42,16 +42,8 @@ def test_the_threshold_is_a_half_where_less_than_one_match_is_expected(weights):
 
 
 NAMES = [
-    "Ada Quist",
-    "Ole Thorup",
-    "Mia Juul",
-    "Per Holm",
-    "Eva Lund",
-    "Jens Bach",
-    "Ida Skov",
-    "Lars Toft",
-    "Bo Friis",
-    "Tove Krag",
+    *("Ada Quist", "Ole Thorup", "Mia Juul", "Per Holm", "Eva Lund", "Jens Bach", "Ida Skov", "Lars Toft"),
+    *("Bo Friis", "Tove Krag"),
 ]
 CITIES = ["Aarhus", "Odense", "Vejle", "Esbjerg", "Kolding", "Horsens", "Randers", "Viborg", "Herning", "Ribe"]
 

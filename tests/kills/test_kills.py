@@ -8,7 +8,7 @@ from tests.processes import run_python
 
 from .operations import OPERATIONS
 
-SAMPLE = ("append", "compact")
+SAMPLE = ("append", "delete", "compact", "create", "copy", "repair")
 
 
 def run(operations: tuple[str, ...], points: int, seed: int) -> str:

@@ -12,19 +12,8 @@ from qkv.search.passage_range import PassageRange, QueryWords, Selection
 from tests.database.cluster.local_worker import LocalWorker
 
 NOUNS = [
-    "ring",
-    "den",
-    "shepherd",
-    "shadow",
-    "truth",
-    "gold",
-    "light",
-    "cave",
-    "king",
-    "river",
-    "wolf",
-    "bread",
-    "song",
+    *("ring", "den", "shepherd", "shadow", "truth", "gold", "light", "cave", "king", "river", "wolf", "bread"),
+    *("song",),
 ]
 QUERIES = ["a golden ring", "shadow and truth in the den", "wolf wolf wolf", "nothing known", "bread of the king"]
 

@@ -9,12 +9,11 @@ import pytest
 from qkv.core import extras
 from qkv.core.equation import attend_dense
 from qkv.encoders.text_encoders import default_components
-from qkv.errors import DamagedError, DataError, MissingPackageError, OptionError, StoreBusyError
+from qkv.errors import DataError, MissingPackageError, OptionError, StoreBusyError
 from qkv.normalizers import Softmax
 from qkv.scores import Dot
 from qkv.search import Document, Index
 from qkv.search.bm25 import BM25, Vocabulary
-from qkv.search.encoder_registry import build_encoder
 from qkv.search.index_files import is_index
 
 QUERY = "Which shepherd saw shadows, and a golden truth?"
@@ -42,6 +41,9 @@ def expected(index, query, mix):
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_scores_weights_and_contributions_are_those_of_the_formula(library, encoder, mix):
     index = Index.from_texts(library, encoder=encoder, words=8, overlap=2, mix=mix)
+    if encoder == "latent" and mix == 0.3:  # maps that were learned
+        width = index.keys.rows.shape[1]
+        index = index.with_metric(np.eye(width) + 0.3 * np.random.default_rng(0).normal(size=(width, width)))
     hits = index.search(QUERY, top=len(index), temperature=0.7)
     scores = expected(index, QUERY, mix)
     order = [(row["name"], row["start"]) for row in index.table.to_pylist()]
@@ -59,17 +61,6 @@ def test_scores_weights_and_contributions_are_those_of_the_formula(library, enco
         assert sum(hit.contributions.by_query_word().values()) == pytest.approx(
             hit.score - hit.contributions.rest, abs=2e-5
         )
-
-
-def test_contributions_add_up_through_learned_maps(library):
-    index = Index.from_texts(library, words=0)
-    width = index.keys.rows.shape[1]
-    learned = index.with_metric(np.eye(width) + 0.3 * np.random.default_rng(0).normal(size=(width, width)))
-    scores = expected(learned, QUERY, 0.5)
-    for hit in learned.search(QUERY, top=3):
-        row = learned.table.column("name").to_pylist().index(hit.document)
-        assert hit.score == pytest.approx(scores[row], abs=2e-5)
-        assert hit.contributions.score == pytest.approx(hit.score, abs=2e-5)
 
 
 def test_words_that_only_resemble_those_of_the_query_contribute_too(library):
@@ -145,6 +136,10 @@ def test_a_save_that_fails_leaves_the_index_that_was_there(library, tmp_path, mo
     assert Index.open(tmp_path / "i").documents == len(library)
 
 
+def _full(*arguments, **options):
+    raise OSError(28, "No space left on device")
+
+
 def test_a_second_writer_is_refused(library, tmp_path):
     from filelock import FileLock
 
@@ -152,41 +147,6 @@ def test_a_second_writer_is_refused(library, tmp_path):
     index.save(tmp_path / "i")
     with FileLock(tmp_path / "i" / "writer.lock"), pytest.raises(StoreBusyError, match="another process"):
         index.save(tmp_path / "i")
-
-
-def _full(*arguments, **options):
-    raise OSError(28, "No space left on device")
-
-
-def test_an_index_that_is_cut_off_or_gone_is_refused(library, tmp_path):
-    Index.from_texts(library).save(tmp_path / "i")
-    file = tmp_path / "i" / "index.qkv"
-    file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(DamagedError, match=r"index\.qkv' must have [\d,]+ bytes, got [\d,]+ bytes\. Build the index"):
-        Index.open(tmp_path / "i")
-    file.unlink()
-    with pytest.raises(DataError, match="must be a folder with a search index"):
-        Index.open(tmp_path / "i")
-
-
-@pytest.mark.parametrize("encoder", ["latent", "tfidf"])
-def test_no_changed_bit_of_an_index_changes_a_result(library, tmp_path, encoder):
-    index = Index.from_texts(library, encoder=encoder)
-    index.save(tmp_path / "i")
-    file = tmp_path / "i" / "index.qkv"
-    whole = file.read_bytes()
-    expected = [(hit.text, hit.score) for hit in Index.open(tmp_path / "i").search("golden ring")]
-    generator = np.random.default_rng(0)
-    refused = 0
-    for at in generator.integers(0, len(whole), 150):  # 23 of 38 bits of the keys changed the answer
-        data = bytearray(whole)
-        data[at] ^= 1 << int(generator.integers(8))
-        file.write_bytes(data)
-        try:
-            assert [(hit.text, hit.score) for hit in Index.open(tmp_path / "i").search("golden ring")] == expected
-        except DamagedError:
-            refused += 1
-    assert refused > 100
 
 
 def test_a_folder_of_something_else_is_neither_opened_nor_overwritten(library, tmp_path):
@@ -252,16 +212,3 @@ def test_a_missing_package_is_named_with_the_extra(library, monkeypatch, package
     monkeypatch.setattr(extras, "_installed", lambda name: name != package)
     with pytest.raises(MissingPackageError, match=rf'{named}.*pip install "qkv\[search\]"'):
         Index.from_texts(library)
-
-
-def test_parts_of_a_text_add_up_to_its_vector(library):
-    texts = [document.whole for document in library]
-    for name in ENCODERS:
-        encoder = build_encoder(name)
-        keys = encoder.fit_encode(texts)
-        for text, key in zip(texts[:3], keys if encoder.dense else keys.toarray(), strict=False):
-            words, parts = encoder.word_contributions(text)
-            whole = np.asarray(parts.sum(axis=0)).reshape(-1)
-            assert len(words) == len(set(words)) == parts.shape[0]
-            np.testing.assert_allclose(whole, key, atol=1e-6)
-            assert np.linalg.norm(whole) == pytest.approx(1.0, abs=1e-6)

@@ -1,9 +1,8 @@
-"""Stores of Arrow files: the contract, damage, crashes, a full disk and two writers."""
+"""Stores of Arrow files: the contract, damage, a full disk and two writers."""
 
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,12 +10,9 @@ import pytest
 
 from qkv import store as stores
 from qkv.core.checksums import checksum
-from qkv.errors import DamagedStoreError, DataError, MissingPackageError, StoreBusyError, StoreFullError
-from qkv.store import arrow, disk, locking, opening, row_files
+from qkv.errors import DamagedStoreError, DataError, StoreBusyError, StoreFullError
+from qkv.store import arrow, locking, row_files
 from qkv.testing.stores import StoreContract, ids_of, numbered
-from tests.effort import LONG
-
-from .crashes import die_at
 
 
 class TestArrowStore(StoreContract):
@@ -49,28 +45,6 @@ def flip(path: Path, at: int) -> None:
 # -- damage ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["begin", "middle", "end"])
-def test_one_changed_bit_is_found_at_opening_and_by_verify_and_the_file_is_named(path: Path, place: str) -> None:
-    store = made(path)
-    victim = rows_files(path)[1]
-    size = victim.stat().st_size
-    flip(victim, {"begin": 0, "middle": size // 2, "end": size - 1}[place])
-    with pytest.raises(DamagedStoreError, match=f"{victim.name}: the checksum does not match \\(10 rows\\)"):
-        stores.open(path)
-    assert [(d.file, d.problem, d.rows) for d in store.verify()] == [
-        (f"rows/{victim.name}", "the checksum does not match", 10)
-    ]
-
-
-def test_the_rest_of_a_damaged_store_stays_readable(path: Path) -> None:
-    made(path)
-    flip(rows_files(path)[1], 500)
-    rest = stores.open(path, damaged="skip")
-    assert ids_of(rest) == [*range(10), *range(20, 30)]
-    assert len(rest) == 20
-    assert [d.rows for d in rest.damages] == [10]
-
-
 def test_a_file_that_was_cut_off_or_removed_is_named(path: Path) -> None:
     made(path)
     cut_off, gone, _ = rows_files(path)
@@ -81,15 +55,6 @@ def test_a_file_that_was_cut_off_or_removed_is_named(path: Path) -> None:
         stores.open(path)
     assert f"{cut_off.name}: cut off at 100 of {size:,} bytes" in str(caught.value)
     assert f"{gone.name}: missing" in str(caught.value)
-
-
-def test_a_damaged_deletion_is_found_too(path: Path) -> None:
-    store = made(path, 1)
-    store.delete(lambda table: table.column("id").to_numpy() == 3)
-    deleted = store._manifest.row_files[0].deleted
-    flip(path / "rows" / deleted.name, 200)
-    with pytest.raises(DamagedStoreError, match=deleted.name):
-        stores.open(path)
 
 
 def test_appending_and_compacting_keep_the_rows_of_a_damaged_file_for_its_restoration(path: Path) -> None:
@@ -231,48 +196,6 @@ def test_reading_does_not_wait_for_a_writer(path: Path) -> None:
         assert len(ids_of(stores.open(path))) == 30
 
 
-# -- crashes --------------------------------------------------------------------------------------------
-
-
-# Other tests of this process may have loaded JAX or Lance, which warn of any fork.
-@pytest.mark.filterwarnings("ignore:os.fork")
-@pytest.mark.filterwarnings("ignore:lance is not fork-safe")
-@pytest.mark.parametrize("operation", ["append", "delete", "compact"])
-def test_a_writer_killed_at_each_of_its_calls_to_the_disk_loses_nothing(path: Path, operation: str) -> None:
-    for call in range(1, 100, 1 if LONG else 3):
-        shutil.rmtree(path, ignore_errors=True)
-        store = made(path)
-        before = ids_of(store)
-        pid = os.fork()
-        if pid == 0:  # the writer: it dies at its n-th call
-            die_at(call)
-            try:
-                write(store, operation)
-            finally:
-                os._exit(0)
-        died = os.WIFSIGNALED(os.waitpid(pid, 0)[1])
-        found = ids_of(stores.open(path))
-        store = stores.open(path)
-        write(store, operation)
-        after = ids_of(store)
-        assert found in (before, after), f"at call {call}"
-        assert stores.open(path).verify() == []
-        if not died:
-            assert found == after
-            return
-    raise AssertionError("the writer makes a hundred calls")
-
-
-def write(store: stores.Store, operation: str) -> None:
-    if operation == "append":
-        if len(store) == 30:
-            store.append(numbered(30, 40))
-    elif operation == "delete":
-        store.delete(lambda table: table.column("id").to_numpy() % 3 == 0)
-    else:
-        store.compact(keep=1)
-
-
 # -- at size --------------------------------------------------------------------------------------------
 
 
@@ -304,19 +227,3 @@ def test_removing_a_store_removes_the_results_that_it_has_saved(path: Path) -> N
     (store.cache_folder / "means.npz").write_bytes(b"")
     stores.remove(path)
     assert not path.exists()
-
-
-def test_a_missing_backend_is_reported_before_anything_is_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "lance", None)
-    with pytest.raises(MissingPackageError, match="lance"):
-        opening.require_free(path, "lance")
-    opening.require_free(path, "arrow")
-
-
-def test_a_file_being_written_has_a_name_that_compaction_recognizes(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = []
-    monkeypatch.setattr(Path, "replace", lambda self, _: names.append(self.name))
-    disk.write_synced(path, b"")
-    assert [name.startswith(disk.TEMPORARY) for name in names] == [True]

@@ -4,7 +4,6 @@ import datetime as dt
 import decimal
 import os
 import resource
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +18,6 @@ from qkv.core import files
 from qkv.errors import DataError, StoreFullError
 from qkv.store import row_files
 from qkv.testing.stores import ids_of, numbered
-
-from .crashes import die_at
 
 EXACT = {
     "id": pa.array([2**63 - 1, None, -(2**63)], pa.int64()),
@@ -148,38 +145,6 @@ def test_a_version_that_a_compaction_removes_while_it_is_opened_is_named(
     monkeypatch.setattr(row_files, "modified_files", compacting)
     with pytest.raises(DataError, match=r"version must exist in 'store', got 1\. The newest versions are 3\."):
         stores.open(path, version=1)
-
-
-@pytest.mark.filterwarnings("ignore:os.fork")
-@pytest.mark.filterwarnings("ignore:lance is not fork-safe")
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.long)])
-def test_a_copy_killed_at_a_call_to_the_disk_leaves_nothing_or_a_whole_store(
-    path: Path, overwrite: bool, step: int
-) -> None:
-    store = stores.create(path, numbered(0, 1).schema, attached={"a.bin": b"a"}, tables=[numbered(0, 40)])
-    target, found = path.with_name("copy"), set[int]()
-    for call in range(1 if step == 1 else 4, 100, step):
-        shutil.rmtree(target, ignore_errors=True)
-        if overwrite:
-            stores.create(target, numbered(0, 1).schema, tables=[numbered(0, 7)])
-        pid = os.fork()
-        if pid == 0:
-            die_at(call)
-            try:
-                stores.copy(store, target, overwrite=overwrite)
-            finally:
-                os._exit(0)
-        died = os.WIFSIGNALED(os.waitpid(pid, 0)[1])
-        found.add(len(stores.open(target)) if target.exists() else 0)
-        if target.exists():
-            assert stores.verify(target).damages == ()
-        assert ids_of(stores.copy(store, target, overwrite=True)) == list(range(40))  # the same command again
-        assert sorted(each.name for each in path.parent.iterdir()) == ["copy", "store"], f"leftovers at {call}"
-        if not died:
-            break
-    assert not died
-    assert found == {7 if overwrite else 0, 40}
 
 
 @pytest.mark.filterwarnings("ignore:os.fork")

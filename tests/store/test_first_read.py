@@ -148,19 +148,3 @@ def test_verify_reads_a_store_on_a_read_only_disk(path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(row_files, "write_synced", refuse)
     assert stores.open(path).verify() == []
-
-
-def test_damage_is_raised_when_the_file_is_reached(tmp_path: Path) -> None:
-    path = tmp_path / "many"
-    many = stores.create(path, TEXTS.schema)
-    for number in range(4):
-        many.append(TEXTS.slice(7 * number, 7 + number))
-    file = path / "rows" / stores.ArrowStore(path)._manifest.row_files[2].name
-    flip_unseen(file, 700)
-    store = stores.open(path)
-    blocks = store.blocks()
-    assert [len(next(blocks)), len(next(blocks))] == [7, 8]
-    with pytest.raises(DamagedStoreError, match=f"{file.name}: the checksum does not match"):
-        next(blocks)
-    with pytest.raises(DamagedStoreError):
-        store.to_table()

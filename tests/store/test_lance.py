@@ -17,7 +17,7 @@ if importlib.util.find_spec("lance") is None:
     pytest.skip("pylance is not installed", allow_module_level=True)
 
 from qkv import store as stores
-from qkv.errors import DamagedStoreError, DataError
+from qkv.errors import DamagedStoreError
 from qkv.store.lance_checksums import CHECKSUMS
 from qkv.store.lance_files import cell_bytes, file_name, first_line, translate_errors, translate_read_errors
 from qkv.testing.stores import StoreContract, ids_of, numbered
@@ -171,26 +171,6 @@ def test_without_pylance_the_extra_is_named(path: Path, monkeypatch: pytest.Monk
     assert not path.exists()
 
 
-def test_a_database_of_lance_is_streamed_as_it_is_asked_in_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from qkv.database import Database
-    from qkv.store import row_files
-
-    monkeypatch.setattr(row_files, "BYTES", 4000)
-    draw = np.random.default_rng(0)
-    rows = {"x": draw.standard_normal(800), "v": draw.standard_normal((800, 4)).astype(np.float32)}
-    rows["y"] = np.sin(3 * rows["x"])
-    people = Database.create(path, rows, "x", "y", backend="lance")
-    people.delete("x < -1")
-    assert people.delete("y > 2") == 0
-    for key, query in (("x", 0.4), ("v", [0.1, 0.2, 0.3, 0.4])):
-        near, far = Database.open(path, key, "y"), Database.open(path, key, "y", memory=1)
-        for how in ({}, {"where": "y > 0", "normalizer": "softmax"}):
-            one, other = near.ask(query, **how), far.ask(query, **how)
-            assert other.value == pytest.approx(one.value, rel=1e-5)
-            assert [row.record for row in other.rows] == [row.record for row in one.rows]
-            assert "streamed over" in str(other.plan)
-
-
 def test_a_full_disk_is_reported_and_loses_nothing(path: Path) -> None:
     """A limit on the size of a file stands for the disk; in a process of its own, which it binds."""
     made(path)
@@ -243,15 +223,6 @@ def test_verification_reports_every_file_and_names_one_that_does_not_decode(
     damages = store.verify()
     assert [str(damage).count("does not decode: bad page") for damage in damages] == [1, 1, 1]
     assert all(file_name(each) in str(damage) for each, damage in zip(store._fragments(), damages, strict=True))
-
-
-def test_compaction_keeps_as_many_versions_as_asked(path: Path) -> None:
-    store = made(path)
-    store.compact(keep=2)
-    newest = store.version
-    assert ids_of(stores.open(path, version=newest - 1)) == list(range(30))
-    with pytest.raises(DataError):
-        stores.open(path, version=newest - 2)
 
 
 def test_versions_are_numbered_by_both_forms_of_manifest_names(path: Path) -> None:

@@ -124,24 +124,6 @@ def test_an_append_lists_no_folder_of_many_files_and_reads_no_older_manifest(
     store.append(numbered(0, 10 * APPENDS))
 
 
-@pytest.mark.parametrize("keep", [1, 2, 5, 100])
-def test_kept_versions_remain_readable_without_the_manifests_before_them(tmp_path: Path, keep: int) -> None:
-    store = stores.create(tmp_path / "s", numbered(0, 1).schema)
-    for i in range(20):
-        store.append(numbered(10 * i, 10 * i + 10))
-    rows = {version.number: version.rows for version in store.versions()}
-    store.compact(keep=keep)
-    kept = [version.number for version in store.versions()]
-    assert len(kept) == min(keep, len(rows) + 1)
-    assert numbers(tmp_path / "s" / "versions") == kept
-    for number in kept:
-        opened = stores.open(tmp_path / "s", version=number)
-        assert ids_of(opened) == list(range(rows.get(number, 200)))
-    assert stores.open(tmp_path / "s").verify() == []
-    store.append(numbered(200, 210))
-    assert ids_of(stores.open(tmp_path / "s")) == list(range(210))
-
-
 def test_a_checkpoint_in_the_place_of_a_delta_keeps_the_links(tmp_path: Path) -> None:
     store = stores.create(tmp_path / "s", numbered(0, 1).schema)
     for i in range(6):

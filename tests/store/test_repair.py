@@ -17,8 +17,6 @@ from qkv.store.manifest import manifest_path, numbers, read_manifest
 from qkv.testing.stores import ids_of, numbered
 from tests.effort import seeds
 
-from .crashes import die_at
-
 
 @dataclass(frozen=True)
 class Piece:
@@ -188,6 +186,20 @@ def test_random_damages_are_repaired(path: Path, template: tuple[Path, dict[int,
     check_repair(path, template[1], seed)
 
 
+def test_rows_deletions_and_manifests_that_are_damaged_together_are_repaired(
+    path: Path, template: tuple[Path, dict[int, list[Piece]]]
+) -> None:
+    truth, newest = template[1], max(template[1])
+    files = [f"rows/{truth[newest][place].name}" for place in (0, 2)]
+    files += [f"rows/{next(piece.deleted for piece in truth[newest] if piece.deleted)}", "attached/a.bin"]
+    files += [f"versions/{manifest_path(path, number).name}" for number in (6, newest)]
+    for name in files:
+        damage(path / name, "flip", random.Random(name))
+    stores.repair(path)
+    assert stores.verify(path).damages == ()
+    check_version(ids_of(stores.open(path)), truth[newest], {Path(name).name for name in files}, 0)
+
+
 def kept_state(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
@@ -274,51 +286,6 @@ def test_stores_of_earlier_formats_are_repaired(tmp_path: Path) -> None:
         assert done.rows < total or done.restored
         assert stores.verify(path).damages == ()
         assert len(stores.open(path)) == done.rows
-
-
-@pytest.mark.filterwarnings("ignore:os.fork")
-@pytest.mark.filterwarnings("ignore:lance is not fork-safe")
-@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.long)])
-def test_a_repair_killed_at_a_call_to_the_disk_can_be_repeated(
-    path: Path, template: tuple[Path, dict[int, list[Piece]]], step: int, tmp_path: Path
-) -> None:
-    truth, newest = template[1], max(template[1])
-    names = [f"rows/{truth[newest][place].name}" for place in (0, 2)]
-    names += [f"rows/{next(piece.deleted for piece in truth[newest] if piece.deleted)}", "attached/a.bin"]
-    names += [f"versions/{manifest_path(path, number).name}" for number in (6, newest)]
-
-    def damaged(folder: Path) -> Path:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(template[0], folder)
-        for name in names:
-            damage(folder / name, "flip", random.Random(name))
-        return folder
-
-    wanted = stores.repair(damaged(path))
-    store = stores.open(path)
-    expected = {version.number: ids_of(store.at(version.number)) for version in store.versions()}
-    for call in range(1, 300, step):
-        broken = damaged(tmp_path / "broken")
-        pid = os.fork()
-        if pid == 0:
-            die_at(call)
-            try:
-                stores.repair(broken)
-            finally:
-                os._exit(0)
-        died = os.WIFSIGNALED(os.waitpid(pid, 0)[1])
-        stores.repair(broken)
-        assert stores.verify(broken).damages == (), call
-        store = stores.open(broken)
-        assert ids_of(store) == expected[wanted.version], call
-        found = {version.number: ids_of(store.at(version.number)) for version in store.versions()}
-        assert {number: ids for number, ids in found.items() if number <= newest} == {
-            number: ids for number, ids in expected.items() if number <= newest
-        }, call
-        if not died:
-            break
-    assert not died
-    assert call > 28
 
 
 def test_a_full_disk_during_a_repair_loses_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

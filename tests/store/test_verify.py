@@ -55,14 +55,6 @@ def test_one_changed_bit_of_any_file_is_found(path: Path) -> None:
     assert stores.verify(path).damages == ()
 
 
-@pytest.mark.parametrize("name", ["versions", "rows", "attached"])
-def test_a_missing_file_is_found(path: Path, name: str) -> None:
-    for file in [*(path / name).iterdir()]:
-        moved = file.rename(path / "moved")
-        assert str(file.relative_to(path)) in [damage.file for damage in stores.verify(path).damages]
-        moved.rename(file)
-
-
 def test_damaged_results_in_the_cache_are_found_and_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "s"
     rows = {"place": [[float(i), 1.0] for i in range(40)], "height": [float(i) for i in range(40)]}

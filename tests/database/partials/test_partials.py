@@ -10,7 +10,6 @@ import pytest
 
 import qkv
 from qkv import normalizers, scores
-from qkv.database.execute.partial_sums import PartialSums
 from qkv.database.partials import compute, finalize, merge
 from qkv.database.partials.arrow_format import from_batch, to_batch
 from qkv.errors import DamagedError, DataError, KindError, OptionError, RefusedError
@@ -299,14 +298,6 @@ def test_a_partial_result_survives_an_arrow_stream_and_a_damaged_one_is_refused(
         finalize(batch.replace_schema_metadata(None))
     with pytest.raises(DamagedError):
         finalize(sink.getvalue().to_pybytes()[:200])
-
-
-def test_sums_of_parts_merge_whichever_part_has_the_larger_maximum():
-    with np.errstate(over="ignore"):
-        table = pa.table({"x": [0.0, 800.0, -900.0], "v": [1.0, 2.0, 3.0]})
-        made = [compute(1.0, table.slice(n, 1), "x", "v", score="dot", fragment=n) for n in range(3)]
-        assert finalize(merge(made))["value"].to_pylist() == [2.0]
-        assert isinstance(from_batch(made[0]).sums, PartialSums)
 
 
 @pytest.mark.parametrize("normalizer", [n for n in NORMALIZERS if not n.sums_to_one], ids=str)
