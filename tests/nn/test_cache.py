@@ -304,10 +304,11 @@ def test_a_step_with_room_in_one_chunk_writes_its_row_and_runs_no_planned_path(m
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_step_equals_plain_attention_also_over_data_that_is_not_finite(side: int, bad: float, dtype: Any) -> None:
-    for batch, score in itertools.product([(2, 2), (2,)], [scores.ScaledDot(), scores.Gaussian(1.5)]):
+    kinds = itertools.product([(2, 2), (2,)], [scores.ScaledDot(), scores.Gaussian(1.5)], [2, 128])
+    for batch, score, chunk in kinds:
         x = [y.to(dtype) for y in sides(*batch, n=4)]
         x[side].view(-1, 4, 8)[0, 3 if side == 0 else 2, 0] = bad
-        got = decoded(nn.Attention(score=score, mask=masks.Causal()), *x, KeyValueCache(), (1, 1, 1, 1))
+        got = decoded(nn.Attention(score=score, mask=masks.Causal()), *x, KeyValueCache(chunk=chunk), (1, 1, 1, 1))
         want = qkv.attend(*x, score=score, mask=masks.Causal(), kernel="dense")
         torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2, equal_nan=True)
 
