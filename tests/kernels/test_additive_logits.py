@@ -202,3 +202,11 @@ def test_memory_stays_below_an_array_of_all_pairs_and_units():
         "run(1024); print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)"
     )
     assert int(run_python("-c", program)) < 1024 * 1024 * 32 * 4 / 4
+
+
+def test_the_gradient_of_a_tile_without_queries_is_zero():
+    left, right, vector = sides("plain", q=0)
+    to = tuple(torch.zeros_like(x) for x in (left, right, vector))
+    (units,) = prepare_units(left, right, vector).terms
+    units.add_gradient((0, 0), (0, len(right)), torch.zeros(0, len(right)), *to, Workspace())
+    assert not any(x.any() for x in to)

@@ -140,6 +140,18 @@ def test_learned_bias_with_one_row_for_all_queries_runs_fused_and_trains() -> No
     torch.testing.assert_close(*found)
 
 
+def test_class_table_with_few_classes_on_one_side_is_an_inner_product() -> None:
+    query, key, value = made(6, 4), made(7, 4), made(7, 4)
+    table = made(5, 3)
+    classes = torch.arange(6) % 5, torch.arange(7) % 3
+    score = scores.ClassTable(scores.ScaledDot(), table, *classes)
+    found = [
+        torch.autograd.grad(qkv.attend(query, key, value, score=score, kernel=kernel).square().sum(), [query, table])
+        for kernel in ("fused", "dense")
+    ]
+    torch.testing.assert_close(*found)
+
+
 def test_class_table_with_many_classes_is_looked_up() -> None:
     score = scores.ClassTable(scores.Dot(), np.zeros((70, 80)), np.zeros(4, int), np.zeros(6, int))
     assert score.form.lift is None

@@ -41,6 +41,19 @@ def test_output_and_gradients_of_every_array_are_those_of_the_equation(case: Cas
     assert_agrees(run(case.call(), SINGLE, SMALL), oracle(case, "float32"), SINGLE, str(case))
 
 
+def test_no_keys_give_zero_and_no_gradient() -> None:
+    import jax.numpy as jnp
+
+    def total(*arrays: Any) -> Any:
+        return qkv.attend(*arrays, kernel=SMALL).sum()
+
+    arrays = (jnp.ones((2, 3, 4)), jnp.ones((2, 0, 4)), jnp.ones((2, 0, 5)))
+    assert_close(qkv.attend(*arrays, kernel=SMALL), np.zeros((2, 3, 5)), 0.0)
+    gradients = jax.grad(total, argnums=(0, 1, 2))(*arrays)
+    assert [x.shape for x in gradients] == [x.shape for x in arrays]
+    assert not np.any(gradients[0])
+
+
 def test_vmap_of_a_gradient_under_jit_is_the_gradient_of_each() -> None:
     import jax.numpy as jnp
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import qkv
 from qkv import masks, normalizers, readouts, scores
+from qkv.core.equation import attend_dense
 
 torch = pytest.importorskip("torch")
 
@@ -39,6 +40,19 @@ def test_too_many_keys_that_reach_the_bound_give_none():
     largest, floor = ranks.view(2, -1, GROUPS).amax(dim=1), torch.zeros(2, 1)
     assert select_top_k(ranks, largest, floor, 4, max_candidates=32) is None
     assert select_top_k(ranks, largest, floor, 4, max_candidates=64) is not None
+
+
+@pytest.mark.parametrize("normalizer", [normalizers.TopK(7), normalizers.Hard(), normalizers.Sample(0.7)])
+def test_top_k_weights_equal_those_of_the_equation_with_ties(normalizer):
+    """Values are rows of the identity: the output is the weights."""
+    rng = torch.Generator().manual_seed(0)
+    query = torch.randint(-3, 3, (40, 1), generator=rng).float()
+    key = torch.randint(-3, 3, (300, 1), generator=rng).float()
+    options = {"score": scores.Dot(), "normalizer": normalizer, "seed": 3}
+    got = qkv.attend(query, key, torch.eye(300), kernel="row_blocks", **options)
+    wanted = attend_dense(query, key, torch.eye(300), **options).output
+    assert ((got != 0) == (wanted != 0)).all()
+    assert torch.allclose(got, wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("normalizer", [normalizers.Softmax(), normalizers.TopK(6), normalizers.Hard()])

@@ -7,7 +7,7 @@ import pytest
 
 from qkv.core.arrays import namespace
 from qkv.errors import OptionError, ShapeError
-from qkv.scores import Additive, Constant, Custom, Exact, Gated
+from qkv.scores import Additive, Constant, Custom, Dot, Exact, Gated
 from qkv.testing import ScoreContract
 
 from .test_inner_products import apply, dot, sigma
@@ -138,3 +138,8 @@ class TestCustom(ScoreContract):
 
     def test_prints_the_name_of_the_function(self):
         assert "weighted_square" in str(Custom(weighted_square))
+
+
+def test_a_bare_vector_is_refused_with_the_shape_that_is_wanted():
+    with pytest.raises(ShapeError, match=r"\(\*batch, length, width\).*\(5,\)"):
+        Dot()(np.ones(5), np.ones((3, 5)))
