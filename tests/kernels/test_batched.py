@@ -322,6 +322,18 @@ def test_masks_and_position_biases_of_short_calls_are_laid_out_by_rows(q: int, k
     assert [x.stride()[-2:] for x in (bias, offset)] == [(k, 1), (k, 1)]
 
 
+@pytest.mark.parametrize("score", [scores.ScaledDot(), scores.Gated(*torch.ones(2, 4).double())], ids=str)
+def test_gradients_of_keys_and_values_that_all_batch_elements_share(score: scores.Score) -> None:
+    torch.manual_seed(0)
+    sides = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 2, 7, 4), (5, 4), (5, 4))]
+    found = []
+    for kernel in ("batched", "dense"):
+        for _ in range(2):
+            output = qkv.attend(*sides, score=score, mask=masks.Causal("end"), kernel=kernel)
+        found.append(torch.autograd.grad(output.square().sum(), sides))
+    torch.testing.assert_close(found[0], found[1])
+
+
 READOUTS = (
     *(readouts.Entropy(), readouts.ColumnSum(), readouts.LogSumExp(), readouts.TopWeights(2), readouts.Dense()),
     *(readouts.Rows((4, 1)), readouts.PooledMap(3), readouts.Heads(readouts.LogSumExp(), (1, 0))),
