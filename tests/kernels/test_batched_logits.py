@@ -95,3 +95,30 @@ def test_calls_with_parameters_in_half_precision_are_prepared() -> None:
     for first, second in zip(*results, strict=True):
         assert second.dtype == torch.bfloat16
         torch.testing.assert_close(first, second)
+
+
+@pytest.mark.parametrize("normalizer", [normalizers.Softmax(), normalizers.Sigmoid()], ids=str)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0])
+def test_masked_keys_change_nothing_finite_or_not(bad: float, normalizer: normalizers.Normalizer) -> None:
+    torch.manual_seed(0)
+    vector, matrix = torch.randn(4), torch.randn(4, 4)
+    query, key, value = (torch.randn(2, 6, 4) for _ in range(3))
+    key[:, -1], value[:, -1] = bad, bad
+    query.requires_grad_()
+    for score in (
+        scores.Gated(vector, vector),
+        scores.Gated(0 * vector, 0 * vector, 0.3),
+        scores.SeparableGate(vector, vector, 0.2, 0.3),
+        scores.Bilinear(matrix),
+        scores.Cosine(1.3),
+        scores.Laplace(1.5),
+        scores.Gaussian(1.5),
+    ):
+        options = {"score": score, "normalizer": normalizer}
+        wanted = qkv.attend(query, key[:, :-1], value[:, :-1], **options, kernel="dense")
+        (slope,) = torch.autograd.grad(wanted.sum(), query)
+        for _ in range(2):  # the second call is prepared
+            mask = masks.AllowedKeys(torch.arange(6)[None] < 5)
+            found = qkv.attend(query, key, value, **options, mask=mask, kernel="batched")
+            torch.testing.assert_close(found, wanted)
+            torch.testing.assert_close(torch.autograd.grad(found.sum(), query)[0], slope, rtol=1e-4, atol=1e-5)

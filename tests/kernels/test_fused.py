@@ -62,6 +62,29 @@ def made(*shape: int) -> Any:
     return torch.randn(shape, dtype=torch.float64, requires_grad=True)
 
 
+def both(query: Any, key: Any, value: Any, **options: Any) -> list[list[Any]]:
+    """Output and gradients, of the fused kernel and of the dense."""
+    out = []
+    for kernel in ("fused", "dense"):
+        output = qkv.attend(query, key, value, kernel=kernel, **options)
+        weight = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape)
+        total, sides = (output * weight).sum(), (query, key, value)
+        out.append([output, *torch.autograd.grad(total, sides, allow_unused=True, materialize_grads=True)])
+    return out
+
+
+def assert_same(pair: list[list[Any]]) -> None:
+    for mine, theirs in zip(*pair, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("q", "k", "start"), [(5, 9, 4), (9, 5, -4), (5, 9, 2), (4, 4, -9), (3, 8, 7)])
+def test_causal_from_any_position_is_right(q: int, k: int, start: int) -> None:
+    positions = qkv.Positions(query_start=start)
+    query, key, value = made(2, 2, q, 4), made(2, 1, k, 4), made(2, 1, k, 4)
+    assert_same(both(query, key, value, mask=masks.Causal(), positions=positions))
+
+
 def test_batch_axes_that_would_have_to_be_copied_are_refused() -> None:
     with pytest.raises(RefusedError, match="cannot be mapped to two without a copy"):
         qkv.attend(made(2, 3, 4, 5, 2), made(2, 1, 4, 6, 2), made(1, 3, 1, 6, 2), kernel="fused")
