@@ -19,14 +19,7 @@ from qkv.core import partial as partial_results
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.guard import apply_weights
 from qkv.core.ordering import RunningTopK
-from qkv.core.partial import (
-    ExponentialSums,
-    PartialResult,
-    TopKeys,
-    WeightedSums,
-    merge_means,
-    rescale_factor,
-)
+from qkv.core.partial import ExponentialSums, PartialResult, TopKeys, WeightedSums, merge_means, rescale_factor
 from qkv.core.tile import Tile
 from qkv.kernels.tiled.readouts import ElementMap
 from qkv.readouts.base import Reduction

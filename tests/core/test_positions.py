@@ -42,23 +42,10 @@ def test_equal_lengths_need_no_positions():
     assert Tile.whole(3, 3).query_positions(np.zeros(()))[:, 0].tolist() == [0, 1, 2]
 
 
-def test_different_lengths_without_positions_are_refused_with_both_choices():
-    with pytest.raises(
-        PositionError, match=r'positions must be given for 2 queries and 5 keys.*align="start".*align="end"'
-    ):
-        Tile.whole(2, 5).query_positions(np.zeros(()))
-
-
 def test_a_tile_stands_at_its_own_rows_and_columns():
     tile = Tile.whole(4, 6, (), Positions(align="end")).restrict((1, 3), (2, 5))
     assert tile.query_positions(np.zeros(()))[:, 0].tolist() == [3, 4]
     assert tile.key_positions(np.zeros(())).tolist() == [2, 3, 4]
-
-
-@pytest.mark.parametrize("arguments", [{}, {"align": "start", "query_start": 3}])
-def test_one_way_of_saying_it_is_wanted_not_none_and_not_two(arguments):
-    with pytest.raises(OptionError, match=r"exactly one of align and query_start must be given, got (none|both)"):
-        Positions(**arguments)
 
 
 def test_an_alignment_nobody_knows_is_refused_with_those_that_are():

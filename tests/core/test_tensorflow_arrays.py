@@ -38,6 +38,7 @@ def _xp(tf):
         ((4, 5), (1, 1, 5, 3)),
         ((2, 4, 5), (1, 1, 5, 3)),
         ((1, 4, 5), (1, 5, 3)),
+        ((0, 4), (4, 0)),
     ],
 )
 @pytest.mark.parametrize("compiled", [False, True])

@@ -19,7 +19,7 @@ DIFFERENT: dict[str, str] = {
     "test_attention_with_dropout": (
         "wants the scores that are returned to be those after dropout; ours are those before it, so that "
         "what is seen does not depend on the draw"
-    ),
+    )
 }
 """Tests of Keras that do not apply to the layers of qkv, each with the reason."""
 

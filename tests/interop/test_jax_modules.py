@@ -68,11 +68,7 @@ NORMALIZERS: dict[str, Any] = {
     "sink per head": lambda heads: normalizers.Softmax(sink=torch.randn(heads)),
     "sparsemax": lambda heads: normalizers.Sparsemax(),
 }
-MASKS: dict[str, Any] = {
-    "none": None,
-    "causal": masks.Causal("end"),
-    "lengths": masks.Lengths(np.array([3, 7])),
-}
+MASKS: dict[str, Any] = {"none": None, "causal": masks.Causal("end"), "lengths": masks.Lengths(np.array([3, 7]))}
 
 
 @settings(max_examples=4, deadline=None)

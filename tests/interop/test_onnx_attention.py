@@ -124,15 +124,7 @@ def nodes(draw: Any) -> tuple[int, list[Any], dict[str, Any]]:
     if kind != "none":
         shape = draw(
             st.sampled_from(
-                [
-                    (k,),
-                    (1, k),
-                    (q, k),
-                    (heads, q, k),
-                    (batch, 1, 1, k),
-                    (batch, heads, q, k),
-                    (batch, 1, q, k),
-                ]
+                [(k,), (1, k), (q, k), (heads, q, k), (batch, 1, 1, k), (batch, heads, q, k), (batch, 1, q, k)]
             )
         )
         if opset > 23 and k > 1 and draw(st.booleans()):
@@ -308,9 +300,7 @@ REFUSED: list[tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(
-    ("error", "said", "inputs", "attributes"),
-    REFUSED,
-    ids=[f"{n}-{r[1][:20]}" for n, r in enumerate(REFUSED)],
+    ("error", "said", "inputs", "attributes"), REFUSED, ids=[f"{n}-{r[1][:20]}" for n, r in enumerate(REFUSED)]
 )
 def test_invalid_inputs_and_attributes_are_refused_by_name(
     error: type[Exception], said: str, inputs: tuple[Any, ...], attributes: dict[str, Any]

@@ -56,11 +56,7 @@ def made(seed: int, *shapes: tuple[int, ...]) -> Inputs:
 
 SELF = (made(0, (2, 5, 16)), made(1, (3, 8, 16)), ({0: D, 1: D},))
 CROSS = (made(0, (2, 5, 16), (2, 7, 16)), made(1, (3, 6, 16), (3, 11, 16)), ({0: D, 1: D}, {0: D, 1: D}))
-PADDED = (
-    (*SELF[0], torch.tensor([3, 5])),
-    (*SELF[1], torch.tensor([8, 1, 0])),
-    ({0: D, 1: D}, {0: D}),
-)
+PADDED = ((*SELF[0], torch.tensor([3, 5])), (*SELF[1], torch.tensor([8, 1, 0])), ({0: D, 1: D}, {0: D}))
 
 
 def heads(**options: Any) -> Callable[[], Any]:

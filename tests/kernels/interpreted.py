@@ -1,16 +1,70 @@
-"""Contract tests of kernels whose programs Triton's interpreter runs on tensors of the CPU."""
+"""Tests of kernels whose programs Triton's interpreter runs on tensors of the CPU; skipped where it is off."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+import qkv
+from qkv import masks
+from qkv.plan import Kernel
 from qkv.testing.cases import SCORES
 from qkv.testing.execution import oracle
 from qkv.testing.kernel_harness import settings_of_kernel
 from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import Setting
+from tests.kernels.on_gpu import no_synchronization
+
+__all__ = ["InterpretedContract", "NoProgram", "Run", "check_nothing_is_read_back", "errors"]
+
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("the interpreter of Triton is off where there is a GPU", allow_module_level=True)
+
+Run = Callable[[Kernel | str, torch.dtype], list[torch.Tensor]]
+"""Function that returns the output and all gradients of a call, by a kernel and in a dtype."""
+
+
+def errors(run: Run, kernel: Kernel | str, dtype: torch.dtype, least: float = 1e-12) -> np.ndarray:
+    """Return the largest errors of the output and of each gradient, relative to the largest element, or to `least`."""
+    pairs = zip(run(kernel, dtype), run("dense", torch.float64), strict=True)
+    return np.array([float((x - y).abs().max() / (y.abs().max() + least)) for x, y in pairs])
+
+
+class NoProgram:
+    """Takes the place of a program: it is launched, and does nothing."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        assert all(isinstance(n, int) for n in grid)
+        return lambda *_, **__: None
+
+
+def check_nothing_is_read_back(
+    kernel: str, part: dict[str, Any], readouts: Sequence[qkv.readouts.Readout] = ()
+) -> None:
+    """Assert that a call never waits for the GPU. Its programs must be replaced: the interpreter copies tensors.
+
+    Args:
+        kernel: name of the kernel.
+        part: score and normalizer of the call, for vectors of width 4.
+        readouts: the readouts; without any, gradients are computed.
+    """
+    x = torch.randn(2, 9, 4, requires_grad=not readouts)
+    some = masks.AllowedKeys(torch.arange(9) != 4)
+    for mask in (None, some, masks.Causal(), masks.Causal() & some, masks.Lengths(torch.tensor([3, 9]))):
+        spec = qkv.Spec(**part, mask=mask, positions=qkv.Positions("end"))
+        options = {"device": "H100", "library": "torch", "kernel": kernel, "gradient": not readouts}
+        prepared = qkv.prepare(spec, (x.shape,) * 3, **options, readouts=readouts)
+        with no_synchronization():
+            seen = prepared(x, x, x)
+            if not readouts:
+                seen.output.sum().backward()
+        assert len(seen.readouts) == len(readouts)
 
 
 class InterpretedContract(KernelContract):

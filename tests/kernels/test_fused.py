@@ -78,17 +78,6 @@ def assert_same(pair: list[list[Any]]) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(("query", "key", "value"), BATCHES, ids=str)
-def test_batch_axes_that_broadcast_give_what_the_oracle_gives(query: Any, key: Any, value: Any) -> None:
-    assert_same(both(made(*query, 5, 4), made(*key, 7, 4), made(*value, 7, 3)))
-    assert_same(both(made(*query, 5, 4), made(*key, 7, 4), made(*value, 7, 4), mask=masks.Causal("end")))
-
-
-def test_batch_axes_that_would_have_to_be_copied_are_refused() -> None:
-    with pytest.raises(RefusedError, match="cannot be mapped to two without a copy"):
-        qkv.attend(made(2, 3, 4, 5, 2), made(2, 1, 4, 6, 2), made(1, 3, 1, 6, 2), kernel="fused")
-
-
 @pytest.mark.parametrize(("q", "k", "start"), [(5, 9, 4), (9, 5, -4), (5, 9, 2), (4, 4, -9), (3, 8, 7)])
 def test_causal_from_any_position_is_right(q: int, k: int, start: int) -> None:
     positions = qkv.Positions(query_start=start)
@@ -96,12 +85,9 @@ def test_causal_from_any_position_is_right(q: int, k: int, start: int) -> None:
     assert_same(both(query, key, value, mask=masks.Causal(), positions=positions))
 
 
-@pytest.mark.parametrize("batch", [(), (2, 3), (2, 1), (1, 3)])
-def test_causal_and_a_mask_of_keys_together_are_right(batch: tuple[int, ...]) -> None:
-    keep = torch.rand(*batch, 7) > 0.4
-    query, key, value = made(2, 3, 7, 4), made(2, 3, 7, 4), made(2, 3, 7, 4)
-    assert_same(both(query, key, value, mask=masks.Causal() & masks.AllowedKeys(keep)))
-    assert_same(both(query, key, value, mask=masks.Lengths(5) & (masks.Causal() & masks.AllowedKeys(keep))))
+def test_batch_axes_that_would_have_to_be_copied_are_refused() -> None:
+    with pytest.raises(RefusedError, match="cannot be mapped to two without a copy"):
+        qkv.attend(made(2, 3, 4, 5, 2), made(2, 1, 4, 6, 2), made(1, 3, 1, 6, 2), kernel="fused")
 
 
 @pytest.mark.thinned
@@ -119,6 +105,7 @@ def test_nonfinite_inputs_give_the_result_of_the_oracle(side: str, bad: float, d
         torch.testing.assert_close(*seen, equal_nan=True, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("k", [5, 33, 600])
 @pytest.mark.parametrize("mask", [None, masks.Causal("start"), masks.Lengths(4), masks.Causal("end")])
 def test_products_in_bfloat16_stay_within_the_documented_error(k: int, mask: Any, monkeypatch: Any) -> None:
@@ -165,17 +152,6 @@ def test_shared_keys_get_gradients_of_their_own_size_inside_the_operator() -> No
     assert "3 query heads share a key head (enable_gqa)" in str(plan)
 
 
-@pytest.mark.parametrize("start", [0, 3])
-@pytest.mark.parametrize("score", [scores.Dot(-0.3), scores.ScaledDot(-1.0)])
-def test_negative_scales_under_a_causal_mask_are_right(score: scores.Score, start: int) -> None:
-    sides, options = [made(2, n, 4) for n in (5, 5 + start, 5 + start)], {"score": score, "mask": masks.Causal("end")}
-    assert_same(both(*sides, **options))
-    with torch.no_grad():
-        wanted = qkv.attend(*sides, kernel="dense", **options)
-        for _ in range(2):  # the second call has a cached plan
-            assert torch.allclose(qkv.attend(*sides, kernel="fused", **options), wanted)
-
-
 def test_learned_bias_with_one_row_for_all_queries_runs_fused_and_trains() -> None:
     query, key, value = (torch.randn(2, 5, 4, dtype=torch.float64) for _ in range(3))
     bias = made(2, 1, 5)
@@ -187,15 +163,13 @@ def test_learned_bias_with_one_row_for_all_queries_runs_fused_and_trains() -> No
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (40, 2)])
-def test_class_table_with_few_classes_on_one_side_is_an_inner_product(shape: tuple[int, int]) -> None:
+def test_class_table_with_few_classes_on_one_side_is_an_inner_product() -> None:
     query, key, value = made(6, 4), made(7, 4), made(7, 4)
-    table = made(*shape)
-    classes = torch.arange(6) % shape[0], torch.arange(7) % shape[1]
+    table = made(5, 3)
+    classes = torch.arange(6) % 5, torch.arange(7) % 3
     score = scores.ClassTable(scores.ScaledDot(), table, *classes)
-    assert_same(both(query, key, value, score=score))
     found = [
-        torch.autograd.grad(qkv.attend(query, key, value, score=score, kernel=kernel).square().sum(), table)[0]
+        torch.autograd.grad(qkv.attend(query, key, value, score=score, kernel=kernel).square().sum(), [query, table])
         for kernel in ("fused", "dense")
     ]
     torch.testing.assert_close(*found)
@@ -216,25 +190,6 @@ HIDDEN: list[dict[str, Any]] = [
     {"score": scores.Softcap(scores.Dot(), 2.0)},
     {"normalizer": normalizers.Sparsemax()},
 ]
-
-
-@pytest.mark.parametrize("options", HIDDEN, ids=str)
-def test_transforms_of_torch_func_give_what_the_oracle_gives(options: dict[str, Any]) -> None:
-    query, key, value = (torch.randn(2, 3, 16, 8, dtype=torch.float64) for _ in range(3))
-    wanted = qkv.attend(query, key, value, kernel="dense", **options)
-
-    def attend(*sides: Any, kernel: str | None = None) -> Any:
-        return qkv.attend(*sides, kernel=kernel, **options)
-
-    torch.testing.assert_close(torch.func.vmap(attend)(query, key, value), wanted)
-    leaf = query.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(attend(leaf, key, value, kernel="dense").square().sum(), leaf)
-    total = torch.func.grad(lambda x: attend(x, key, value).square().sum())
-    torch.testing.assert_close(total(query), slope)
-    direction = torch.randn_like(query)
-    _, along = torch.func.jvp(lambda x: attend(x, key, value).square().sum(), (query,), (direction,))
-    torch.testing.assert_close(along, (slope * direction).sum())
-    assert torch.func.grad(lambda x: total(x).square().sum())(query).isfinite().all()
 
 
 @pytest.mark.parametrize("mask", [masks.Causal(), masks.Lengths(4)], ids=str)
@@ -270,6 +225,7 @@ def test_exported_program_holds_the_public_attention_and_gives_the_same(options:
     torch.testing.assert_close(program.module()(*arrays), qkv.attend(*arrays, kernel="dense", **options))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(("query", "key", "value"), BATCHES, ids=str)
 @pytest.mark.parametrize("mask", ["none", "pairs", "window", "pairs of keys and causal", "empty rows"])
 def test_masks_and_offsets_of_pairs_run_forward_in_the_operator(query: Any, key: Any, value: Any, mask: str) -> None:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv import masks, normalizers, readouts, scores
+from qkv import masks, normalizers, scores
 from qkv.testing.cases import Case
 from qkv.testing.execution import oracle_of, run
 from qkv.testing.kernel_harness import assert_agrees
-from qkv.testing.libraries import Setting, assert_close, to_float64
+from qkv.testing.libraries import Setting, assert_close
 
 jax = pytest.importorskip("jax")
 pytest.importorskip("torch")  # the oracle's gradients
@@ -62,23 +62,6 @@ def test_nan_in_later_data_is_noticed_by_the_compiled_function() -> None:
     allowed = np.arange(11) != 0
     assert np.isfinite(qkv.attend(*arrays, mask=masks.AllowedKeys(allowed), kernel="dense")).all()
     assert np.isnan(qkv.attend(*arrays, kernel="dense")).all()
-
-
-def test_readouts_and_draws_are_those_of_numpy() -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(2, 7, 4)).astype(np.float32)
-    options: dict[str, Any] = {
-        "normalizer": normalizers.Softmax(temperature=0.5),
-        "mask": masks.Causal(),
-        "dropout": 0.4,
-        "readouts": [readouts.Entropy(), readouts.TopWeights(2), readouts.Dense()],
-    }
-    for seed in (3, 4):
-        mine = qkv.observe(*[jax.numpy.asarray(x)] * 3, seed=seed, kernel="dense", **options)
-        theirs = qkv.observe(x, x, x, seed=seed, kernel="dense", **options)
-        assert_close(mine.output, theirs.output, 1e-5)
-        for got, wanted in zip(jax.tree.leaves(mine.readouts), jax.tree.leaves(theirs.readouts), strict=True):
-            assert_close(got, to_float64(wanted), 1e-5)
 
 
 def test_function_of_a_user_may_inspect_elements_and_read_variables_that_change() -> None:

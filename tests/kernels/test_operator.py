@@ -161,10 +161,7 @@ def test_half_precision_and_nonfinite_inputs_give_the_same_as_without_the_compil
 def test_operators_pass_opcheck(name: str) -> None:
     query, key, value = sides(6)
     a, b, c, d = parameters()
-    score = {
-        "additive": scores.Additive(a, b, vector=c),
-        "alibi, causal": scores.ALiBi(scores.ScaledDot(), d),
-    }[name]
+    score = {"additive": scores.Additive(a, b, vector=c), "alibi, causal": scores.ALiBi(scores.ScaledDot(), d)}[name]
     mask = masks.Causal() if name == "alibi, causal" else None
     asked = score, None, mask, None, 0.0
     given = operator_arguments(query, key, value, asked, None, _attend_in_operator, "tiled", "512 MiB")

@@ -17,10 +17,7 @@ KERNELS = [TiledKernel(), TiledKernel(budget=4096)]
 
 
 def _errors(
-    score: Callable[..., scores.Score],
-    arrays: list[torch.Tensor],
-    kernels: list[object],
-    **parts: object,
+    score: Callable[..., scores.Score], arrays: list[torch.Tensor], kernels: list[object], **parts: object
 ) -> list[list[float]]:
     """Return the largest errors of the gradients in float32 of each kernel."""
     towards = torch.randn(arrays[0].shape[:-1] + arrays[2].shape[-1:])
@@ -74,18 +71,3 @@ def test_gradients_of_logits_of_1e10_are_finite_where_a_score_is_differentiated_
     parts = {"normalizer": normalizers.Softmax(1.574)}
     (errors,) = _errors(scores.Laplace, arrays, [TiledKernel(budget=900)], **parts)
     assert all(error < 1e-5 for error in errors)
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_correction_changes_no_gradient_of_rows_with_spread_weights(dropout: float) -> None:
-    torch.manual_seed(1)
-    arrays = [torch.randn(2, n, 8, dtype=torch.float64) * 2 for n in (40, 70, 70)]
-    leaves = [x.requires_grad_() for x in arrays]
-    options = {"score": scores.Dot(), "dropout": dropout, "seed": 3}
-    for sink in (None, torch.tensor(1.0, dtype=torch.float64)):
-        normalizer = normalizers.Softmax(sink=sink)
-        wanted = attend_dense(*leaves, normalizer=normalizer, **options).output
-        output = qkv.attend(*leaves, normalizer=normalizer, **options, kernel=TiledKernel(budget=256))
-        pairs = zip(*(torch.autograd.grad((x**3).sum(), leaves) for x in (output, wanted)), strict=True)
-        for mine, theirs in pairs:
-            assert torch.allclose(mine, theirs, rtol=1e-10, atol=1e-10)

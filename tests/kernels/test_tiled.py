@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import qkv
-from qkv import masks, normalizers, scores
+from qkv import normalizers, scores
 from qkv.core.equation import attend_dense
 from qkv.kernels import TiledKernel
 from qkv.kernels.tiled import autograd as tiled_autograd
@@ -61,19 +61,6 @@ def test_additive_scores_by_units_agree_with_the_oracle(monkeypatch: pytest.Monk
             assert_agrees(run(call, setting, TiledKernel(900)), oracle_of(call, setting), setting, str(case))
 
 
-@pytest.mark.parametrize("size", [1.0, 30.0, 1000.0])
-def test_additive_scores_of_any_range_agree_with_the_oracle(size: float) -> None:
-    rng = np.random.default_rng(0)
-    query, key = rng.normal(size=(2, 80, 4)) * size
-    query[:, 0] += 200.0 * (size > 1)
-    score = scores.Additive(np.eye(4), np.eye(4), None, rng.normal(size=4))
-    wanted = attend_dense(query, key, key, score=score, normalizer=normalizers.Softmax()).output
-    tensors = [torch.tensor(x, dtype=torch.float32) for x in (query, key, key)]
-    score = score.map_arrays(lambda x: torch.tensor(x, dtype=torch.float32))
-    got = qkv.attend(*tensors, score=score, kernel="tiled")
-    assert np.abs(got.numpy() - wanted).max() < 3e-6 * np.abs(key).max()
-
-
 def test_logits_beyond_the_bound_are_shifted_by_their_maximum() -> None:
     torch.manual_seed(0)
     query, key = torch.randn(300, 8), torch.randn(50, 8) + 100.0
@@ -81,11 +68,7 @@ def test_logits_beyond_the_bound_are_shifted_by_their_maximum() -> None:
         seen = qkv.observe(query * scale, key, key, score=scores.Dot(), kernel="tiled")
         assert any(taken in sentence for sentence in seen.plan.guards_taken)
         wanted = attend_dense(
-            (query * scale).double(),
-            key.double(),
-            key.double(),
-            score=scores.Dot(),
-            normalizer=normalizers.Softmax(),
+            (query * scale).double(), key.double(), key.double(), score=scores.Dot(), normalizer=normalizers.Softmax()
         ).output
         assert (seen.output - wanted).abs().max() < 2e-3
 
@@ -125,27 +108,6 @@ def test_fully_masked_tiles_are_not_computed(mask: str) -> None:
     assert len(seen) - 1 <= 2 * wanted
 
 
-def test_cost_of_a_window_counts_its_tiles_only() -> None:
-    count = 0
-
-    def product(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        nonlocal count
-        count += query.shape[-2] * key.shape[-2]
-        return query @ key.mT
-
-    x = torch.randn(2048, 4)
-    with torch.no_grad():
-        qkv.attend(
-            x,
-            x,
-            x,
-            score=scores.Custom(product, elements=1),
-            mask=masks.Window(32, 0),
-            kernel=TiledKernel(64 * 64),
-        )
-    assert count < 2048 * (64 + 33 + 64)
-
-
 def test_buffers_from_inference_mode_are_usable_outside_it() -> None:
     x = torch.randn(30, 4)
     with torch.inference_mode():
@@ -169,16 +131,3 @@ def test_errors_of_a_score_reach_the_caller_from_any_worker(monkeypatch: pytest.
     with pytest.raises(ZeroDivisionError, match="own"):
         qkv.attend(x, x, x, score=scores.Custom(broken), kernel=TiledKernel(400))
     assert torch.get_num_threads() >= 1
-
-
-def test_batch_elements_that_start_at_different_positions_do_not_share_a_mask() -> None:
-    torch.manual_seed(0)
-    query, key, value = torch.randn(3, 40, 4), torch.randn(3, 90, 4), torch.randn(3, 90, 4)
-    options = {
-        "score": scores.ScaledDot(),
-        "mask": masks.Window(7, 2),
-        "positions": qkv.Positions(query_start=torch.tensor([0, 20, 45])),
-    }
-    got = qkv.attend(query, key, value, kernel=TiledKernel(400), **options)
-    wanted = attend_dense(query, key, value, normalizer=normalizers.Softmax(), **options).output
-    assert (got - wanted).abs().max() < 1e-6

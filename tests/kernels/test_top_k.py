@@ -43,12 +43,11 @@ def test_too_many_keys_that_reach_the_bound_give_none():
 
 
 @pytest.mark.parametrize("normalizer", [normalizers.TopK(7), normalizers.Hard(), normalizers.Sample(0.7)])
-@pytest.mark.parametrize("levels", [3, 50], ids=["many ties", "few ties"])
-def test_top_k_weights_equal_those_of_the_equation_with_ties(normalizer, levels):
+def test_top_k_weights_equal_those_of_the_equation_with_ties(normalizer):
     """Values are rows of the identity: the output is the weights."""
     rng = torch.Generator().manual_seed(0)
-    query = torch.randint(-levels, levels, (40, 1), generator=rng).float()
-    key = torch.randint(-levels, levels, (300, 1), generator=rng).float()
+    query = torch.randint(-3, 3, (40, 1), generator=rng).float()
+    key = torch.randint(-3, 3, (300, 1), generator=rng).float()
     options = {"score": scores.Dot(), "normalizer": normalizer, "seed": 3}
     got = qkv.attend(query, key, torch.eye(300), kernel="row_blocks", **options)
     wanted = attend_dense(query, key, torch.eye(300), **options).output

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,15 +13,11 @@ from torch.nn import functional
 
 import qkv
 from qkv import masks, normalizers, scores
+from qkv.kernels.triton.traced import kernel
 from qkv.kernels.triton.traced.kernel import TracedScoreKernel
 from qkv.plan import Kernel
 from tests.kernels.drawn_scores import WIDTH, draw_score
-from tests.kernels.interpreted import InterpretedContract
-from tests.kernels.on_gpu import no_synchronization
-
-pytest.importorskip("triton")
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("the interpreter of Triton is off where there is a GPU", allow_module_level=True)
+from tests.kernels.interpreted import InterpretedContract, NoProgram, check_nothing_is_read_back, errors
 
 KERNEL = TracedScoreKernel(interpreted=True, block=(16, 16))
 Function = Callable[..., torch.Tensor]
@@ -71,14 +67,9 @@ class TracedCall:
         gradients = torch.autograd.grad(output, tensors, torch.tensor(given).to(output.dtype), allow_unused=True)
         return [x.detach().double() if x is not None else torch.zeros(1) for x in (output, *gradients)]
 
-    def errors(self, kernel: Kernel | str, dtype: torch.dtype = torch.float32) -> np.ndarray:
-        """Return the largest errors of the output and of each gradient, relative to the largest element."""
-        pairs = zip(self.run(kernel, dtype), self.run("dense", torch.float64), strict=True)
-        return np.array([float((x - y).abs().max() / (y.abs().max() + 0.1)) for x, y in pairs])
-
     def check(self, message: str = "") -> None:
         """Assert that errors are at most twice those of the eager reference, and some roundings."""
-        mine, eager = self.errors(KERNEL), self.errors("dense")
+        mine, eager = (errors(self.run, kernel, torch.float32, 0.1) for kernel in (KERNEL, "dense"))
         assert (mine <= 2 * eager + 1e-5).all(), (message, mine, eager)
 
 
@@ -314,31 +305,11 @@ def test_a_score_without_a_translation_is_refused_by_name_and_planned_in_tiles(r
 
 
 def test_nothing_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter copies tensors to run the programs, so that they are not run here."""
-    from qkv.kernels.triton.traced import kernel
-
-    class Nothing:
-        def __getitem__(self, grid: object) -> Callable[..., None]:
-            return lambda *_, **__: None
-
-    class Programs:
-        def __getitem__(self, name: str) -> Nothing:
-            return Nothing()
-
-    monkeypatch.setattr(kernel, "load_programs", lambda source: Programs())
-    x = torch.randn(2, 9, 4, requires_grad=True)
+    monkeypatch.setattr(kernel, "load_programs", lambda source: defaultdict(NoProgram))
     weights = torch.ones(4, requires_grad=True), torch.ones(2, requires_grad=True)
     for score in (scores.Custom(_gated, weights), scores.Laplace(torch.ones(2, requires_grad=True))):
-        for mask in (
-            None,
-            masks.Causal() & masks.AllowedKeys(torch.arange(9) != 4),
-            masks.Lengths(torch.tensor([3, 9])),
-        ):
-            spec = qkv.Spec(score, normalizers.Softmax(torch.ones(2)), mask, qkv.Positions("end"))
-            options = {"device": "H100", "gradient": True, "kernel": "triton_traced"}
-            prepared = qkv.prepare(spec, (x.shape,) * 3, library="torch", **options)
-            with no_synchronization():
-                prepared(x, x, x).output.sum().backward()
+        part = {"score": score, "normalizer": normalizers.Softmax(torch.ones(2))}
+        check_nothing_is_read_back("triton_traced", part)
 
 
 def test_scores_are_planned_for_gpus_with_what_was_traced_and_never_for_cpus() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import qkv
-from qkv import masks, nn, normalizers, readouts, scores
+from qkv import masks, normalizers, readouts, scores
 from qkv.errors import GradientError, OptionError, RefusedError, ShapeError
 from qkv.testing.cases import MASKS, NORMALIZERS, SCORES, SHAPES, Case
 from qkv.testing.libraries import Setting
@@ -157,17 +157,6 @@ def test_the_gradient_of_a_transform_reaches_ordinary_autograd() -> None:
 # -- arguments ---------------------------------------------------------------------------------------------
 
 
-def test_arrays_of_masks_and_parts_are_mapped_where_no_side_of_the_call_is() -> None:
-    x, lengths, bandwidths = draw(2, 5, 4), torch.tensor([[1, 5], [2, 3], [0, 4]]), torch.rand(3).double() + 0.5
-
-    def attend(length: Tensor, bandwidth: Tensor, kernel: str = "tiled") -> Tensor:
-        return qkv.attend(x, x, x, score=scores.Gaussian(bandwidth), mask=masks.Lengths(length), kernel=kernel)
-
-    got = vmap(attend)(lengths, bandwidths)
-    for n in range(3):
-        torch.testing.assert_close(got[n], attend(lengths[n], bandwidths[n], "dense"))
-
-
 def test_readouts_have_the_mapped_axis_first() -> None:
     x = draw(3, 2, 6, 4)
     asked = [readouts.Entropy(), readouts.TopWeights(2), readouts.Heads(readouts.Dense(), (1,))]
@@ -220,10 +209,7 @@ def test_wrong_shapes_are_named_without_the_mapped_axis() -> None:
 
 # -- random numbers ------------------------------------------------------------------------------------------
 
-RANDOM: dict[str, dict[str, Any]] = {
-    "dropout": {"dropout": 0.5},
-    "sample": {"normalizer": normalizers.Sample()},
-}
+RANDOM: dict[str, dict[str, Any]] = {"dropout": {"dropout": 0.5}, "sample": {"normalizer": normalizers.Sample()}}
 
 
 @pytest.mark.parametrize("name", RANDOM)
@@ -266,37 +252,6 @@ def test_a_seed_that_differs_between_mapped_elements_is_refused() -> None:
 
 
 # -- modules -------------------------------------------------------------------------------------------------
-
-MODULES: dict[str, Callable[[], torch.nn.Module]] = {
-    "causal": lambda: nn.MultiHeadAttention(8, 2, mask=masks.Causal()),
-    "additive, sparsemax": lambda: nn.SelfAttention(8, 2, score=nn.Additive, normalizer=normalizers.Sparsemax()),
-    "gaussian, grouped heads": lambda: nn.MultiHeadAttention(8, 4, key_heads=2, score=nn.Gaussian),
-}
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_gradients_of_the_parameters_for_each_sample_are_those_of_a_loop(name: str) -> None:
-    module = MODULES[name]().double()
-    parameters, x = dict(module.named_parameters()), draw(3, 5, 8)
-
-    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(module, parameters, (x[None],)).square().sum()
-
-    got = vmap(grad(loss), in_dims=(None, 0))(parameters, x)
-    for n in range(3):
-        module.zero_grad()
-        module(x[n : n + 1]).square().sum().backward()
-        for key, parameter in parameters.items():
-            assert parameter.grad is not None
-            torch.testing.assert_close(got[key][n], parameter.grad)
-
-
-def test_an_ensemble_of_modules_is_one_vmap() -> None:
-    modules = [MODULES["additive, sparsemax"]().double() for _ in range(3)]
-    stacked, buffers = torch.func.stack_module_state(modules)
-    x = draw(2, 5, 8)
-    got = vmap(lambda p, b: functional_call(modules[0], (p, b), (x,)))(stacked, buffers)
-    torch.testing.assert_close(got, torch.stack([module(x) for module in modules]))
 
 
 def test_forward_mode_beyond_the_memory_budget_is_refused_and_linear_attention_is_not() -> None:

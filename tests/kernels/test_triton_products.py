@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 
 import qkv
 from qkv import masks, normalizers, scores
+from qkv.kernels.triton import product_programs
 from qkv.kernels.triton.product_kernel import TritonProductsKernel
 from qkv.plan import Kernel
 from qkv.testing.libraries import turn
-from tests.kernels.interpreted import InterpretedContract
-from tests.kernels.on_gpu import no_synchronization
-
-pytest.importorskip("triton")
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("the interpreter of Triton is off where there is a GPU", allow_module_level=True)
+from tests.kernels.interpreted import InterpretedContract, NoProgram, Run, check_nothing_is_read_back, errors
 
 KERNEL = TritonProductsKernel(interpreted=True, block=(16, 16))
 NORMALIZERS = {
@@ -28,7 +21,6 @@ NORMALIZERS = {
     "entmax15": normalizers.Entmax15(),
     "top-3": normalizers.TopK(3),
 }
-Run = Callable[[Kernel | str, torch.dtype], list[torch.Tensor]]
 
 
 @pytest.mark.long
@@ -71,13 +63,6 @@ def product_call(
         return [x.detach().double() for x in (output, *gradients)]
 
     return run
-
-
-def errors(run: Run, kernel: Kernel | str, dtype: torch.dtype) -> np.ndarray:
-    """Return the largest errors of the output and of each gradient, relative to the largest element."""
-    wanted = run("dense", torch.float64)
-    got = run(kernel, dtype)
-    return np.array([float((x - y).abs().max() / (y.abs().max() + 1e-12)) for x, y in zip(got, wanted, strict=True)])
 
 
 @pytest.mark.parametrize("name", list(NORMALIZERS))
@@ -166,31 +151,13 @@ def test_two_runs_are_equal_to_the_last_bit() -> None:
     assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
 
 
-def test_nothing_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter copies tensors to run the programs, so that they are not run here."""
-    from qkv.kernels.triton import product_programs
-
-    class Nothing:
-        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            assert all(isinstance(n, int) for n in grid)
-            return lambda *_, **__: None
-
-    for name in product_programs.__all__:
-        monkeypatch.setattr(product_programs, name, Nothing())
-    x = torch.randn(2, 9, 3, requires_grad=True)
-    for name, normalizer in NORMALIZERS.items():
-        # Of distances one number is read, which decides between products and differences.
-        score = scores.Gated(torch.ones(3), torch.ones(3)) if name == "softmax" else scores.Cosine()
-        for mask in (
-            None,
-            masks.Causal() & masks.AllowedKeys(torch.arange(9) != 4),
-            masks.Lengths(torch.tensor([3, 9])),
-        ):
-            spec = qkv.Spec(score, normalizer, mask, qkv.Positions("end"))
-            options = {"device": "H100", "gradient": True, "kernel": "triton_products"}
-            prepared = qkv.prepare(spec, (x.shape,) * 3, library="torch", **options)
-            with no_synchronization():
-                prepared(x, x, x).output.sum().backward()
+@pytest.mark.parametrize("name", NORMALIZERS)
+def test_nothing_is_read_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for program in product_programs.__all__:
+        monkeypatch.setattr(product_programs, program, NoProgram())
+    # Of distances one number is read, which decides between products and differences.
+    score = scores.Gated(torch.ones(4), torch.ones(4)) if name == "softmax" else scores.Cosine()
+    check_nothing_is_read_back("triton_products", {"score": score, "normalizer": NORMALIZERS[name]})
 
 
 def test_sparse_normalizers_and_gates_are_planned_for_gpus_and_never_for_cpus() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from unittest import mock
@@ -14,17 +13,14 @@ import torch
 import qkv
 from qkv import masks, readouts, scores
 from qkv.kernels.runtime.context import on_device
+from qkv.kernels.triton import readout_programs
 from qkv.kernels.triton.readout_kernel import TritonReadoutsKernel
 from qkv.testing.cases import Case
 from qkv.testing.execution import run_eagerly
 from qkv.testing.libraries import Setting, assert_close, to_float64
 from qkv.testing.readouts import ReadoutContract
-from tests.kernels.on_gpu import no_synchronization
+from tests.kernels.interpreted import NoProgram, check_nothing_is_read_back
 from tests.readouts import test_contracts
-
-pytest.importorskip("triton")
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("the interpreter of Triton is off where there is a GPU", allow_module_level=True)
 
 KERNEL = TritonReadoutsKernel(interpreted=True, block=(16, 16))
 CHEAP: list[readouts.Readout] = [
@@ -42,14 +38,14 @@ CONTRACTS = [
 ]  # fmt: skip
 
 
-def additive(dtype: torch.dtype) -> scores.Score:
-    weight = torch.tensor(np.random.default_rng(9).normal(size=(3, 5)), dtype=dtype)
+def additive(dtype: torch.dtype, width: int = 5) -> scores.Score:
+    weight = torch.tensor(np.random.default_rng(9).normal(size=(3, width)), dtype=dtype)
     return scores.Additive(weight, weight.flip(-1), None, torch.ones(3, dtype=dtype))
 
 
-SCORES: dict[str, Callable[[torch.dtype], scores.Score]] = {
-    "scaled dot": lambda _: scores.ScaledDot(),
-    "gaussian": lambda _: scores.Gaussian(0.8),
+SCORES: dict[str, Callable[..., scores.Score]] = {
+    "scaled dot": lambda *_: scores.ScaledDot(),
+    "gaussian": lambda *_: scores.Gaussian(0.8),
     "additive": additive,
 }
 
@@ -156,32 +152,13 @@ def test_two_runs_are_equal_to_the_last_bit() -> None:
     assert all(np.array_equal(x, y) for x, y in zip(first, second, strict=True))
 
 
-def test_nothing_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter copies tensors to run the programs, so that they are not run here."""
-    from qkv.kernels.triton import readout_programs
-
-    class Nothing:
-        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            assert all(isinstance(n, int) for n in grid)
-            return lambda *_, **__: None
-
+@pytest.mark.parametrize("score", ["scaled dot", "additive"])
+def test_nothing_is_read_back(score: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of distances one number is read, which decides between products and differences."""
     for name in readout_programs.__all__:
-        monkeypatch.setattr(readout_programs, name, Nothing())
-    x = torch.randn(2, 9, 5)
+        monkeypatch.setattr(readout_programs, name, NoProgram())
     asked = [*CHEAP, readouts.TopWeights(2), readouts.Heads(readouts.TopWeights(2), (0,))]
-    for score in (build(torch.float32) for build in SCORES.values()):
-        if score.cancels:
-            continue  # one number is read, which decides between products and differences
-        for mask in (
-            None,
-            masks.Causal() & masks.AllowedKeys(torch.arange(9) != 4),
-            masks.Lengths(torch.tensor([3, 9])),
-        ):
-            spec = qkv.Spec(score, None, mask, qkv.Positions("end"))
-            options = {"device": "H100", "library": "torch", "kernel": "triton_readouts", "readouts": asked}
-            prepared = qkv.prepare(spec, (x.shape,) * 3, **options)
-            with no_synchronization():
-                assert len(prepared(x, x, x).readouts) == len(asked)
+    check_nothing_is_read_back("triton_readouts", {"score": SCORES[score](torch.float32, 4)}, asked)
 
 
 def test_readouts_are_planned_for_gpus_without_gradients_and_never_for_cpus() -> None:

@@ -209,14 +209,16 @@ class TestBlocks(MaskContract):
     def formula(self, mask, at):
         return mask.layout[at.row // 2, at.col // 3]
 
-    @pytest.mark.parametrize("size", [0, (2, 0), 1.5])
-    def test_refuses_a_size_that_is_no_whole_number(self, size):
-        with pytest.raises(OptionError, match=r"size of Blocks must be .*at least 1"):
+    @pytest.mark.parametrize("size", [0, (2, 0), 1.5, (2,), (2, 3, 4)])
+    def test_refuses_a_size_that_is_no_whole_number_or_two(self, size):
+        with pytest.raises(OptionError, match=r"size of Blocks must be an integer of at least 1 or a tuple of two"):
             Blocks(np.ones((1, 1), dtype=bool), size)
 
     def test_refuses_a_layout_of_another_shape_and_names_the_expected_one(self):
         with pytest.raises(
-            ShapeError, match=r"must have shape \(\*batch, 3, 3\) for 5 queries and 7 keys .*, got shape \(1, 1\)"
+            ShapeError,
+            match=r"layout of Blocks must have shape \(\*batch, 3, 3\) for 5 queries and 7 keys in blocks of size "
+            r"\(2, 3\), got shape \(1, 1\)\. Pass one element for each pair of blocks\.$",
         ):
             Blocks(np.ones((1, 1), dtype=bool), (2, 3)).check(5, 7)
 

@@ -91,11 +91,7 @@ def test_positions_of_the_spec_apply_unless_the_call_gives_others() -> None:
         (lambda: nn.Attention(dropout=-0.1), OptionError, "dropout must be a number in"),
         (lambda: nn.Attention(score=nn.Gaussian), KindError, "nn.Gaussian\\(query_width"),
         (lambda: nn.Attention(score="dot"), KindError, "got 'dot'. Pass an instance"),  # type: ignore[arg-type]
-        (
-            lambda: nn.HardAttention(score=nn.Additive),
-            KindError,
-            "got the class Additive, not an instance",
-        ),
+        (lambda: nn.HardAttention(score=nn.Additive), KindError, "got the class Additive, not an instance"),
     ],
 )
 def test_invalid_arguments_are_refused(make: Any, error: type[Exception], said: str) -> None:

@@ -38,9 +38,23 @@ def _bandwidths() -> scores.Score:
     return scores.Softcap(scores.Gaussian(torch.tensor([1.0, 2.0], dtype=torch.float64)), 3.0)
 
 
+def _slopes() -> scores.Score:
+    return scores.ALiBi(scores.ScaledDot(), torch.tensor([0.5, 0.1], dtype=torch.float64))
+
+
+def _maps() -> scores.Score:
+    return scores.Bilinear(torch.linspace(-1, 1, HEADS * WIDTH**2, dtype=torch.float64).reshape(HEADS, WIDTH, WIDTH))
+
+
 SCORES = [
     scores.ScaledDot(), scores.ScaledDot(scale=2.0), scores.Gaussian(1.5), scores.Cosine(0.3),
-    scores.SumOf((scores.Gaussian(1.0), scores.Cosine(1.0))), _additive, _bandwidths,
+    scores.SumOf((scores.Gaussian(1.0), scores.Cosine(1.0))), _additive, _bandwidths, _slopes, _maps,
+]  # fmt: skip
+
+
+NORMALIZERS = [
+    None, None, normalizers.Softmax(0.5, sink=0.3), normalizers.TopK(3), normalizers.Sparsemax(),
+    normalizers.Entmax15(), normalizers.Sigmoid(), normalizers.Hard(), normalizers.Mean(),
 ]  # fmt: skip
 
 
@@ -77,7 +91,7 @@ class CacheMachine(RuleBasedStateMachine):
         one_chunk=st.sampled_from([0, 500, 2**24, 2**24]),
         products=st.sampled_from([0, 2**20]),
         score=st.sampled_from(SCORES),
-        normalizer=st.sampled_from([None, normalizers.Softmax(0.5), normalizers.TopK(3)]),
+        normalizer=st.sampled_from(NORMALIZERS),
     )
     def start(
         self,
@@ -405,7 +419,7 @@ def test_a_pool_of_int8_takes_a_quarter_of_the_memory_and_a_scale_for_each_row()
 
 
 def test_random_operations_on_caches_equal_attention_over_plain_lists_of_tokens() -> None:
-    _run(15)
+    _run(25)
 
 
 @pytest.mark.long

@@ -53,9 +53,26 @@ MODULES: dict[str, Any] = {
 }  # fmt: skip
 
 
-FEW = ("grouped, norms, gate", "extra keys")
+class FromSource(nn.Transformer):
+    """A model whose target is the beginning of its source."""
+
+    def forward(self, source: Tensor) -> Tensor:
+        return super().forward(source, source[:, :4], source_mask=masks.Lengths(3))
+
+
+MODELS: dict[str, Any] = {
+    "encoder": functools.partial(nn.Encoder, 2, WIDTH, HEADS, mask=masks.Causal(), positions=nn.positions.Rotary(4)),
+    "post-norm, additive": functools.partial(nn.Encoder, 1, WIDTH, HEADS, norm="post", score=nn.Additive),
+    "transformer": functools.partial(FromSource, WIDTH, HEADS, encoder_layers=1, decoder_layers=1),
+    "latent": functools.partial(nn.LatentAttention, 3, WIDTH, HEADS, layers=1),
+    "squeeze": functools.partial(nn.SqueezeExcitation, Q, 2),
+    "sinusoidal": functools.partial(nn.positions.Sinusoidal, WIDTH, 16),
+    "learned positions": functools.partial(nn.positions.Learned, 16, WIDTH),
+}
+EVERY = MODULES | MODELS
+FEW = ("grouped, norms, gate", "encoder")
 # The compiler takes a second of a processor for each of them.
-SWEEP = [pytest.param(name, marks=() if name in FEW else pytest.mark.long) for name in MODULES]
+SWEEP = [pytest.param(name, marks=() if name in FEW else pytest.mark.long) for name in EVERY]
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +93,7 @@ def results(module: Any, run: Any, x: Tensor) -> list[Any]:
 
 @pytest.mark.parametrize("name", SWEEP)
 def test_compilation_has_no_graph_break_and_does_not_change_the_output(name: str) -> None:
-    module = MODULES[name]()
+    module = EVERY[name]()
     x = torch.randn(3, Q, WIDTH)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")  # raises an error where a graph breaks
     for got, wanted in zip(results(module, compiled, x), results(module, module, x), strict=True):
@@ -135,7 +152,7 @@ def test_the_default_backend_of_the_compiler_gives_the_same_output() -> None:
 
 @pytest.mark.parametrize("name", SWEEP)
 def test_exported_programs_give_the_same_output_for_other_data(name: str) -> None:
-    module = MODULES[name]().eval()
+    module = EVERY[name]().eval()
     program = torch.export.export(module, (torch.randn(3, Q, WIDTH),))
     x = torch.randn(3, Q, WIDTH)
     torch.testing.assert_close(program.module()(x), module(x), atol=1e-5, rtol=1e-4)
@@ -186,9 +203,9 @@ def test_names_of_a_score_in_a_state_dict_are_stable(name: str) -> None:
     assert sorted(getattr(nn, name)(4).state_dict()) == SCORE_KEYS[name].split()
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_loaded_state_gives_the_same_output(name: str) -> None:
-    module, other = MODULES[name](), MODULES[name]()
+    module, other = EVERY[name](), EVERY[name]()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter))
@@ -202,9 +219,9 @@ def test_a_loaded_state_gives_the_same_output(name: str) -> None:
 
 @pytest.mark.thinned
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"])
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", EVERY)
 def test_copies_and_pickles_give_the_same_output_and_share_no_memory(name: str, again: Any) -> None:
-    module = MODULES[name]()
+    module = EVERY[name]()
     x = torch.randn(2, Q, WIDTH)
     wanted = module(x)
     other = again(module)
@@ -230,10 +247,10 @@ def test_autocast_gives_half_precision_and_keeps_gradients_in_full(name: str) ->
         assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in module.parameters())
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name not in ("slopes given",)])
+@pytest.mark.parametrize("name", [name for name in EVERY if name not in ("slopes given",)])
 def test_a_module_built_on_meta_is_initialised_like_any_other(name: str) -> None:
     with torch.device("meta"):
-        module = MODULES[name]() if name != "bare" else nn.Attention(score=nn.Additive(WIDTH))
+        module = EVERY[name]() if name != "bare" else nn.Attention(score=nn.Additive(WIDTH))
     assert all(p.is_meta for p in module.parameters())
     module.to_empty(device="cpu")
     with torch.no_grad():
@@ -242,7 +259,7 @@ def test_a_module_built_on_meta_is_initialised_like_any_other(name: str) -> None
     for part in module.modules():
         if hasattr(part, "reset_parameters"):
             part.reset_parameters()
-    assert all(p.isfinite().all() for p in module.parameters())
+    assert all(x.isfinite().all() for x in (*module.parameters(), *module.buffers()))
     assert module(torch.randn(2, Q, WIDTH)).isfinite().all()
 
 
@@ -268,12 +285,7 @@ def test_projections_are_initialised_as_in_glorot_and_bengio() -> None:
 
 def test_modules_take_the_dtype_they_are_given() -> None:
     module = nn.MultiHeadAttention(
-        WIDTH,
-        HEADS,
-        score=nn.Additive,
-        extensions=["sink", "learned_key"],
-        query_key_norm="rms",
-        dtype=torch.float64,
+        WIDTH, HEADS, score=nn.Additive, extensions=["sink", "learned_key"], query_key_norm="rms", dtype=torch.float64
     )
     assert {p.dtype for p in module.parameters()} == {torch.float64}
     half = nn.MultiHeadAttention(WIDTH, HEADS, score=nn.Additive).bfloat16()

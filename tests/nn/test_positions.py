@@ -44,9 +44,7 @@ ADDED = {"sinusoidal": lambda: Sinusoidal(8, 4), "learned": lambda: Learned(64, 
 
 
 @pytest.mark.parametrize("name", ADDED)
-def test_without_positions_self_attention_is_permutation_equivariant_and_with_them_it_is_not(
-    name: str,
-) -> None:
+def test_without_positions_self_attention_is_permutation_equivariant_and_with_them_it_is_not(name: str) -> None:
     torch.manual_seed(0)
     x, order = normal(2, 9, 8), torch.randperm(9)
     add = ADDED[name]().double()

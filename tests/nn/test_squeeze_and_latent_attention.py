@@ -120,11 +120,7 @@ def test_every_parameter_of_latent_attention_gets_a_gradient() -> None:
             ShapeError,
             r"x must have shape \(\*batch, length, 8\)",
         ),
-        (
-            lambda: nn.LatentAttention(2, 8).read(torch.zeros(2, 5, 3), torch.zeros(2, 2, 8)),
-            ShapeError,
-            "query",
-        ),
+        (lambda: nn.LatentAttention(2, 8).read(torch.zeros(2, 5, 3), torch.zeros(2, 2, 8)), ShapeError, "query"),
     ],
 )
 def test_invalid_arguments_of_a_block_are_refused(call: Any, kind: type[QkvError], words: str) -> None:

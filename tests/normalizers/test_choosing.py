@@ -67,21 +67,6 @@ def test_a_key_that_is_not_chosen_is_not_read():
         assert accumulate_tiles(Hard(), logits, value, tile, [(0, 1), (1, 3)], 0.0)[0].tolist() == [[1.0]]
 
 
-def test_draws_have_the_frequencies_of_the_softmax():
-    logits = np.broadcast_to(np.array([0.0, 1.0, 2.0, -np.inf]), (30_000, 4))
-    share = Sample().weights(logits, Tile.whole(30_000, 4, seed=9)).mean(axis=0)
-    wanted = Softmax().weights(logits[:1])[0]
-    assert np.abs(share - wanted).max() < 5 * np.sqrt(0.25 / 30_000)
-    assert share[3] == 0
-
-
-def test_a_draw_depends_on_the_seed_and_on_nothing_else():
-    logits = np.zeros((50, 20))
-    one = Sample().weights(logits, Tile.whole(50, 20, seed=1))
-    assert (one == Sample().weights(logits, Tile.whole(50, 20, seed=1))).all()
-    assert (one != Sample().weights(logits, Tile.whole(50, 20, seed=2))).any()
-
-
 @pytest.mark.parametrize("inner", [Hard(), TopK(1), Sample()], ids=str)
 def test_what_chooses_among_the_chosen_says_that_it_must_see_whole_rows(inner):
     assert not TopK(2, normalizer=inner).online
@@ -136,12 +121,6 @@ def test_the_threshold_bound_merges_many_groups_by_their_maxima_and_leaves_room_
     slack = (exact - bound) / (np.finfo(np.float32).eps * (1 + np.abs(maximum)))
     assert (slack > 12).all()
     assert (slack < 20).all()
-
-
-def test_a_temperature_divides_the_logits():
-    logits = np.array([[0.0, 2.0, 3.0]])
-    for temperature in (1, 2, 2.0, 0.5):
-        assert Softmax(temperature).prepare(logits).tolist() == (logits / temperature).tolist()
 
 
 def test_the_inner_normalizer_suffices_for_at_most_k_keys():

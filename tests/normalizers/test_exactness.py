@@ -57,19 +57,6 @@ def test_long_rows_still_add_up_to_one_in_single_precision(normalizer):
     assert np.abs(normalizer.weights(row).sum(axis=-1) - 1).max() < 1e-5
 
 
-def test_softmax_sharpens_as_the_temperature_falls():
-    row = np.array([[1.0, 2.0, 0.0]])
-    largest = [Softmax(t).weights(row)[0, 1] for t in (10.0, 1.0, 0.1, 0.01)]
-    assert largest == sorted(largest)
-    assert largest[-1] == pytest.approx(1.0)
-
-
-def test_a_sink_takes_weight_and_gives_no_value():
-    weights = Softmax(sink=0.0).weights(np.zeros((1, 3)))
-    assert weights.tolist() == [[0.25] * 3]
-    assert Softmax(sink=-math.inf).weights(np.zeros((1, 4))).tolist() == [[0.25] * 4]
-
-
 @pytest.mark.parametrize("sink", [None, 0.7])
 def test_log_total_is_the_logarithm_of_the_sum_of_exponentials(sink):
     row = np.array([[1.0, -np.inf, 0.5]])

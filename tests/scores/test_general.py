@@ -64,15 +64,6 @@ class TestGated(ScoreContract):
     def formula(self, score, q, k, at):
         return sigma(dot(score.query_weight, q) + dot(score.key_weight, k) + score.bias) * dot(q, k)
 
-    def test_gate_of_one_matrix_is_its_two_parts(self):
-        """g = σ(W_g [q; k]), as the gate is written in one piece."""
-        rng = np.random.default_rng(0)
-        joint, query, key = rng.normal(size=6), rng.normal(size=(2, 3)), rng.normal(size=(4, 3))
-        got = Gated(joint[:3], joint[3:])(query, key)
-        for i, q in enumerate(query):
-            for j, k in enumerate(key):
-                assert got[i, j] == pytest.approx(sigma(dot(joint, [*q, *k])) * dot(q, k), rel=1e-12)
-
 
 class TestConstant(ScoreContract):
     part = Constant
@@ -147,11 +138,6 @@ class TestCustom(ScoreContract):
 
     def test_prints_the_name_of_the_function(self):
         assert "weighted_square" in str(Custom(weighted_square))
-
-
-def test_batch_axes_that_do_not_broadcast_are_refused_by_naming_both():
-    with pytest.raises(ShapeError, match=r"\(2,\).*\(3,\).*equal, or 1"):
-        Dot()(np.ones((2, 4, 5)), np.ones((3, 4, 5)))
 
 
 def test_a_bare_vector_is_refused_with_the_shape_that_is_wanted():

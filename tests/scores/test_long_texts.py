@@ -14,29 +14,8 @@ from qkv.scores.names import QueryWords
 from qkv.scores.string_functions import compare_all
 
 WORDS = [
-    "san",
-    "jose",
-    "new",
-    "york",
-    "john",
-    "smith",
-    "ii",
-    "2",
-    "2nd",
-    "two",
-    "first",
-    "x",
-    "i",
-    "800",
-    "mg",
-    "u1002",
-    "a",
-    "b",
-    "ab",
-    "007",
-    "é",
-    "county",
-    "o'hare",
+    *("san", "jose", "new", "york", "john", "smith", "ii", "2", "2nd", "two", "first", "x", "i", "800", "mg", "u1002"),
+    *("a", "b", "ab", "007", "é", "county", "o'hare"),
 ]
 
 

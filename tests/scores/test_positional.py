@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv.core.positions import Positions
-from qkv.errors import KindError, OptionError, PositionError, ShapeError
+from qkv.errors import KindError, OptionError, ShapeError
 from qkv.scores import (
     ALiBi,
     Biased,
@@ -146,26 +146,10 @@ class TestClassTable(ScoreContract):
         return dot(q, k) + score.table[score.query_classes[at.row], score.key_classes[at.col]]
 
 
-@pytest.mark.parametrize(
-    "score", [ALiBi(Dot()), QuadraticPosition(Dot()), RelativePosition(Dot(), np.zeros(8))], ids=str
-)
-def test_different_lengths_without_positions_are_refused_with_both_choices(score):
-    with pytest.raises(
-        PositionError, match=r'positions must be given for 4 queries and 6 keys.*align="start".*align="end"'
-    ):
-        score(np.ones((4, 3)), np.ones((6, 3)))
-
-
 def test_a_start_of_its_own_for_each_batch_element_moves_its_queries():
     starts = Positions(query_start=np.array([0, 5]))
     logits = ALiBi(Constant(), 1.0)(np.ones((2, 1, 1)), np.ones((2, 7, 1)), starts)
     assert (-logits[:, 0]).tolist() == [[0, 1, 2, 3, 4, 5, 6], [5, 4, 3, 2, 1, 0, 1]]
-
-
-def test_alibi_slopes_of_heads_are_a_batch_axis():
-    slopes = np.array([0.5, 0.25])
-    logits = ALiBi(Constant(), slopes)(np.ones((2, 3, 1)), np.ones((2, 3, 1)))
-    assert logits[:, 2, 0].tolist() == [-1.0, -0.5]
 
 
 @pytest.mark.parametrize(("side", "query", "key"), [("query", [2], [0]), ("key", [0], [-1])])

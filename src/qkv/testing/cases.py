@@ -282,6 +282,7 @@ MASKS: dict[str, Callable[[PartFactory], masks.Mask | None]] = {
     "blocks": _blocks,
     "custom": lambda m: masks.Custom(lambda q, k: (k <= q) & ((q - k) % 3 != 1)),
     "custom of parameters": lambda m: masks.Custom(_same_group, (np.arange(m.draw.q + m.draw.k + 1) // 3,)),
+    "causal and keys": lambda m: masks.Causal("end") & masks.AllowedKeys(m.all.booleans(m.draw.k)),
     "causal but not the last two": lambda m: masks.Causal("end") & ~masks.Window(1, 0),
 }
 

@@ -107,7 +107,7 @@ def _arrays_of(call: Call) -> list[Tensor]:
 class TransformContract(KernelHarness):
     """Contract tests of kernels under transforms of `torch.func`; kernels of other libraries pass them."""
 
-    @settings(max_examples=25 if LONG else 12, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @settings(max_examples=25 if LONG else 8, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(
         CASES,
         st.lists(st.booleans(), min_size=7, max_size=7).map(tuple),

@@ -212,13 +212,3 @@ def test_gradients_are_the_same_when_layers_are_run_again_for_them(reentrant: bo
         found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
         model.activation_checkpointing_enable({"use_reentrant": reentrant})
     assert (found[1] - found[0]).abs().max() <= 1e-5 * found[0].abs().max()
-
-
-def test_beams_find_the_same_texts() -> None:
-    model, found = tiny(2, sliding_window=5), []
-    for name in ("eager", huggingface.register()):
-        model.set_attn_implementation(name)
-        found.append(
-            model.generate(TEXT, attention_mask=REAL, num_beams=3, max_new_tokens=6, do_sample=False, pad_token_id=0)
-        )
-    assert torch.equal(*found)

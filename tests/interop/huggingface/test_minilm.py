@@ -51,9 +51,7 @@ def test_states_and_all_72_maps_are_those_of_eager_attention(
         torch.testing.assert_close(tile, wanted[0, 5, :9, 2:7], rtol=0, atol=near)
 
 
-def test_every_gradient_of_training_is_that_of_eager_attention(
-    model_and_inputs: tuple[Any, dict[str, Any]],
-) -> None:
+def test_every_gradient_of_training_is_that_of_eager_attention(model_and_inputs: tuple[Any, dict[str, Any]]) -> None:
     model, given = model_and_inputs
     found = []
     for name in ("eager", huggingface.register()):
