@@ -53,7 +53,7 @@ def test_the_two_parts_of_the_reference_name_each_module_once() -> None:
 
     modules = set(public_names().values())
     internals = {module for module in modules if is_internal(module)}
-    assert {"qkv.kernels", "qkv.plan", "qkv.plan.rewrites", "qkv.store", "qkv.testing", "qkv.tuning"} <= internals
+    assert {"qkv.kernels", "qkv.plan", "qkv.store", "qkv.testing", "qkv.tuning"} <= internals
     assert {"qkv", "qkv.scores", "qkv.nn", "qkv.nn.positions", "qkv.database", "qkv.errors"} <= modules - internals
 
 
