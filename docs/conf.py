@@ -24,6 +24,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "qkv"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["print.js"]
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
