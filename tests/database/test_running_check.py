@@ -16,14 +16,15 @@ WIDTH = 16
 
 @pytest.fixture(name="path")
 def _path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store of two files of 500 vectors, with the cached results of a first query."""
+    """A store of two files of 500 vectors, with the cached results of first queries, such as norms."""
     monkeypatch.setattr(scan, "_PIECE", 1000)
     monkeypatch.setattr(row_files, "_VERIFIED", set())
     draw = np.random.default_rng(0)
     rows = [{"key": draw.normal(size=(500, WIDTH)).astype(np.float32), "value": draw.normal(size=500)} for _ in "ab"]
     store = Database.create(tmp_path / "store", rows[0], "key", "value")
     store.append(rows[1])
-    opened(tmp_path / "store").ask([1.0] * WIDTH)
+    for score in ("dot", "cosine"):
+        opened(tmp_path / "store").ask([1.0] * WIDTH, score=score)
     return tmp_path / "store"
 
 
