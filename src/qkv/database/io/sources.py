@@ -480,7 +480,9 @@ def _frame_table(frame: Any) -> pa.Table:
     with contextlib.suppress(OverflowError, pa.ArrowInvalid, pa.ArrowTypeError):
         table = pa.Table.from_pandas(frame, preserve_index=False)
         fields = zip(table.schema, frame.dtypes, strict=True)
-        if not any(pa.types.is_temporal(field.type) for field, dtype in fields if dtype.kind == "O"):
+        # Arrow converts dates, booleans and bytes silently to the kind of other cells.
+        converted = (pa.types.is_temporal, pa.types.is_floating, pa.types.is_binary, pa.types.is_nested)
+        if not any(test(field.type) for field, dtype in fields if dtype.kind == "O" for test in converted):
             return table
     objects = [name for name in frame.columns if frame[name].dtype == object]
     table = pa.Table.from_pandas(frame.drop(columns=objects), preserve_index=False)
