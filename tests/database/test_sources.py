@@ -77,6 +77,7 @@ OBJECTS = {
     "pyarrow batch": lambda: TABLE.to_batches()[0],
     "pandas frame": lambda: pd.DataFrame(ROWS),
     "pandas frame with a named index": lambda: pd.DataFrame(ROWS).set_index("name"),
+    "pandas frame of objects": lambda: pd.DataFrame(ROWS).astype({"income": float}).astype(object),
     "polars frame": lambda: pl.DataFrame(ROWS),
     "dict of polars series": lambda: {name: pl.Series(cells) for name, cells in ROWS.items()},
 }
