@@ -122,6 +122,8 @@ def test_a_vector_of_values_is_a_list_in_a_table_of_answers():
     rows = Database.open({"at": [0.0, 1.0], "point": [[1.0, 2.0], [3.0, 4.0]]}, key="at", value="point")
     answer = rows.ask([0.0], score="gaussian:0.01", normalizer="softmax")
     assert answer.to_arrow().column("value").to_pylist() == [pytest.approx([1.0, 2.0])]
+    points = rows.swap().ask([[1.0, 2.0], [3.0, 5.0]])
+    assert points.to_arrow().column("query").to_pylist() == [[1.0, 2.0], [3.0, 5.0]]
 
 
 def test_a_frame_is_of_pandas_or_else_of_polars(people, monkeypatch):

@@ -137,6 +137,24 @@ def test_stores_give_the_relation_of_a_table_in_memory(stores, where):
         assert same([{k: v for k, v in row.items() if k != "years"} for row in tables[0].to_pylist()], result)
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pa.array([1603584000000000, 1603587600000000], pa.timestamp("us", "Europe/Oslo")),
+        pa.array([90_061, 3600], pa.duration("s")),
+    ],
+    ids=["the hour when clocks are set back", "durations, which DuckDB passes as intervals"],
+)
+def test_every_query_of_a_relation_and_of_a_function_has_its_own_answer(keys):
+    queries = pa.table({"key": keys})
+    database = Database.open(queries.append_column("value", pa.array([1.0, 2.0])), "key", "value")
+    assert database.ask_batches(queries, score="exact").read_all()["value"].to_pylist() == [1, 2]
+    connection = duckdb.connect()
+    database.create_function(connection, "f", score="exact")
+    connection.register("queries", queries)
+    assert connection.sql("select f(key).value from queries").fetchall() == [(1,), (2,)]
+
+
 def test_queries_are_read_no_further_than_their_answers():
     database = Database.open({"x": [1, 2, 3, 4], "y": [1, 4, 9, 16]}, "x", "y")
     read = []

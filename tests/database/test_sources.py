@@ -77,6 +77,7 @@ OBJECTS = {
     "pyarrow batch": lambda: TABLE.to_batches()[0],
     "pandas frame": lambda: pd.DataFrame(ROWS),
     "pandas frame with a named index": lambda: pd.DataFrame(ROWS).set_index("name"),
+    "pandas frame of objects": lambda: pd.DataFrame(ROWS).astype({"income": float}).astype(object),
     "polars frame": lambda: pl.DataFrame(ROWS),
     "dict of polars series": lambda: {name: pl.Series(cells) for name, cells in ROWS.items()},
 }
@@ -109,6 +110,45 @@ def test_timestamps_with_and_without_a_time_zone_are_refused(form):
         Database.open(source, "day", "value")
 
 
+OTHER_KINDS = [(NOON.date(), 5), (NOON, 5), (NOON.time(), 5), (dt.timedelta(1), 5), (2.5, True), (b"a", "a"), (1, "1")]
+
+
+@pytest.mark.parametrize("form", ["lists", "objects in a frame"])
+@pytest.mark.parametrize("cells", [*OTHER_KINDS, (NOON.time(), NOON.time().replace(tzinfo=dt.UTC))], ids=str)
+def test_cells_of_two_kinds_are_refused_in_either_order(cells, form):
+    for each in (cells, cells[::-1]):
+        with pytest.raises(DataError, match=r"of one kind, got|must have no time zone"):
+            Database.open(MIXED_TIMES[form](list(each)), "day", "value")
+
+
+DAY, MIDNIGHT, LATE = NOON.date(), NOON.replace(hour=0), pd.Timestamp(1)
+KEPT = {
+    "nanoseconds": ([LATE, NOON], [LATE, NOON]),
+    "nanoseconds in a zone": ([LATE.tz_localize("Europe/Oslo"), None], [LATE.tz_localize("Europe/Oslo"), None]),
+    "nanoseconds of durations": ([pd.Timedelta(1), dt.timedelta(1)], [pd.Timedelta(1), dt.timedelta(1)]),
+    "lists": ([[DAY, NOON], None], [[MIDNIGHT, NOON], None]),
+    "records": (
+        [{"from": DAY}, {"from": NOON, "to": LATE}],
+        [{"from": MIDNIGHT, "to": None}, {"from": NOON, "to": LATE}],
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ["lists", "objects in a frame"])
+@pytest.mark.parametrize("name", KEPT)
+def test_objects_keep_nanoseconds_and_the_times_in_lists_and_records(name, form):
+    given, kept = KEPT[name]
+    assert Database.open(MIXED_TIMES[form](given), "value", "value").table["day"].to_pylist() == kept
+
+
+@pytest.mark.parametrize("missing", [float("nan"), pd.NaT, pd.NA, None], ids=repr)
+@pytest.mark.parametrize("cell", ["text", 5, True, NOON, NOON.date(), NOON.time()], ids=repr)
+def test_a_missing_cell_of_any_spelling_is_null_in_lists_of_any_kind(cell, missing):
+    for cells in ([missing, cell], [cell, missing]):
+        table = Database.open({"key": ["a", "b"], "other": cells, "value": [1.0, 2.0]}, "key", "value").table
+        assert [each for each in table["other"].to_pylist() if each is not None and each == each] == [cell]
+
+
 def test_sql_reads_files_and_given_tables(tmp_path):
     write(tmp_path / "people.csv", CSV)
     query = f"select name, income * factor as pay from '{tmp_path / 'people.csv'}' join rates using (name)"
@@ -134,7 +174,7 @@ BAD_OBJECTS = {
     "unequal columns": ({"name": ["a"], "income": [1, 2]}, "equal length"),
     "a bare text": ({"name": "abc", "income": [1]}, "must be a list or an array"),
     "a cube": ({"name": ["a"], "income": np.zeros((1, 1, 1))}, "3 axes"),
-    "mixed cells": ({"name": ["a", 3], "income": [1, 2]}, "cannot be read as a table"),
+    "mixed cells": ({"name": ["a", 3], "income": [1, 2]}, "of one kind, got numbers such as 3 and texts"),
     "a struct": ({"name": [{"x": 1}], "income": [1]}, "column 'name' must hold texts"),
     "ragged vectors": ({"name": [[1.0], [1.0, 2.0]], "income": [1, 2]}, "lists of 1 to 2 numbers"),
     "nothing filled": (

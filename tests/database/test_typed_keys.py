@@ -22,7 +22,7 @@ from qkv.database import Database
 from qkv.database.io.identifier_names import has_identifier_name
 from qkv.encoders.arrow_columns import to_python
 from qkv.encoders.columns import fold
-from qkv.errors import QueryError
+from qkv.errors import DataError, QueryError
 from tests.effort import LONG, cases
 
 SETTINGS = settings(derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
@@ -417,3 +417,19 @@ def test_durations_of_a_parquet_file_are_no_integers(tmp_path):
     Database.create(tmp_path / "s", tmp_path / "t.parquet", key="k", value="v")
     for table in (Database.open(tmp_path / "t.parquet", key="k", value="v"), Database.open(tmp_path / "s")):
         assert [table.ask(query, score="exact").value for query in (dt.timedelta(hours=12), "2")] == [1, 2]
+
+
+def test_timestamps_of_a_parquet_file_keep_their_time_zone(tmp_path):
+    moments = pa.array([1603587600000001, 1603584000000000], pa.timestamp("us", "Europe/Oslo"))
+    pyarrow.parquet.write_table(pa.table({"k": moments, "v": [1.0, 2.0]}), tmp_path / "t.parquet")
+    Database.create(tmp_path / "s", tmp_path / "t.parquet", key="k", value="v")
+    for table in (Database.open(tmp_path / "t.parquet", key="k", value="v"), Database.open(tmp_path / "s")):
+        answer = table.ask("2020-10-25 02:00:00+01:00", top=2)
+        assert sorted(str(row.record["k"]) for row in answer.rows) == sorted(map(str, moments.to_pylist()))
+
+
+def test_decimals_of_a_parquet_file_that_duckdb_would_round_are_refused(tmp_path):
+    numbers = pa.array([decimal.Decimal("1" * 60), None], pa.decimal256(70, 2))
+    pyarrow.parquet.write_table(pa.table({"k": [1, 2], "v": [1.0, 2.0], "n": numbers}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="must have at most 38 digits"):
+        Database.open(tmp_path / "t.parquet", key="k", value="v")

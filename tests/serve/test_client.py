@@ -9,6 +9,7 @@ import pytest
 
 from qkv.database import Database
 from qkv.database.answer import Answer, Entry
+from qkv.encoders.arrow_columns import to_python
 from qkv.errors import KindError, OptionError, QueryError, ServerError
 from qkv.serve import Client, ServedStore, serve_in_thread
 
@@ -22,6 +23,10 @@ ROWS = pa.table(
         "age": [31, 42, 53, 64, 75],
         "day": [DAY + dt.timedelta(days=9 * i) for i in range(5)],
         "moment": pa.array([10**18 + i for i in range(5)], pa.timestamp("ns")),
+        "change": pa.array(
+            [0, *(1603584000000000001 + 3600 * 10**9 * i for i in range(4))], pa.timestamp("ns", "Europe/Oslo")
+        ),
+        "view": pa.array(list("abcde"), pa.string_view()),
         "vector": pa.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, 1.0], [1.0, 3.0]], pa.list_(pa.float32(), 2)),
         "price": [decimal.Decimal("1.10"), decimal.Decimal("2.25"), None, decimal.Decimal("3.50"), decimal.Decimal(4)],
         "town": pa.array(["Oslo", "Rome", "Oslo", "Rome", "Oslo"]).dictionary_encode(),
@@ -66,6 +71,8 @@ CASES = [
     ("day", "age", "2020-02-01", {}),
     ("day", "town", dt.datetime(2020, 1, 20, 12), {}),
     ("moment", "age", ROWS["moment"][2].value, {"on_bad_query": "report"}),
+    ("change", "age", to_python(ROWS["change"])[1:3], {"score": "exact"}),
+    ("view", "age", ["a", "d"], {}),
     ("name", "age", "An Lee", {}),
     ("name", "town", ["Bob Rai", "Zoe"], {"min_similarity": 0.5}),
     ("name", "age", {"name": "Cy Moe"}, {"printed": True}),

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING
 from qkv.core.files import write_atomic
 from qkv.core.printable import first_line, quoted_formula
 from qkv.core.untrusted_json import to_json
-from qkv.encoders.arrow_columns import to_python
+from qkv.encoders.arrow_columns import to_python, units_per_day
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ __all__ = ["SUFFIXES", "check_distinct", "line_relation", "write_rows"]
 
 SUFFIXES = (".csv", ".parquet", ".arrow", ".jsonl")
 _ROWS_PER_GROUP = 65_536
-_DAY = 86_400_000_000
 _UNREADABLE = "the query must be text in UTF-8, got other bytes. Convert the file, for example with iconv."
 
 _Write = Callable[["pa.Table"], object]
@@ -174,9 +173,9 @@ def _in_days(table: pa.Table, schema: pa.Schema) -> pa.Table:
     columns = []
     for field, column in zip(table.schema, table.columns, strict=True):
         if pa.types.is_duration(field.type):
-            units = column.cast(pa.duration("us"), safe=False).cast(pa.int64()).to_pylist()
+            units, day = column.cast(pa.int64()).to_pylist(), units_per_day(field.type)
             column = pa.chunked_array(
-                [pa.array([None if unit is None else unit / _DAY for unit in units], pa.float64())]
+                [pa.array([None if unit is None else unit / day for unit in units], pa.float64())]
             )
         columns.append(column)
     return pa.table(columns, schema=schema)

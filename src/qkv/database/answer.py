@@ -322,14 +322,16 @@ class Answer:
         """
         import pyarrow as pa
 
-        queries = [entry.query if isinstance(entry.query, tuple) else (entry.query,) for entry in self.entries]
+        # With one key, a tuple is a vector.
+        several = len(self.keys) > 1
+        queries = [e.query if several and isinstance(e.query, tuple) else (e.query,) for e in self.entries]
         columns: dict[str, list[Cell]] = {}
         for position, name in enumerate(self.keys):
-            title = "query" if len(self.keys) == 1 else f"query_{name}"
+            title = f"query_{name}" if several else "query"
             columns[title] = [
                 (query[position] if len(query) == len(self.keys) else query[0]) if query else None for query in queries
             ]
-        if len(self.keys) > 1 and any(isinstance(entry.query, str) for entry in self.entries):
+        if several and any(isinstance(entry.query, str) for entry in self.entries):
             # Queries given as one text remain one text.
             columns = {"query": [format_query(entry.query, len(self.keys)) for entry in self.entries]}
         columns |= self.cells(votes=any(entry.probabilities for entry in self.entries))

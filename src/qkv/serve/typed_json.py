@@ -57,7 +57,7 @@ def encode(value: object) -> Any:
 
 def _encode_scalar(value: object) -> dict[str, object]:
     if isinstance(value, NanosecondDatetime):
-        plain = dt.datetime(*value.timetuple()[:6], value.microsecond, value.tzinfo)
+        plain = dt.datetime(*value.timetuple()[:6], value.microsecond, value.tzinfo, fold=value.fold)
         return {**_typed("datetime", plain.isoformat()), "ns": value.nanosecond}
     if isinstance(value, dt.datetime):
         return _typed("datetime", value.isoformat())

@@ -22,7 +22,7 @@ from qkv.database.io.duckdb_file import (
 from qkv.database.io.exact_types import with_microsecond_columns
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.text_readings import TextReading
-from qkv.errors import QueryError
+from qkv.errors import DataError, QueryError
 
 if TYPE_CHECKING:
     import duckdb
@@ -103,7 +103,7 @@ def read_file(path: str, kind: str, required: tuple[str, ...] = (), options: Rea
     """
     with open_file(path, kind, options, required) as file:
         if kind in PARQUET:
-            table = _with_types(file.open().to_arrow_table(), _durations(path))
+            table = _with_types(file.open().to_arrow_table(), _stated_types(path))
             return add_cell_notes(table, required, options.on_bad_cell, repr(path))
         table, rows, dates = run_typed(file, required, options, lambda rows: rows.to_arrow_table())
         mixed = json_columns(rows)
@@ -134,12 +134,12 @@ def read_parts(
     with open_file(path, kind, options, required) as file:
         if kind in PARQUET:
             rows = with_microsecond_columns(file.open())
-            durations = _durations(path)
+            stated = _stated_types(path)
             texts = {name for name, type_ in zip(rows.columns, rows.types, strict=True) if str(type_) == "VARCHAR"}
-            required = tuple(name for name in required if name not in texts and name not in durations)
+            required = tuple(name for name in required if name not in texts and name not in stated)
             conversions = detect_conversions(rows, required, options, repr(path))
         else:
-            durations = {}
+            stated = {}
             # Counting the cells of all columns finds cells that contradict the detected types.
             _, opened, dates = run_typed(file, required, options, _count_cells)
             mixed = json_columns(opened)
@@ -147,16 +147,20 @@ def read_parts(
             conversions = _conversions(file, rows, mixed, required, dates, options)
             conversions = with_counted_texts(opened, _values(required, options, mixed), conversions)
         rows = conversions.relation(rows)
-        first = conversions.mark(_with_types(rows.limit(0).to_arrow_table(), durations))
+        first = conversions.mark(_with_types(rows.limit(0).to_arrow_table(), stated))
         first = with_line_note(first, file.layout.note)
         yield first
         for batch in rows.to_arrow_reader(_ROWS_PER_PART):
-            part = _with_types(pa.Table.from_batches([batch]), durations)
+            part = _with_types(pa.Table.from_batches([batch]), stated)
             yield pa.Table.from_arrays(part.columns, schema=first.schema)
 
 
-def _durations(path: str) -> dict[str, pa.DataType]:
-    """Return the types of the columns of a Parquet file that hold durations, which DuckDB reads as integers."""
+def _stated_types(path: str) -> dict[str, pa.DataType]:
+    """Return the types of the columns of a Parquet file that DuckDB reads as another: durations and time zones.
+
+    Raises:
+        DataError: A column has decimals of more than 38 digits, which DuckDB rounds.
+    """
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -164,15 +168,27 @@ def _durations(path: str) -> dict[str, pa.DataType]:
         schema = pyarrow.parquet.read_schema(path)
     except (pa.ArrowException, OSError):  # DuckDB reads some files that pyarrow does not
         return {}
-    return {field.name: field.type for field in schema if pa.types.is_duration(field.type)}
+    for field in schema:
+        if pa.types.is_decimal256(field.type):
+            raise DataError(
+                f"decimals of a Parquet file must have at most 38 digits, got {field.type} in the column "
+                f"{field.name!r} of {path!r}. Write the file again as .arrow, or cast the column."
+            )
+    zoned = {field.name for field in schema if getattr(field.type, "tz", None) not in (None, "UTC")}
+    return {field.name: field.type for field in schema if field.name in zoned or pa.types.is_duration(field.type)}
 
 
 def _with_types(table: pa.Table, types: Mapping[str, pa.DataType]) -> pa.Table:
-    """Return a table in which some columns of integers have other types of the same integers."""
+    """Return a table in which columns of integers are durations, and timestamps have their time zones."""
+    import pyarrow as pa
+
     for name, type_ in types.items():
         place = table.schema.get_field_index(name)
         if place >= 0:
-            table = table.set_column(place, name, table.column(name).cast(type_))
+            column = table.column(name)
+            if pa.types.is_timestamp(column.type):
+                type_ = pa.timestamp(column.type.unit, type_.tz)
+            table = table.set_column(place, name, column.cast(type_))
     return table
 
 

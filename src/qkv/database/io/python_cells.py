@@ -8,7 +8,9 @@ import math
 import numbers
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from qkv.encoders.arrow_columns import is_missing
 from qkv.errors import DataError
@@ -25,10 +27,12 @@ def exact_array(cells: Sequence[object]) -> pa.Array:
     """Return Python objects as an Arrow array. No digit is lost, and UUIDs become texts.
 
     Integers beyond 64 bits, and integers beyond 2^53 beside floats, become decimals of up to 76 digits. A float has
-    the value of its shortest decimal text. Dates beside timestamps become timestamps.
+    the value of its shortest decimal text. Dates beside timestamps become timestamps. NaT and `pandas.NA` are null, and
+    so is NaN beside other cells than numbers.
 
     Raises:
-        DataError: The numbers have more digits, or some timestamps have a time zone and others have none.
+        DataError: The cells are of several kinds, such as dates and numbers, which Arrow would cast; the numbers have
+            more digits; or some timestamps have a time zone and others have none.
         pyarrow.ArrowException: The objects have different types, or a type that Arrow does not support.
 
     Example:
@@ -39,17 +43,88 @@ def exact_array(cells: Sequence[object]) -> pa.Array:
     """
     import pyarrow as pa
 
-    first = next((cell for cell in cells if cell is not None), None)
-    if isinstance(first, uuid.UUID):
-        cells = [str(cell) if isinstance(cell, uuid.UUID) else cell for cell in cells]
-    if isinstance(first, dt.date):
+    types = set(map(type, cells)) - {type(None)}
+    kinds = {_kind(type_) for type_ in types}
+    if len(kinds) > 1:
+        cells = [None if is_missing(cell) else cell for cell in cells]
+        examples = {_kind(type(cell)): cell for cell in cells if cell is not None}
+        kinds = set(examples)
+        if len(kinds) > 1:
+            found = " and ".join(f"{kind} such as {examples[kind]!r:.40}" for kind in sorted(kinds))
+            raise DataError(f"the cells of a column must be of one kind, got {found}. Convert them, such as to texts.")
+    if any(issubclass(type_, uuid.UUID) for type_ in types):
+        cells = [None if cell is None else str(cell) for cell in cells]
+    if kinds == {"dates"}:
         cells = _timestamps(cells)
+    if kinds == {"times"} and any(isinstance(cell, dt.time) and cell.tzinfo is not None for cell in cells):
+        raise DataError("the times of a column must have no time zone, got some with one. Add the dates to them.")
     try:
-        return pa.array(cells)
-    except (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError):
+        array = pa.array(cells)
+    except (OverflowError, TypeError, pa.ArrowInvalid):
         exact = [_exact(cell) for cell in cells]
         if any(number is None and cell is not None for number, cell in zip(exact, cells, strict=True)):
             raise
+        return _decimals(exact)
+    return _with_items(_with_nanoseconds(array, cells), cells)
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "texts": (str, uuid.UUID),
+    "bytes": (bytes, bytearray, memoryview),
+    "booleans": (bool, np.bool_),
+    "dates": (dt.date, np.datetime64),
+    "times": (dt.time,),
+    "durations": (dt.timedelta, np.timedelta64),
+    "numbers": (numbers.Number,),  # NumPy's durations are among them
+}
+
+
+def _kind(type_: type) -> str:
+    """Return the kind of cells of a type; cells of several kinds are not converted to one another."""
+    if type_.__name__ == "NaTType":
+        return "missing cells"
+    return next((kind for kind, types in _KINDS.items() if issubclass(type_, types)), "objects")
+
+
+def _with_nanoseconds(array: pa.Array, cells: Sequence[object]) -> pa.Array:
+    """Return timestamps or durations with the nanoseconds of the cells, which Arrow leaves out."""
+    import pyarrow as pa
+
+    type_ = array.type
+    if not (pa.types.is_timestamp(type_) or pa.types.is_duration(type_)) or type_.unit != "us":
+        return array
+    below = [getattr(cell, "nanosecond", 0) or getattr(cell, "nanoseconds", 0) for cell in cells]
+    if not any(below):
+        return array
+    units = zip(array.cast(pa.int64()).to_pylist(), below, strict=True)
+    exact = [None if unit is None else 1000 * unit + rest for unit, rest in units]
+    if any(unit is not None and abs(unit) >= 2**63 for unit in exact):
+        raise DataError(
+            "timestamps and durations in nanoseconds must be within 292 years of 1970 or 0, got others in a column. "
+            "Round them to microseconds."
+        )
+    finer = pa.timestamp("ns", type_.tz) if pa.types.is_timestamp(type_) else pa.duration("ns")
+    return pa.array(exact, pa.int64()).cast(finer)
+
+
+def _with_items(array: pa.Array, cells: Sequence[Any]) -> pa.Array:
+    """Return lists and records whose items are converted as columns are; for numbers, Arrow does it."""
+    import pyarrow as pa
+
+    type_, present = array.type, [cell for cell in cells if cell is not None]
+    if pa.types.is_struct(type_):
+        fields = [exact_array([None if cell is None else cell.get(field.name) for cell in cells]) for field in type_]
+        return pa.StructArray.from_arrays(fields, names=[field.name for field in type_], mask=array.is_null())
+    if pa.types.is_list(type_) and (pa.types.is_temporal(type_.value_type) or pa.types.is_nested(type_.value_type)):
+        items = exact_array([item for cell in present for item in cell])
+        return pa.ListArray.from_arrays(array.offsets, items, mask=array.is_null())
+    return array
+
+
+def _decimals(exact: Sequence[decimal.Decimal | None]) -> pa.Array:
+    """Return numbers without trailing zeros as unsigned integers or as decimals of up to 76 digits."""
+    import pyarrow as pa
+
     present = [number for number in exact if number is not None and not number.is_nan()]
     whole = all(number == number.to_integral_value() for number in present)
     if whole and all(0 <= number < 2**64 for number in present):
@@ -70,7 +145,7 @@ def exact_array(cells: Sequence[object]) -> pa.Array:
 
 def _timestamps(cells: Sequence[object]) -> Sequence[object]:
     """Return dates and timestamps with all dates as timestamps if there are both, as Arrow reads all like the first."""
-    present = [cell for cell in cells if isinstance(cell, dt.date) and not is_missing(cell)]
+    present = [cell for cell in cells if isinstance(cell, dt.date)]
     moments = [cell for cell in present if isinstance(cell, dt.datetime)]
     zoned = sum(cell.tzinfo is not None for cell in moments)
     if 0 < zoned < len(present):

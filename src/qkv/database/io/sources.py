@@ -221,7 +221,7 @@ def read(source: object, required: tuple[str, ...] = (), options: ReadOptions = 
         _check_stated(describe(source), options)
         table = add_cell_notes(table, required, options.on_bad_cell, describe(source))
     _refuse_repeated_names(table)
-    return with_uuid_texts(table)
+    return with_uuid_texts(_without_views(table))
 
 
 def read_parts(source: object, required: tuple[str, ...] = (), options: ReadOptions = _DEFAULTS) -> Iterator[pa.Table]:
@@ -480,14 +480,16 @@ def _frame_table(frame: Any) -> pa.Table:
     with contextlib.suppress(OverflowError, pa.ArrowInvalid, pa.ArrowTypeError):
         table = pa.Table.from_pandas(frame, preserve_index=False)
         fields = zip(table.schema, frame.dtypes, strict=True)
-        if not any(pa.types.is_temporal(field.type) for field, dtype in fields if dtype.kind == "O"):
+        # Arrow converts dates, booleans and bytes silently to the kind of other cells.
+        converted = (pa.types.is_temporal, pa.types.is_floating, pa.types.is_binary, pa.types.is_nested)
+        if not any(test(field.type) for field, dtype in fields if dtype.kind == "O" for test in converted):
             return table
     objects = [name for name in frame.columns if frame[name].dtype == object]
     table = pa.Table.from_pandas(frame.drop(columns=objects), preserve_index=False)
+    columns = dict(zip(table.column_names, table.columns, strict=True))
     for name in objects:
-        cells = frame[name].astype(object).where(frame[name].notna(), None).tolist()
-        table = table.append_column(str(name), exact_array(cells))
-    return table.select([str(name) for name in frame.columns])
+        columns[str(name)] = exact_array(frame[name].astype(object).where(frame[name].notna(), None).tolist())
+    return pa.table({str(name): columns[str(name)] for name in frame.columns})
 
 
 def _column(values: Any) -> pa.Array | pa.ChunkedArray:
@@ -509,6 +511,18 @@ def _column(values: Any) -> pa.Array | pa.ChunkedArray:
     if hasattr(values, "__arrow_c_stream__") or hasattr(values, "__arrow_c_array__"):
         return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else pa.array(values)
     return pa.array(values) if isinstance(values, np.ndarray) and values.dtype != object else exact_array(list(values))
+
+
+def _without_views(table: pa.Table) -> pa.Table:
+    """Return a table without the views of texts and bytes that polars exports, of which pyarrow takes no rows."""
+    import pyarrow as pa
+
+    types = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    for index, field in enumerate(table.schema):
+        if field.type in types:
+            type_ = types[field.type]
+            table = table.set_column(index, field.with_type(type_), table.column(index).cast(type_))
+    return table
 
 
 def _check_stated(name: str, options: ReadOptions) -> None:

@@ -327,8 +327,14 @@ def _distinct(queries: Sequence[object]) -> tuple[list[object], Int[np.ndarray, 
         (['Li', 'Hu'], [0, 1, 0])
     """
     try:
-        numbers: dict[object, int] = {}
-        places = [numbers.setdefault(query, len(numbers)) for query in queries]
+        numbers: dict[tuple[object, object], int] = {}
+        # Two timestamps of one zone are equal in Python if their clock times are, even when the clocks are set back.
+        places = [numbers.setdefault((query, _fold(query)), len(numbers)) for query in queries]
     except TypeError:  # vectors are lists
         return list(queries), np.arange(len(queries))
-    return list(numbers), np.array(places, np.int64)
+    return [query for query, _ in numbers], np.array(places, np.int64)
+
+
+def _fold(query: object) -> object:
+    """Return the folds of the timestamps of a query."""
+    return tuple(map(_fold, query)) if isinstance(query, tuple) else getattr(query, "fold", 0)

@@ -13,7 +13,7 @@ from qkv.database.execute.ask_options import AskOptions
 from qkv.database.relations.answer_relation import AnswerRelation, samples
 from qkv.database.relations.query_relation import QueryRelation
 from qkv.encoders.columns import Column
-from qkv.errors import OptionError
+from qkv.errors import OptionError, QueryError
 
 if TYPE_CHECKING:
     import duckdb
@@ -48,7 +48,7 @@ def create_function(
     lock = threading.Lock()
 
     def answer(*columns: pa.ChunkedArray) -> pa.Array:
-        table = pa.table(list(columns), schema.names)
+        table = pa.table(list(map(_with_durations, columns)), schema.names)
         # DuckDB calls the function from several threads.
         with lock:
             return pa.StructArray.from_arrays(relation.answer(table), fields=fields)
@@ -83,6 +83,17 @@ def _parameter(column: Column) -> pa.DataType:
         return type_
     large = pa.types.is_integer(type_) and bool((abs(column.cells) >= _EXACT_FLOATS).any())
     return type_ if large else pa.float64()
+
+
+def _with_durations(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column with durations in place of intervals, which DuckDB passes for them."""
+    if not pa.types.is_interval(column.type):
+        return column
+    cells = column.to_pylist()
+    if any(cell is not None and cell.months for cell in cells):
+        raise QueryError("durations must have no months, which differ in length, got some. Pass days or shorter units.")
+    lengths = [None if cell is None else 86_400_000_000 * cell.days + cell.nanoseconds // 1000 for cell in cells]
+    return pa.chunked_array([pa.array(lengths, pa.int64()).cast(pa.duration("us"))])
 
 
 def _duckdb_types(schema: pa.Schema) -> list[DuckDBPyType]:
