@@ -9,6 +9,7 @@ import math
 import unicodedata
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
@@ -433,3 +434,16 @@ def test_decimals_of_a_parquet_file_that_duckdb_would_round_are_refused(tmp_path
     pyarrow.parquet.write_table(pa.table({"k": [1, 2], "v": [1.0, 2.0], "n": numbers}), tmp_path / "t.parquet")
     with pytest.raises(DataError, match="must have at most 38 digits"):
         Database.open(tmp_path / "t.parquet", key="k", value="v")
+
+
+@pytest.mark.parametrize(
+    ("type_", "queries"),
+    [
+        (pa.duration("ns"), [pd.Timedelta(1001, "ns"), np.timedelta64(1002, "ns"), dt.timedelta(microseconds=1)]),
+        (pa.time64("ns"), ["00:00:00.000001001", "00:00:00.000001002", dt.time(microsecond=1)]),
+    ],
+)
+def test_a_query_with_nanoseconds_equals_the_cell_that_has_them(type_, queries):
+    table = pa.table({"key": pa.array([1001, 1002, 1000], pa.int64()).cast(type_), "value": [0.0, 1.0, 2.0]})
+    answers = Database.open(table, "key", "value").ask(queries, score="exact")
+    assert [entry.value for entry in answers] == [0, 1, 2]

@@ -147,7 +147,9 @@ def is_missing(cell: object) -> bool:
 
 
 def plain_scalar(value: np.generic) -> object:
-    """Return a NumPy scalar as a Python object; a timestamp has all its digits."""
+    """Return a NumPy scalar as a Python object, except a duration; a timestamp has all its digits."""
+    if isinstance(value, np.timedelta64):
+        return value  # Python has no nanoseconds
     if not isinstance(value, np.datetime64) or np.datetime_data(value)[0] != "ns" or np.isnat(value):
         return value.item()
     moment, rest = value.astype("datetime64[us]").item(), int(value.astype(np.int64)) % 1000
@@ -312,9 +314,12 @@ def to_units(value: Any, type_: pa.DataType, date_format: str = "", exact: bool 
         return _whole_units(length, type_.unit, exact)
     if pa.types.is_time(type_):
         clock = dt.time.fromisoformat(value.strip()) if isinstance(value, str) else value
+        below, rest = _digits_below(value) if isinstance(value, str) else (0, False)
+        if exact and rest:
+            raise ArithmeticError(value)
         if isinstance(clock, dt.datetime):
             clock = clock.time()
-        return _whole_units(dt.datetime.combine(_EPOCH, clock) - _EPOCH, type_.unit, exact)
+        return _whole_units(dt.datetime.combine(_EPOCH, clock) - _EPOCH, type_.unit, exact, below)
     if isinstance(value, int) and date_format:
         value = str(value)  # 20240131
     timestamp = read_time(value, date_format) if isinstance(value, str) else value
@@ -390,8 +395,15 @@ def _time_zone(name: str) -> dt.tzinfo:
     return zoneinfo.ZoneInfo(name)
 
 
-def _whole_units(length: dt.timedelta, unit: str, exact: bool) -> int:
-    units, rest = divmod(length // dt.timedelta(microseconds=1) * _PER_SECOND[unit], 10**6)
+def _whole_units(length: Any, unit: str, exact: bool, below: int = 0) -> int:
+    """Return a duration and some nanoseconds in a unit."""
+    if hasattr(length, "to_timedelta64"):
+        length = length.to_timedelta64()  # pandas has nanoseconds
+    if isinstance(length, np.timedelta64):
+        nanoseconds = int(length.astype("timedelta64[ns]").astype(np.int64))
+    else:
+        nanoseconds = length // dt.timedelta(microseconds=1) * 1000 + below
+    units, rest = divmod(nanoseconds * _PER_SECOND[unit], 10**9)
     if exact and rest:
         raise ArithmeticError(length)
     return units

@@ -65,6 +65,10 @@ def _encode_scalar(value: object) -> dict[str, object]:
         return _typed("date", value.isoformat())
     if isinstance(value, dt.time):
         return _typed("time", value.isoformat())
+    if hasattr(value, "to_timedelta64"):
+        value = value.to_timedelta64()  # pandas has nanoseconds
+    if isinstance(value, np.timedelta64) and value.astype("timedelta64[us]") == value:
+        value = value.astype("timedelta64[us]").item()
     if isinstance(value, dt.timedelta):
         return _typed("timedelta", [value.days, value.seconds, value.microseconds])
     if isinstance(value, decimal.Decimal):

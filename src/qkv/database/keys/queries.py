@@ -253,6 +253,8 @@ def _parse_cell(value: Any, column: Column, folded: bool) -> Cell:
         return None
     if isinstance(value, np.generic):
         value = plain_scalar(value)
+    if isinstance(value, np.timedelta64) and column.kind != "timestamp":
+        raise _kind_error(value, column)
     if column.kind in ("text", "category"):
         value = _text(value)
         if not isinstance(value, str):
