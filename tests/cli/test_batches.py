@@ -63,6 +63,13 @@ def answer_alone(database, query):
         return error
 
 
+@pytest.mark.parametrize("line", ["0.5,2", '"Doe, John"', '"' + "x" * 140_000 + '"'])
+def test_a_line_of_a_csv_file_that_is_a_vector_or_one_text_is_a_query(tmp_path, line):
+    path = tmp_path / "queries.csv"
+    path.write_text(line)
+    assert [query.text for query in next(read_queries([], str(path), ["key"]))] == [line]
+
+
 @settings(max_examples=cases(15), deadline=None, derandomize=True)
 @given(LINES)
 def test_each_line_is_answered_as_alone_or_by_its_reason(tmp_path_factory, lines):

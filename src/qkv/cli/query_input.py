@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import os
@@ -72,11 +73,15 @@ def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) ->
 
 
 def _check_columns(path: str | None, line: str, keys: Sequence[str]) -> None:
-    """Check that the first line of a delimited file has one cell for each key column."""
+    """Check that the first line of a delimited file does not name other columns; numbers may be those of a vector."""
     if path is None or not path.lower().endswith((".csv", ".tsv")):
         return
-    cells = next(csv.reader([line], delimiter="\t" if path.lower().endswith(".tsv") else ","), [])
-    if len(cells) not in (1, len(keys)):
+    from qkv.encoders.number_formats import NumberFormat
+
+    cells: list[str] = []
+    with contextlib.suppress(csv.Error):  # a line that is no CSV is a text
+        cells = next(csv.reader([line], delimiter="\t" if path.lower().endswith(".tsv") else ","), [])
+    if len(cells) not in (0, 1, len(keys)) and not any(map(NumberFormat().parse, cells)):
         raise QueryError(
             f"--queries must have one column for each key column ({', '.join(keys)}), got {len(cells)} in "
             f"{path!r}. Add --output answers.csv, which reads a table by the names of its columns, and --on if the "

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from qkv.core.cell_kinds import cell_kind
 from qkv.core.formatting import format_key
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.encoders import arrow_columns, exact_cells
@@ -310,23 +311,22 @@ def with_periods(table: pa.Table, periods: Mapping[str, float] | None) -> pa.Tab
     return table
 
 
+_KINDS_OF_CELLS: dict[str, Kind] = {
+    "boolean": "boolean",
+    "number": "number",
+    **dict.fromkeys(("date", "date with a time zone", "time", "duration"), "timestamp"),
+    **dict.fromkeys(("list of number", "list of boolean"), "vector"),
+}
+
+
 def _kind_of(type_: pa.DataType, name: str) -> Kind:
     from pyarrow import types
 
-    if types.is_dictionary(type_):
-        inner = _kind_of(type_.value_type, name)
-        return "category" if inner == "text" else inner
-    if types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_) or types.is_null(type_):
-        return "text"
-    if types.is_boolean(type_):
-        return "boolean"
-    if types.is_integer(type_) or types.is_floating(type_) or types.is_decimal(type_):
-        return "number"
-    if types.is_temporal(type_) and not types.is_interval(type_):
-        return "timestamp"
-    listed = types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_)
-    if listed and _kind_of(type_.value_type, name) in ("number", "boolean"):
-        return "vector"
+    kind = cell_kind(type_)
+    if kind in ("text", "null"):
+        return "category" if types.is_dictionary(type_) else "text"
+    if kind in _KINDS_OF_CELLS:
+        return _KINDS_OF_CELLS[kind]
     raise DataError(
         f"column {name!r} must hold texts, numbers, categories, booleans, dates or lists of numbers, got {type_}. "
         "Convert the column to one of these types."

@@ -57,7 +57,7 @@ def _check_array(name: str, x: Any, text: bool = False) -> None:
         )
     elif type(x).__name__ == "matrix":
         raise KindError(f"{name} must be an array, got a matrix of NumPy. Pass numpy.asarray(matrix).")
-    if not text and is_array(x) and not _NUMBERS.fullmatch(dtype_name(x)):
+    if not text and not _NUMBERS.fullmatch(dtype_name(x)):
         raise KindError(
             f"{name} must hold real numbers, got {dtype_name(x)} elements. Convert them to real numbers first, for "
             "example of dtype float32."

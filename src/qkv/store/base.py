@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
+from qkv.core.cell_kinds import cell_kind
 from qkv.core.checks import check_choice
 from qkv.core.checksums import checksums_wanted
 from qkv.core.printable import first_line
@@ -68,27 +69,10 @@ def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """
     table = table.select(schema.names)
     for given, wanted in zip(table.schema, schema, strict=True):
-        if not {_kind(given.type), _kind(wanted.type)} & {"text", "null"} and _kind(given.type) != _kind(wanted.type):
+        kinds = {cell_kind(given.type), cell_kind(wanted.type)}
+        if len(kinds) > 1 and not kinds & {"text", "null"}:
             raise ValueError(f"cells of {given.name} have the type {given.type} instead of {wanted.type}")
     return table.cast(schema)
-
-
-def _kind(type_: pa.DataType) -> str:
-    """Return what the cells of an Arrow type mean, without their size and unit."""
-    from pyarrow import types
-
-    if types.is_dictionary(type_):
-        return _kind(type_.value_type)
-    if types.is_timestamp(type_):
-        return "date" if type_.tz is None else "date with a time zone"
-    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
-        return f"list of {_kind(type_.value_type)}"
-    if types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_):
-        return "text"
-    if types.is_integer(type_) or types.is_floating(type_) or types.is_decimal(type_):
-        return "number"
-    named = {types.is_boolean: "boolean", types.is_date: "date", types.is_time: "time", types.is_duration: "duration"}
-    return next((name for test, name in named.items() if test(type_)), "null" if types.is_null(type_) else "")
 
 
 _FEW = 8

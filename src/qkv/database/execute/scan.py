@@ -121,10 +121,6 @@ class Logits(ABC, Generic[_Rows]):
         """Return a boolean array that is True for the rows with a missing cell, or None if no cell is missing."""
         return None
 
-    def error(self, logits: Float[np.ndarray, "q 1"]) -> Float[np.ndarray, "q 1"]:
-        """Return an estimate of the rounding errors of logits of the given sizes, beyond those of float64."""
-        return np.zeros_like(logits)
-
 
 _CellRows = tuple[BoundCall, Shaped[np.ndarray, " rows"] | None]
 
@@ -270,6 +266,7 @@ class VectorLogits(Logits[_VectorRows]):
         return _VectorRows(matrix, norms if self.kind else None, largest, check, name)
 
     def error(self, logits: Float[np.ndarray, "q 1"]) -> Float[np.ndarray, "q 1"]:
+        """Return an estimate of the rounding errors of logits of the given sizes, beyond those of float64."""
         return np.asarray(self._rounding * self._largest + 4 * np.finfo(self.dtype).eps * np.abs(logits))
 
     def compute(self, rows: _VectorRows, start: int, stop: int) -> Float[np.ndarray, "q n"]:
@@ -476,6 +473,7 @@ class NumberLogits(Logits[list[Num[np.ndarray, " rows"]]]):
         return columns
 
     def error(self, logits: Float[np.ndarray, "q 1"]) -> Float[np.ndarray, "q 1"]:
+        """Return an estimate of the rounding errors of logits of the given sizes, beyond those of float64."""
         size = np.abs(logits)
         return np.asarray(self._float32 * (4 * _EPSILON * size + _TOLERANCE / 5 * np.sqrt(size)))
 
