@@ -19,6 +19,7 @@ CLAIMS = {
     "short_parts": "Short calls with sparse weights and masks",
     "readouts": "Readouts of short calls",
     "routes": "Scaled dot products with any mask of pairs",
+    "random_calls": "Random calls on four libraries",
     "cores": "The gain of several cores",
     "lifted": "Training with bilinear, Gaussian, cosine and other scores",
     "additive": "Additive attention",

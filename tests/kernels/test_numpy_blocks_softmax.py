@@ -89,14 +89,15 @@ def test_memory_mapped_keys_are_never_copied_whole(tmp_path: Path, dtype: str, s
 
 
 @pytest.mark.parametrize("score", [scores.ScaledDot(), scores.Gaussian(4.0)], ids=str)
-def test_planned_peak_is_within_a_quarter_of_what_is_allocated(score: Any) -> None:
-    query, key, value = drawn(150_000, 32), drawn(20, 32), drawn(20, 48)
+@pytest.mark.parametrize(("queries", "keys"), [(150_000, 20), (60_000, 5000)])
+def test_planned_peak_is_within_a_quarter_of_what_is_allocated(score: Any, queries: int, keys: int) -> None:
+    query, key, value = drawn(queries, 32), drawn(keys, 32), drawn(keys, 48)
     plan = qkv.explain(query, key, value, score=score, kernel="numpy_blocks")
     tracemalloc.start()
     output = qkv.attend(query, key, value, score=score, kernel="numpy_blocks")
     peak = tracemalloc.get_traced_memory()[1] - output.nbytes
     tracemalloc.stop()
-    assert peak > 64 * 10**6
+    assert (peak > 32 * 10**6) == (keys > 4096)  # blocks of whole rows are smaller than the sums of all queries
     assert 0.8 < plan.cost.scratch / peak < 1.25
 
 

@@ -469,11 +469,12 @@ def sigmoid(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """
     if is_tensor(x):
         return x.sigmoid()
-    xp = namespace(x)
-    negative = x < 0
-    # Not (1 + tanh)/2, which cancels far below 0, where the logits of sigmoid attention with a bias are.
-    e = xp.exp(xp.where(negative, x, -x))
-    return xp.where(negative, e, xp.ones_like(e)) / (1 + e)
+    name = library_of(x)
+    if name in ("jax", "tensorflow"):
+        result: Array = sys.modules[name].nn.sigmoid(x)
+        return result
+    with ignore_numpy_warnings():  # an infinite exponential has the reciprocal 0
+        return 1 / (1 + np.exp(-x))  # type: ignore[call-overload,no-any-return]
 
 
 def gather(table: Num[Array, "*#batch n"], index: Num[Array, "*#batch q k"]) -> Num[Array, "*#batch q k"]:

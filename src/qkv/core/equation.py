@@ -24,7 +24,7 @@ from qkv.core.arrays import (
 )
 from qkv.core.axes import Axes, broadcast_batch
 from qkv.core.batch import AnyArray, BatchIndex, take_batch
-from qkv.core.guard import all_finite, apply_weights, guarded_logits
+from qkv.core.guard import all_finite, apply_weights, by_finiteness, guarded_logits, is_traced
 from qkv.core.positions import Positions
 from qkv.core.threefry import Seed
 from qkv.core.tile import Tile
@@ -131,6 +131,17 @@ class BoundCall:
     def finite_value(self) -> bool:
         """Whether all elements of value are known to be finite, which is checked on first access."""
         return all_finite(self.value) if self.finite is None else self.finite[1]
+
+    def by_finiteness(self, run: Callable[[BoundCall], Any]) -> Any:
+        """Return `run` of the call with `finite` known, which a compiled function finds when it runs.
+
+        Args:
+            run: function that returns arrays.
+        """
+        sides = (self.query, self.key) if self.mask is not None else ()
+        if self.finite is not None or not is_traced(*sides, self.value):
+            return run(self)
+        return by_finiteness((*sides, self.value), lambda finite: run(replace(self, finite=(finite, finite))))
 
     def with_projections(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"]) -> BoundCall:
         """Return the call with query and key replaced by their projections, which all tiles then share.

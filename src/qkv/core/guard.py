@@ -8,8 +8,10 @@ are not masked.
 from __future__ import annotations
 
 import math
+import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from qkv.core.arrays import (
     cast,
@@ -25,7 +27,7 @@ from qkv.core.arrays import (
 )
 from qkv.core.typing import Array, Bool, Float, Num, Shaped
 
-__all__ = ["all_finite", "apply_weights", "guarded_logits", "zero_nonfinite"]
+__all__ = ["all_finite", "apply_weights", "by_finiteness", "guarded_logits", "is_traced", "zero_nonfinite"]
 
 
 def all_finite(x: Shaped[Array, "*_"]) -> bool:
@@ -39,6 +41,31 @@ def all_finite(x: Shaped[Array, "*_"]) -> bool:
     # A finite sum has finite terms and needs no array of booleans. The sum can overflow, so check again.
     with ignore_numpy_warnings():
         return statically_known_true(xp.isfinite(xp.sum(x))) or statically_known_true(xp.all(xp.isfinite(x)))
+
+
+def is_traced(*arrays: Shaped[Array, "*_"]) -> bool:
+    """Return whether JAX or TensorFlow trace an array, so that its elements are known only when a function runs."""
+    match library(*arrays):
+        case "jax":
+            return any(isinstance(x, sys.modules["jax"].core.Tracer) for x in arrays)
+        case "tensorflow":
+            return any(sys.modules["tensorflow"].is_symbolic_tensor(x) for x in arrays)
+    return False
+
+
+def by_finiteness(arrays: Sequence[Shaped[Array, "*_"]], run: Callable[[bool], Any]) -> Any:
+    """Return `run(True)` if all elements are finite and otherwise `run(False)`, decided when a compiled function runs.
+
+    Nothing of `run(False)` is saved for its gradient, which computes it again, so that the usual case takes no longer.
+
+    Args:
+        arrays: arrays of JAX or TensorFlow.
+        run: function that returns arrays, given whether all elements are finite.
+    """
+    xp, careful = namespace(arrays[0]), lambda: run(False)
+    finite = xp.all(xp.stack([xp.all(xp.isfinite(x)) for x in arrays if is_floating(x)]))
+    checkpoint = sys.modules["jax"].checkpoint if library(*arrays) == "jax" else (lambda function: function)
+    return choose(finite, lambda: run(True), checkpoint(careful))
 
 
 def zero_nonfinite(x: Num[Array, "*axes"]) -> Num[Array, "*axes"]:

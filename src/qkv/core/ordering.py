@@ -7,11 +7,21 @@ returns.
 from __future__ import annotations
 
 import math
-from typing import cast
+import typing
 
 import numpy as np
 
-from qkv.core.arrays import is_ndarray, is_tensor, library, namespace, statically_known_true, stop_gradient, where
+from qkv.core.arrays import (
+    cast,
+    choose,
+    is_ndarray,
+    is_tensor,
+    library,
+    namespace,
+    statically_known_true,
+    stop_gradient,
+    where,
+)
 from qkv.core.typing import Array, Bool, DType, Float, Int, Num, Tensor
 
 __all__ = ["RunningTopK", "index_mask", "kth_largest", "nonzero_top_k_indices", "top_k_mask", "top_k_indices"]
@@ -74,7 +84,7 @@ def nonzero_top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "
         return order
     if not statically_known_true(unclear.any()):  # a tracer has no values to compare
         return top_k_indices(_zero_last(x), count)
-    rows = cast("Tensor", _nan_to_inf(_zero_last(x[unclear])))
+    rows = typing.cast("Tensor", _nan_to_inf(_zero_last(x[unclear])))
     order[unclear] = _torch_top_k(rows, count, finite=True)
     return order
 
@@ -92,11 +102,25 @@ def top_k_mask(x: Num[Array, "*batch n"], count: int) -> Bool[Array, "*batch n"]
     """
     if count >= x.shape[-1]:
         return namespace(x).ones_like(x, dtype=namespace(x).bool)
+    if is_ndarray(x) and 0 not in x.shape and count:
+        rows = np.asarray(_nan_to_inf(x)).reshape(-1, x.shape[-1])
+        return _chosen_of_short_rows(rows, count).reshape(x.shape)
     if library(x) == "tensorflow":
-        # The rank of each entry is the inverse permutation of the order.
-        rank = namespace(x).argsort(namespace(x).argsort(_nan_to_inf(x), descending=True))
-        return rank < count
+        return _tensorflow_top_k_mask(_nan_to_inf(x), count)
     return index_mask(top_k_indices(x, count), x)
+
+
+def _tensorflow_top_k_mask(x: Num[Array, "*batch n"], count: int) -> Bool[Array, "*batch n"]:
+    xp, last = namespace(x), kth_largest(x, count)
+    chosen = x >= last
+    number = xp.sum(cast(chosen, xp.int32), axis=-1, keepdims=True)
+
+    def first_of_equal() -> Array:
+        equal = x == last
+        spare = xp.sum(cast(equal, xp.int32), axis=-1, keepdims=True) - (number - count)
+        return chosen & ~(equal & (xp.cumulative_sum(cast(equal, xp.int32), axis=-1) > spare))
+
+    return typing.cast("Array", choose(xp.any(number > count), first_of_equal, lambda: chosen))
 
 
 def index_mask(index: Int[Array, "*batch top"], like: Num[Array, "*batch n"]) -> Bool[Array, "*batch n"]:
@@ -205,16 +229,20 @@ def _largest(x: Num[np.ndarray, "rows n"], count: int) -> Int[np.ndarray, "rows 
 
 
 def _top_of_short_rows(x: Num[np.ndarray, "rows n"], count: int) -> Int[np.ndarray, "rows top"]:
-    at = x.shape[-1] - count
-    last = np.partition(x, at, axis=-1)[:, at : at + 1]
-    chosen = x >= last
-    if np.count_nonzero(chosen) > count * len(x):  # of several elements equal to the last one, the first are taken
-        above = x > last
-        equal = chosen & ~above
-        chosen = above | (equal & (equal.cumsum(axis=-1) <= count - above.sum(axis=-1, keepdims=True)))
-    index = np.nonzero(chosen)[1].reshape(len(x), count)
+    index = np.nonzero(_chosen_of_short_rows(x, count))[1].reshape(len(x), count)
     by_rank = np.argsort(-np.take_along_axis(x, index, axis=-1), axis=-1, kind="stable")
     return np.take_along_axis(index, by_rank, axis=-1)
+
+
+def _chosen_of_short_rows(x: Num[np.ndarray, "rows n"], count: int) -> Bool[np.ndarray, "rows n"]:
+    last = kth_largest(x, count)
+    chosen: Bool[np.ndarray, "rows n"] = x >= last
+    tied = np.count_nonzero(chosen, axis=-1) > count
+    if tied.any():  # of several elements equal to the last one, the first are taken
+        few, least = x[tied], last[tied]
+        above, equal = few > least, few == least
+        chosen[tied] = above | (equal & (equal.cumsum(axis=-1) <= count - above.sum(axis=-1, keepdims=True)))
+    return chosen
 
 
 class RunningTopK:

@@ -21,10 +21,13 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from qkv.core.arrays import (
     arange,
     cast,
     is_array,
+    is_ndarray,
     namespace,
     row_max,
     statically_known_true,
@@ -74,22 +77,25 @@ class SparseNormalizer(Normalizer):
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
         if logits.shape[-1] == 0:
             return logits
-        xp, out = namespace(logits), excluded(logits)
-        scale, power = self.exponents()
-        z = (where(out, 0.0, logits) - finite_shift(row_max(logits))) * scale
+        xp, out, (scale, power) = namespace(logits), excluded(logits), self.exponents()
         # No key below −2 has weight (τ ≥ −1), so excluded keys are set to −2, which avoids inf.
-        z = where(out | (z < -2), -2.0, z)
+        maximum = row_max(logits)
+        if is_ndarray(logits):
+            z = np.maximum((logits - finite_shift(maximum)) * scale, -2)
+        else:
+            z = (where(out, 0.0, logits) - finite_shift(maximum)) * scale
+            z = where(out | (z < -2), -2.0, z)
         tau = stop_gradient(self.threshold(stop_gradient(z)))
-        for _ in range(2):
-            above, inside = _above(z, tau)
-            excess = xp.sum(where(inside, above**power, 0.0), axis=-1, keepdims=True) - 1
-            slopes = where(inside, power * above ** (power - 1), 0.0)
+        for _ in range(1 if is_ndarray(logits) else 2):
+            masses, slopes = _masses(z, tau, power)
+            excess = xp.sum(masses, axis=-1, keepdims=True) - 1
             tau = tau + excess / nonzero(xp.sum(slopes, axis=-1, keepdims=True))
-        above, inside = _above(z, tau)
-        weights = where(inside, above**power, 0.0)
+        weights = _masses(z, tau, power)[0]
+        if is_ndarray(maximum) and np.isfinite(maximum).all():
+            return weights
         # A comparison with NaN is False and would turn it into 0; rows with NaN, or with inf − inf, become NaN.
-        weights = where(xp.any(xp.isnan(z), axis=-1, keepdims=True), math.nan, weights)
-        return where(out, 0.0, weights)
+        unknown = xp.isnan(xp.sum(z, axis=-1, keepdims=True))
+        return where(out, 0.0, where(unknown, math.nan, weights))
 
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"]:
         xp, power = namespace(largest), self.power
@@ -133,14 +139,10 @@ class Sparsemax(SparseNormalizer):
     scale = 1.0
 
     def threshold(self, z: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
-        """Return the threshold τ of each row, (Σ z − 1) / n, with the sum over the n keys of the support."""
+        """Return the threshold τ of each row: the largest (Σ z − 1) / n over the n largest z, for any n."""
         xp = namespace(z)
-        ordered = xp.sort(z, axis=-1, descending=True)
-        count = cast(arange(z, 1, z.shape[-1] + 1), z.dtype)
-        sums = xp.cumulative_sum(ordered, axis=-1)
-        size = xp.sum(cast(1 + count * ordered > sums, z.dtype), axis=-1, keepdims=True)
-        inside = where(count <= size, ordered, 0.0)
-        return (xp.sum(inside, axis=-1, keepdims=True) - 1) / xp.maximum(size, xp.ones_like(size))
+        sums = xp.cumulative_sum(xp.sort(z, axis=-1, descending=True), axis=-1)
+        return row_max((sums - 1) / cast(arange(z, 1, z.shape[-1] + 1), z.dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,6 +263,17 @@ def _above(
     """Return z − τ where it is positive and 1 elsewhere, whose powers have finite gradients, and where it is."""
     inside = z > tau
     return where(inside, z - tau, 1.0), inside
+
+
+def _masses(
+    z: Float[Array, "*batch q k"], tau: Float[Array, "*batch q 1"], power: Float[Array, "*_"] | float
+) -> tuple[Float[Array, "*batch q k"], Float[Array, "*batch q k"]]:
+    """Return max(0, z − τ)^p and its derivative p · max(0, z − τ)^(p − 1)."""
+    if is_ndarray(z) and not is_array(power) and power in (1, 2):  # without a gradient
+        above = np.maximum(z - tau, 0)
+        return (above * above, 2 * above) if power == 2 else (above, cast(above > 0, z.dtype))
+    above, inside = _above(z, tau)
+    return where(inside, above**power, 0.0), where(inside, power * above ** (power - 1), 0.0)
 
 
 def _threshold(

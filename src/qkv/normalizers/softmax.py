@@ -12,7 +12,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.core.arrays import is_array, namespace, row_max, stop_gradient, where
+import numpy as np
+
+from qkv.core.arrays import is_array, is_ndarray, namespace, row_max, stop_gradient, where
 from qkv.core.equation import apply_dropout
 from qkv.core.guard import apply_weights
 from qkv.core.partial import ExponentialSums, PartialResult, finite_shift, nonzero
@@ -71,7 +73,8 @@ class Softmax(Normalizer):
         l is the logit divided by the temperature. A sink is included in the maximum and in the sum.
         """
         e, total, _ = self._exponentials(self.prepare(logits))
-        return e / nonzero(total)
+        total = nonzero(total)
+        return np.divide(e, np.asarray(total), out=e) if is_ndarray(e) else e / total
 
     def log_total(self, logits: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
         """Return the log-sum-exp of each row, log Σ e^(l / T), including the sink if there is one.
@@ -151,8 +154,12 @@ class Softmax(Normalizer):
     ) -> tuple[Float[Array, "*batch q k"], Float[Array, "*batch q 1"], Float[Array, "*batch q 1"]]:
         xp = namespace(logits)
         shift = stop_gradient(self._shift(row_max(logits)))
-        # The constant in place of logits of excluded keys stops their gradient, which would be 0 · inf.
-        e = xp.exp(where(excluded(logits), -math.inf, logits) - shift)
+        if is_ndarray(logits):
+            e = logits - shift
+            np.exp(e, out=e)
+        else:
+            # The constant in place of logits of excluded keys stops their gradient, which would be 0 · inf.
+            e = xp.exp(where(excluded(logits), -math.inf, logits) - shift)
         return e, xp.sum(e, axis=-1, keepdims=True) + self._sink_mass(shift), shift
 
     def _sink_mass(self, shift: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 1"] | float:

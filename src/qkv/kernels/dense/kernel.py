@@ -17,6 +17,7 @@ import numpy as np
 
 from qkv.core.arrays import ignore_numpy_warnings, library, statically_known_true
 from qkv.core.equation import BoundCall, dense
+from qkv.core.guard import is_traced
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
 from qkv.core.threefry import seed_words
@@ -51,7 +52,7 @@ class _StaticCall:
     lengths: tuple[int, int]
     batch: tuple[int, ...]
     dropout: float
-    finite: tuple[bool, bool]
+    finite: tuple[bool, bool] | None
     out_dtype: DType
     readouts: tuple[Readout, ...] = field(compare=False)
     signatures: tuple[Hashable, ...]
@@ -93,7 +94,7 @@ def run_compiled(call: BoundCall, problem: Problem, run: _Run) -> Result:
         (tile.q_total, tile.k_total),
         tile.batch,
         call.dropout,
-        _finite(call),
+        None if problem.device.is_gpu else _finite(call),  # reading it back would make the GPU wait
         call.out_dtype,
         tuple(problem.readouts),
         tuple(readout.signature() for readout in problem.readouts),
@@ -102,14 +103,14 @@ def run_compiled(call: BoundCall, problem: Problem, run: _Run) -> Result:
     return Result(*_functions()[0](static, call.query, call.key, call.value, parts, seed))
 
 
-def _finite(call: BoundCall) -> tuple[bool, bool]:
-    """Return whether query and key are known to be finite, and whether value is, by one compiled function.
+def _finite(call: BoundCall) -> tuple[bool, bool] | None:
+    """Return whether query and key are finite, and whether value is, by one compiled function; None for tracers.
 
     Query and key are checked only if there is a mask, because the check has no use otherwise.
     """
-    if call.finite is not None:
-        return call.finite
     sides = (call.query, call.key) if call.mask is not None else ()
+    if call.finite is not None or is_traced(*sides, call.value):
+        return call.finite
     *of_sides, of_value = _functions()[1]((*sides, call.value))
     return bool(sides) and all(statically_known_true(x) for x in of_sides), statically_known_true(of_value)
 
@@ -176,21 +177,24 @@ class DenseKernel(Kernel):
         if problem.library == "torch":
             # Autograd would compute these gradients here, but other kernels, which run larger calls, would not.
             refuse_closure_gradients(call)
-        if problem.device.is_gpu:  # whether the data is finite is not read back, which would make the GPU wait
-            call = replace(call, finite=(False, False))
         if problem.library == "jax" and compilable((call.score, call.normalizer, call.mask, *problem.readouts)):
             return run_compiled(call, problem, _run)
+        if problem.device.is_gpu:  # whether the data is finite is not read back, which would make the GPU wait
+            call = replace(call, finite=(False, False))
         return _run(call, problem.readouts)
 
 
 def _run(call: BoundCall, readouts: tuple[Readout, ...]) -> Result:
-    with ignore_numpy_warnings(), _no_autocast(call.value):
+    def run(call: BoundCall) -> tuple[Array, tuple[object, ...]]:
         result = dense(call)
         read = tuple(
             readout.finalize(readout.read(result.logits, result.weights, call.normalizer, call.tile), call.tile)
             for readout in readouts
         )
-    return Result(result.output, read)
+        return result.output, read
+
+    with ignore_numpy_warnings(), _no_autocast(call.value):
+        return Result(*call.by_finiteness(run))
 
 
 def _no_autocast(reference: Shaped[Array, "*_"]) -> AbstractContextManager[object]:

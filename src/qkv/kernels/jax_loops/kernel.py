@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -22,7 +22,7 @@ import numpy as np
 
 from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall, apply_dropout
-from qkv.core.guard import apply_weights
+from qkv.core.guard import apply_weights, is_traced
 from qkv.core.positions import Positions
 from qkv.core.threefry import seed_words
 from qkv.core.tile import Tile
@@ -394,24 +394,34 @@ class JaxLoopsKernel(Kernel):
         if tile.seed is not None:
             low, high = (np.uint32(x) if isinstance(x, int) else x for x in seed_words(tile.seed))
             seed = low, high
+        sides = (call.query, call.key, call.value)
         static = _StaticCall(
             lengths=(tile.q_total, tile.k_total),
             batch=tile.batch,
             dropout=call.dropout,
-            tile_shape=self._tile(problem) if _in_tiles(problem) else None,
-            row_block=(rows, self._cols(problem, rows)) if (rows := self._rows(problem)) else None,
+            sizes=self._sizes(problem),
+            nonfinite=replace(
+                self, budget=max(1, self.budget // 16), row_block_budget=max(1, self.row_block_budget // 16)
+            )._sizes(problem),
             # On a GPU, reading back whether the data is finite would wait for all earlier operations.
-            finite=(False, False) if problem.device.is_gpu else (call.finite_sides, call.finite_value),
+            finite=None if problem.device.is_gpu or is_traced(*sides) else (call.finite_sides, call.finite_value),
             readouts=tuple(problem.readouts),
             signatures=tuple(readout.signature() for readout in problem.readouts),
         )
         parts = (call.score, call.normalizer, call.mask, tile.positions)
         run = partial(_compiled(), static)
-        output, readouts = with_automatic_axes(run, call.query, call.key, call.value, parts, seed)
+        output, readouts = with_automatic_axes(run, *sides, parts, seed)
         return Result(cast(output, call.out_dtype), tuple(readouts))
+
+    def _sizes(self, problem: Problem) -> _Sizes:
+        rows = self._rows(problem)
+        blocks = (rows, self._cols(problem, rows)) if rows else None
+        return _Sizes(self._tile(problem) if _in_tiles(problem) else None, blocks)
 
     def _tile(self, problem: Problem) -> tuple[int, int]:
         budget = self.budget * (_GPU_TILE_FACTOR if problem.device.is_gpu else 1)
+        if problem.axes.pairs * problem.elements_per_logit <= 2 * budget:
+            budget *= 2  # a single tile, which needs no loop, rather than several of half the size
         rows, cols = tile_shape(problem, budget, _tile_arrays(problem))
         return max(1, min(rows, problem.axes.q)), max(1, min(cols, problem.axes.k))
 
@@ -441,15 +451,24 @@ def _tile_arrays(problem: Problem) -> int:
 
 
 @dataclass(frozen=True)
+class _Sizes:
+    """Numbers of queries and keys in a tile and in a row block; None if a call uses none."""
+
+    tile: tuple[int, int] | None
+    row_block: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
 class _StaticCall:
     """Static argument of the compiled function: shapes, sizes and options of a call, without its arrays."""
 
     lengths: tuple[int, int]
     batch: tuple[int, ...]
     dropout: float
-    tile_shape: tuple[int, int] | None
-    row_block: tuple[int, int] | None
-    finite: tuple[bool, bool]
+    sizes: _Sizes
+    nonfinite: _Sizes
+    """Sizes for data that is found not to be finite in a compiled function, which allocates memory for both ways."""
+    finite: tuple[bool, bool] | None
     readouts: tuple[Readout, ...] = field(compare=False)
     signatures: tuple[Hashable, ...]
     """Signatures of the readouts, which are compared in place of the readouts because those hold no arrays."""
@@ -476,11 +495,16 @@ def _attend(
     call = BoundCall(
         query, key, value, score, normalizer, mask, tile, static.dropout, value.dtype, finite=static.finite
     )
-    readouts: tuple[object, ...] = ()
-    output = None
-    if static.row_block is not None:
-        # If tiles compute the output, the compiler removes the output of row blocks as dead code.
-        output, readouts = RowBlockLoop(call, static.readouts, *static.row_block).attend()
-    if static.tile_shape is not None:
-        output = attend_tiles(call, static.tile_shape)
+
+    def run(call: BoundCall) -> tuple[Float[Array, "*batch q value_width"] | None, tuple[object, ...]]:
+        readouts: tuple[object, ...] = ()
+        output, sizes = None, static.sizes if static.finite or call.finite_value else static.nonfinite
+        if sizes.row_block is not None:
+            # If tiles compute the output, the compiler removes the output of row blocks as dead code.
+            output, readouts = RowBlockLoop(call, static.readouts, *sizes.row_block).attend()
+        if sizes.tile is not None:
+            output = attend_tiles(call, sizes.tile)
+        return output, readouts
+
+    output, readouts = call.by_finiteness(run)
     return output, readouts

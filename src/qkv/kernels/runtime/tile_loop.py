@@ -102,13 +102,13 @@ def fully_masked(call: BoundCall, rows: Limits, keys: int) -> Float[Array, "*bat
     return zeros(call.value, shape, call.dtype) - math.inf
 
 
-def row_logits(call: BoundCall, rows: Limits, cols: int) -> Float[Array, "*batch q k"]:
-    """Return the logits of a range of queries and all keys, concatenated from tiles of `cols` keys."""
-    tiles = []
-    for limits in ranges(call.tile.k_total, cols):
+def row_logits(call: BoundCall, rows: Limits, cols: int, keys: Limits | None = None) -> Float[Array, "*batch q k"]:
+    """Return the logits of a range of queries and of keys (None: all), concatenated from tiles of `cols` keys."""
+    tiles, (first, last) = [], (0, call.tile.k_total) if keys is None else keys
+    for start, stop in ranges(last - first, cols):
         checkpoint()
-        logits = call.logits(rows, limits)
-        tiles.append(fully_masked(call, rows, limits[1] - limits[0]) if logits is None else logits)
+        logits = call.logits(rows, (first + start, first + stop))
+        tiles.append(fully_masked(call, rows, stop - start) if logits is None else logits)
     return tiles[0] if len(tiles) == 1 else namespace(call.value).concat(tiles, axis=-1)
 
 

@@ -14,6 +14,7 @@ from qkv.scores.forms import Gated, Tanh
 __all__ = [
     "ROW_BLOCK_BUDGET",
     "TileSizes",
+    "narrow_for_mask",
     "partial_elements",
     "projection_bytes",
     "row_block_arrays",
@@ -121,7 +122,7 @@ def tile_sizes(problem: Problem, budget: int, nonfinite: bool = False) -> TileSi
     if axes.q * axes.k <= pairs:
         batch = 1 if additive else pairs // max(1, axes.q * axes.k)
         return TileSizes(max(1, axes.q), max(1, axes.k), max(1, batch))
-    rows = _narrow_for_mask(problem, tile_sides(axes.q, axes.k, pairs)[0])
+    rows = narrow_for_mask(problem, tile_sides(axes.q, axes.k, pairs)[0])
     if rows >= 128:
         rows = 2 ** (rows.bit_length() - 1)
     cols = max(1, pairs // rows)
@@ -129,7 +130,7 @@ def tile_sizes(problem: Problem, budget: int, nonfinite: bool = False) -> TileSi
     return TileSizes(rows, min(axes.k, cols - cols % 64 if cols > 64 else cols), 1)
 
 
-def _narrow_for_mask(problem: Problem, rows: int) -> int:
+def narrow_for_mask(problem: Problem, rows: int) -> int:
     """Return `rows`, or a smaller number of queries per tile if the mask then excludes more pairs.
 
     Masked pairs of a tile that is not fully masked are computed too.
