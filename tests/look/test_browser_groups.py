@@ -1,16 +1,15 @@
 """Two tokenizations of one text, sentences that open into tokens, and spans, in Chromium, compared with NumPy."""
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from qkv import look
+from qkv.look.axis import Axis, Patches
 from qkv.look.html_export import export_html
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
-from qkv.look.token_axis import TokenAxis
 from qkv.look.token_groups import align_axes, group_tokens
 
 from .chromium import needs_chromium, redrawn
@@ -54,9 +53,7 @@ def test_groups_are_aligned_as_in_python(opened, address):
     def axis():
         names = tuple(draw.choice(tokens) for _ in range(draw.randrange(9)))
         words = tuple(sorted(draw.randrange(5) for _ in names))
-        return with_marks(
-            TokenAxis(names, names, words, (False,) * len(names)), ["[CLS]"], ["</s>"] * draw.randrange(3)
-        )
+        return with_marks(Axis(names, names, words, (False,) * len(names)), ["[CLS]"], ["</s>"] * draw.randrange(3))
 
     pairs = [[axis(), axis()] for _ in range(200)]
     pairs += [[pieces(TEXT, draw.sample(range(1, len(TEXT)), 9)) for _ in range(2)] for _ in range(100)]
@@ -238,10 +235,9 @@ def test_a_frame_is_one_number_in_each_head_and_ranks_the_heads(opened, address,
 
 def test_a_region_of_an_image_is_searched_by_its_corners_or_drawn_on_it(opened):
     names = ("[CLS]", *(f"{row},{column}" for row in range(3) for column in range(4)), "dog")
-    patches = (-1, *range(12), -1)
-    axis = TokenAxis(names, names, (-1, *range(13)), (True, *[False] * 13), grid=(3, 4), patches=patches)
+    patches = Patches((3, 4), (-1, *range(12), -1), np.full((30, 40, 3), 128, np.uint8))
+    axis = Axis(names, names, (-1, *range(13)), (True, *[False] * 13), patches=patches)
     view, weights = view_of(axis, 2)
-    view = replace(view, picture=np.full((30, 40, 3), 128, np.uint8))
     with serve_in_thread(ServedPage(page=Page.from_views(view))) as served:
         page = opened(f"{served}#open=search&ask=dog→1,1–2,2")
         page.wait_for_selector("[data-question=search] tbody tr")

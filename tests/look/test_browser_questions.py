@@ -14,7 +14,7 @@ from qkv.look.html_export import export_html
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.text_views import text_views
-from qkv.look.views import TokenAxis
+from qkv.look.views import Axis
 
 from .chromium import needs_chromium, open_settings, redrawn, spot
 
@@ -25,7 +25,7 @@ pytestmark = [needs_chromium, pytest.mark.filterwarnings("ignore::UserWarning", 
 from .test_browser import no_serious_violation  # noqa: E402
 from .test_generation import TEXT, reader  # noqa: E402
 
-FIRST = TokenAxis(
+FIRST = Axis(
     ("Hans", "said", "un", "##happi", "##ly", "he", "left"),
     ("Hans", "said", "un", "happi", "ly", "he", "left"),
     (0, 1, 2, 2, 2, 3, 4),

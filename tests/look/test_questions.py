@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from qkv import look
 from qkv.errors import DataError, KindError, OptionError, ShapeError
+from qkv.look.axis import Axis
 from qkv.look.difference import rank_differences
 from qkv.look.page import Page
 from qkv.look.tiled_views import arrays_view
-from qkv.look.token_axis import TokenAxis
 from qkv.look.token_groups import align_tokens, find_phrase
 from tests.effort import cases
 
-PIECES = TokenAxis(
+PIECES = Axis(
     ("[CLS]", "Hans", "un", "##happi", "##ly", "saw", "hans", "[SEP]"),
     ("[CLS]", "Hans", "un", "happi", "ly", "saw", "hans", "[SEP]"),
     (-1, 0, 1, 1, 1, 2, 3, -1),

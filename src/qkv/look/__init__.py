@@ -13,14 +13,14 @@ from qkv.look.regression_plot import plot_regression
 from qkv.look.rollout import flow, gradient_weighted, norm_weighted, rollout
 from qkv.look.search import search
 from qkv.look.view_plot import alignment, attention, heads, heatmaps, plot_view
-from qkv.look.views import TokenAxis, View
+from qkv.look.views import Axis, View
 from qkv.look.widget import widget
 
 if TYPE_CHECKING:
     from qkv.look.answers import explorer
 
 __all__ = [
-    "TokenAxis",
+    "Axis",
     "View",
     "alignment",
     "attention",

@@ -9,7 +9,7 @@ import numpy as np
 
 from qkv.core.typing import Bool, Float, Int
 from qkv.errors import KindError, ShapeError
-from qkv.look.token_axis import TokenAxis
+from qkv.look.axis import Axis
 from qkv.look.token_groups import Alignment, align_axes, merge, merge_allowed
 from qkv.look.views import ALL_HEADS, View
 
@@ -245,7 +245,7 @@ def _weights(
     return weights.mean(axis=0), error.mean(axis=0), np.logical_or.reduce(allowed)
 
 
-def _names(alignment: Alignment, first: TokenAxis, second: TokenAxis) -> tuple[str, ...]:
+def _names(alignment: Alignment, first: Axis, second: Axis) -> tuple[str, ...]:
     """Return the token of each pair of groups, its text if the tokens differ, and both if the texts differ, too."""
     found = []
     for groups in alignment.pairs:

@@ -111,7 +111,7 @@ def _parts(page: Page, error: float) -> Iterator[tuple[str, str]]:
                 tiles = np.stack([tile for one in maps.values() for tile in one.overview_tiles()])
                 yield f"tiles/{i}/{j}", part_text(_by_significance(tiles))
             continue
-        if view.picture is not None:
+        if view.image is not None:
             yield f"pixels/{i}", part_text(view.pixels())
         for j, layer in enumerate(view.layers):
             packed = None if layer.calls is None else pack_heads(layer.calls, len(view.queries.tokens), error)

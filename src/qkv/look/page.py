@@ -193,7 +193,7 @@ def _subset(characters: str) -> bytes:
     ).encode()
 
 
-_METHODS = ("thumbnails", "map", "tile", "row", "key_counts", "flow", "pixels")
+_METHODS = ("thumbnails", "map", "tile", "row", "key_counts", "sentences", "flow", "pixels")
 """Names of the methods of `View` and `TiledView` that the browser may call."""
 REQUESTS = (*_METHODS, *QUESTIONS, "font")
 """Names of all requests of the browser."""

@@ -23,14 +23,16 @@ import { fillTable, Tokens } from "./tokens.js";
 const TOP = 10;
 
 /** @typedef {Object} Side
- *  @property {string[]} tokens @property {string[]} pieces @property {number[]} words @property {boolean[]} special
- *  @property {number[]} sentences @property {string} text @property {[number, number][]} spans characters of each token in the text
+ *  @property {string[]} tokens @property {string[]} pieces @property {boolean[]} special
+ *  @property {string} text @property {[number, number][]} spans characters of each token in the text
+ *  @property {Record<string, (number | string)[]>} units for each unit, such as "words", the group of each token; −1 or "": none
  *  @property {number[]} [segments] index of the text of each token of a pair; −1: none
- *  @property {[number, number]} [grid] rows and columns of the patches of an image
- *  @property {number[]} [patches] the patch of each token; by default the last tokens are the patches
+ *  @property {{grid: [number, number], places: number[], size: [number, number] | null}} [patches] rows and columns of the patches of an
+ *    image, the patch of each token, −1: none, and height and width of the image
+ *  @property {{name: string, low: number[], high: number[]}} [curve] smallest and largest value of each token
  *  @property {number} [count] number of tokens, if the tokens are the numbers from 0 */
 
-/** The metadata of a view of one text in one model, as the server sends it.
+/** The metadata of a view of one input in one model, as the server sends it.
  *  @typedef {Object} View
  *  @property {string} name @property {string} label the model, if the page has several @property {string} model @property {string} kind self, cross or decoder
  *  @property {Side} queries @property {Side | null} keys null: the same as the queries
@@ -38,7 +40,6 @@ const TOP = 10;
  *  @property {{maximum: number, minimum: number, exponent: number, normalized: boolean}[][]} ranges of each head
  *  @property {Record<string, import("./roles.js").Role[]>} roles by "layer,head"
  *  @property {{layer: number, head: number, query: number, key: number} | null} [opening] what is shown first
- *  @property {[number, number] | null} [picture] height and width of the image whose patches are tokens
  *  @property {string} [note] a remark shown beside the maps
  *  @property {boolean} [flow] whether the attention flow of single pairs of tokens can be computed
  *  @property {boolean} [predictions] whether predicted tokens are known @property {boolean} [values] norms of the values
@@ -281,7 +282,7 @@ export class Detail {
   get selectedSentences() {
     const { view, selection: { token, keyToken } } = this;
     if (!view) return [];
-    const own = [`q${view.queries.sentences[token]}`, `k${(view.keys || view.queries).sentences[keyToken]}`];
+    const own = [`q${view.queries.units.sentences?.[token] ?? -1}`, `k${(view.keys || view.queries).units.sentences?.[keyToken] ?? -1}`];
     // Queries and keys of one text are opened together.
     return (view.keys ? own : own.map((one) => one.replace("k", "q"))).filter((one) => !one.endsWith("-1"));
   }
@@ -354,7 +355,7 @@ export class Detail {
     const at = this.tokens(row, column);
     this.readout.textContent = `${quoted(mapData.query(row))} (${at.query}) → ${quoted(mapData.key(column))} (${at.key}): ${text}${this.framedWeight}`;
     const sentences = this.selectedSentences;
-    this.opener.hidden = this.options.unit !== "sentences" || !this.matrix || !sentences.length;
+    this.opener.hidden = this.options.unit !== "sentences" || !this.matrix || !sentences.length || Boolean(this.view?.levels);
     this.opener.textContent = sentences.every((one) => this.options.opened.split(".").includes(one)) ? "Close these sentences" : "Open these sentences";
     // Merged words have no weight of their own.
     const single = this.matrix?.rows[this.query]?.length === 1 && this.matrix?.columns[this.key]?.length === 1;

@@ -55,7 +55,7 @@ export async function searchHeads(meta, source, query, key, shown) {
 
 /** Return the word that a token belongs to. @param {any} axis @param {number} token */
 function wordAt(axis, token) {
-  return nameOf(axis, groupsOf(axis, "words").find((group) => group.includes(token)) ?? [token], true);
+  return nameOf(axis, groupsOf(axis, "words").find((group) => group.includes(token)) ?? [token], "words");
 }
 
 export class HeadSearch {
@@ -140,7 +140,7 @@ export class HeadSearch {
     const where = many ? `, ${places} places in ${texts === 1 ? "one text" : `${texts} texts`}` : "";
     const { query, key, view } = found[0].places[0];
     const side = views[view];
-    const [from, to] = [[side.queries, query, this.query.value], [side.keys || side.queries, key, this.key.value]].map(([axis, group, text]) => quoted(POSITIONS.test(text) ? nameOf(axis, group, true) : text));
+    const [from, to] = [[side.queries, query, this.query.value], [side.keys || side.queries, key, this.key.value]].map(([axis, group, text]) => quoted(POSITIONS.test(text) ? nameOf(axis, group, "words") : text));
     this.result.replaceChildren(createElement("table", {}, [
       createElement("caption", { text: `${from} attends to ${to}: the ${lines.length} first of ${found.length} heads${where}; mean over all heads: ${formatWeight(mean)}` }),
       createElement("thead", {}, [createElement("tr", {}, heading.map((text) => createElement("th", { scope: "col", text })))]),

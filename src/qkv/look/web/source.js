@@ -21,6 +21,8 @@ export const TILE_SIZE = 256;
  *    largest weight
  *  @property {(view: number, layer: number, head: number) => Promise<{counts: ArrayLike<number>, error: number}>} counts
  *    number of keys of each query of a tiled map, and the bound of the relative error of its weights
+ *  @property {(view: number, layer: number, head: number) => Promise<Float32Array>} [sentences] weights between the sentences of a
+ *    tiled map
  *  @property {() => Promise<import("./pdf.js").Font>} font the font of PDF files
  *  @property {(view: number) => Promise<Uint8Array>} pixels red, green and blue of the image of a view
  *  @property {(view: number, start: number, stop: number) => Promise<Weights[]>} rows weights of some queries in all heads
@@ -48,6 +50,7 @@ function fromRequests(meta, send) {
     rows: async (view, start, stop) => split(meta, view, allHeads(meta, view, await send("rows", view, start, stop))),
     tile: async (view, layer, head, ...place) => dequantize(codesOf(await send("tile", view, layer, head, ...place)), exponent(view, layer, head)),
     row: (...place) => json("row", ...place),
+    sentences: async (...place) => new Float32Array((await send("sentences", ...place)).slice().buffer),
     counts: async (...place) => ({ counts: new Uint32Array((await send("key_counts", ...place)).slice().buffer), error: 0 }),
     pixels: (view) => send("pixels", view),
     flow: (...place) => json("flow", ...place),
