@@ -184,7 +184,7 @@ class Axis:
         if not fits or any(len(own) != count for own in units.values()):
             raise ShapeError(
                 f"values must be at least one number, and groups one name, for each of {count} labels, got values of "
-                f"shape {np.shape(numbers)} and {[len(own) for own in units.values()]} names. Pass one row or channel."
+                f"shape {None if numbers is None else numbers.shape} and {[len(own) for own in units.values()]} names. Pass one row or channel."
             )
         curve = None
         if numbers is not None:

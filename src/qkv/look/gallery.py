@@ -66,7 +66,8 @@ def recorded_pages() -> Iterator[tuple[GalleryPair, View]]:
         queries, keys = found["queries"], found["keys"]
         if keys is None:  # the image is white on black, so that bright patches show it
             grey = np.array(found["pixels"], np.uint8)
-            queries = Axis.from_patches(*found["grid"], special=1, pixels=np.repeat(grey[..., None], 3, axis=2))
+            rows, columns = found["grid"]
+            queries = Axis.from_patches(rows, columns, 1, np.repeat(grey[..., None], 3, axis=2))
         weights = [np.array(layer) for layer in found["weights"]]
         text, model, layers = found["text"], found["model"], found["layers"]
         view = View.from_weights(weights, queries, keys, name=text, model=model, layers=layers)
