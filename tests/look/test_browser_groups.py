@@ -1,6 +1,8 @@
 """Two tokenizations of one text, sentences that open into tokens, and spans, in Chromium, compared with NumPy."""
 
+import json
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from qkv import look
 from qkv.look.axis import Axis, Patches
 from qkv.look.html_export import export_html
-from qkv.look.page import Page
+from qkv.look.page import QUESTIONS, Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.token_groups import align_axes, group_tokens
 
@@ -57,17 +59,22 @@ def test_groups_are_aligned_as_in_python(opened, address):
 
     pairs = [[axis(), axis()] for _ in range(200)]
     pairs += [[pieces(TEXT, draw.sample(range(1, len(TEXT)), 9)) for _ in range(2)] for _ in range(100)]
-    found = page.evaluate(
-        """async (pairs) => {
-            const { alignGroups } = await import('./web/align.js');
-            return pairs.flatMap((sides) => [true, false].map((same) => {
-                const found = alignGroups(sides, sides.map(({ tokens }) => tokens.map((_, i) => [i])), same);
-                return [found.pairs, found.others];
-            }));
-        }""",
-        [[one.meta() for one in pair] for pair in pairs],
-    )
     wanted = [align_axes(*pair, same) for pair in pairs for same in (True, False)]
+    views = [
+        [SimpleNamespace(queries=axis, keys=None, model=model) for axis, model in zip(pair, models, strict=True)]
+        for pair in pairs
+        for models in ("aa", "ab")
+    ]
+    found = page.evaluate(
+        """async (all) => {
+            const { alignGroups } = await import('./web/align.js');
+            return all.map((places) => {
+                const found = alignGroups(places, places.map((tokens) => tokens.map((_, i) => [i])));
+                return [found.pairs, found.others];
+            });
+        }""",
+        [json.loads(QUESTIONS["aligned"](*both))[0] for both in views],
+    )
     assert found == [[[list(map(list, pair)) for pair in one.pairs], list(map(list, one.others))] for one in wanted]
     assert sum(len(a) > 1 or len(b) > 1 for one in wanted for a, b in one.pairs) > 100
 

@@ -155,7 +155,7 @@ def test_maps_over_all_heads_are_no_heads():
 
 def test_a_view_without_a_model_says_so():
     view = look.View.from_weights(np.full((1, 1, 2, 2), 0.5), ["a", "b"])
-    for ask in (lambda: look.effect(view, {(0, 0): 0.0}), lambda: look.pair(view, 0, 0, 0, 0)):
+    for ask in (lambda: look.effect(view, {(0, 0): 0.0}), lambda: view.pair(0, 0, 0, 0)):
         with pytest.raises(DataError, match="made with a model"):
             ask()
     page = Page.from_views(view)
@@ -242,17 +242,17 @@ def test_ablated_heads_predictions_and_pairs_equal_plain_pytorch(kind):
     assert (first, second) == pytest.approx((shares[1, number], after[1, number]), abs=1e-5)
     # A pair, and its weighted value.
     weights = (plain.cross_attentions if kind == "bart" else plain.attentions)[1][0]
-    product = look.pair(view, 1, 0, 2, 1)
+    product = view.pair(1, 0, 2, 1)
     assert product.weight == pytest.approx(float(weights[0, 2, 1]), rel=1e-4, abs=1e-6)
     assert product.logit == pytest.approx(product.product.sum(), rel=1e-4, abs=1e-5)
-    rest = [look.pair(view, 1, 0, 2, key).logit for key in range(3)]
+    rest = [view.pair(1, 0, 2, key).logit for key in range(3)]
     ratio = float(torch.log(weights[0, 2, 1] / weights[0, 2, 0]))
     assert rest[1] - rest[0] == pytest.approx(ratio, rel=1e-3, abs=1e-4)
     norms = values[1].reshape(-1, 2, 8).norm(dim=-1)
     assert product.value_norm == pytest.approx(float(norms[1, 0]), rel=1e-4)
     assert np.allclose(view.layers[1].value_norms, norms.T, rtol=1e-4)
     if kind == "gpt2":
-        masked = look.pair(view, 1, 0, 1, 4)
+        masked = view.pair(1, 0, 1, 4)
         assert (masked.logit, masked.weight) == (-np.inf, 0.0)
         assert json.loads(Page.from_views(view).read("pair", [0, 1, 0, 1, 4]))["logit"] is None
     # The page says the same.
@@ -264,7 +264,7 @@ def test_ablated_heads_predictions_and_pairs_equal_plain_pytorch(kind):
     with pytest.raises(LookupError, match="head must be between"):
         page.read("effect", [0, 1, 1, 9, 0])
     with pytest.raises(OptionError):
-        look.pair(view, 1, 0, 99, 0)
+        view.pair(1, 0, 99, 0)
 
 
 def test_heads_of_any_recorded_module_are_ablated_and_read():
@@ -281,7 +281,7 @@ def test_heads_of_any_recorded_module_are_ablated_and_read():
     assert torch.allclose(effect.before, before, atol=1e-5)
     assert torch.allclose(effect.after, after, atol=1e-5)
     assert np.allclose(effect.divergence, ((after - before).norm(dim=-1) / before.norm(dim=-1)).numpy(), atol=1e-5)
-    product = look.pair(view, 0, 1, 3, 2)
+    product = view.pair(0, 1, 3, 2)
     assert product.weight == pytest.approx(view.weights(0, 1)[3, 2], rel=6e-3)
     assert product.logit == pytest.approx(product.product.sum(), rel=1e-4)
     assert product.query.shape == (4,)
@@ -315,7 +315,7 @@ def test_heads_of_modules_of_qkv_are_ablated_and_read():
         model(x)
         query, (key, value) = grouped.queries(received[0])[2, 3], grouped.key_value(received[0])
         key, value = key[1], value[1]
-    product = look.pair(view, 1, 2, 3, 1)
+    product = view.pair(1, 2, 3, 1)
     assert np.allclose(product.query, query, atol=1e-6)
     assert np.allclose(product.product, (query * key[1]).numpy() / 2**0.5, atol=1e-6)
     assert product.logit == pytest.approx(product.product.sum(), rel=1e-5)
@@ -326,7 +326,7 @@ def test_heads_of_modules_of_qkv_are_ablated_and_read():
     (other,) = look.model(additive, x)
     assert (look.effect(other, {(0, 0): 0.0}).divergence > 0).all()
     with pytest.raises(DataError, match="must be a scaled dot product"):
-        look.pair(other, 0, 0, 0, 0)
+        other.pair(0, 0, 0, 0)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -180,11 +180,11 @@ class Axis:
         count = len(names)
         units = {unit: tuple(map(str, owners)) for unit, owners in (groups or {}).items()}
         numbers = None if values is None else np.asarray(values, np.float64)
-        fits = numbers is None or (numbers.ndim == 1 and len(numbers) >= count)
-        if not fits or any(len(own) != count for own in units.values()):
+        shape = (count,) if numbers is None else numbers.shape
+        if len(shape) != 1 or shape[0] < count or any(len(own) != count for own in units.values()):
             raise ShapeError(
                 f"values must be at least one number, and groups one name, for each of {count} labels, got values of "
-                f"shape {None if numbers is None else numbers.shape} and {[len(own) for own in units.values()]} names. Pass one row or channel."
+                f"shape {shape} and {[len(own) for own in units.values()]} names. Pass one row or channel."
             )
         curve = None
         if numbers is not None:

@@ -10,10 +10,11 @@ import numpy as np
 from qkv.core.typing import Bool, Float, Int
 from qkv.errors import KindError, ShapeError
 from qkv.look.axis import Axis
+from qkv.look.tiled_map import TiledView
 from qkv.look.token_groups import Alignment, align_axes, merge, merge_allowed
 from qkv.look.views import ALL_HEADS, View
 
-__all__ = ["Difference", "HeadDistance", "PairDifference", "difference", "rank_differences"]
+__all__ = ["Difference", "HeadDistance", "PairDifference", "align_views", "difference", "rank_differences"]
 
 _Head = tuple[int, int | None]
 """Layer and head; None: the mean over the heads of the layer."""
@@ -120,7 +121,7 @@ def difference(
         pairs = [[((i, j), (i, j)) for j in range(count)] for i, count in enumerate(_head_counts(first, second))]
     else:
         pairs = [[heads]]
-    rows, columns = _align(first, second)
+    rows, columns = align_views(first, second)
     heads_of = [[_subtract(first, second, a, b, rows, columns) for a, b in layer] for layer in pairs]
     weights, error, distances = (tuple(np.stack([head[i] for head in layer]) for layer in heads_of) for i in range(3))
     keys = [view.keys or view.queries for view in (first, second)]
@@ -150,7 +151,7 @@ def rank_differences(first: View, second: View, count: int = 10) -> tuple[list[H
         [(1, 0, -0.4), (1, 1, 0.4)]
     """
     shapes = _head_counts(first, second)
-    rows, columns = _align(first, second)
+    rows, columns = align_views(first, second)
     groups = [(rows.groups(side), columns.groups(side)) for side in (0, 1)]
     heads: list[HeadDistance] = []
     pairs: list[PairDifference] = []
@@ -181,7 +182,7 @@ def _first_largest(size: Float[np.ndarray, " n"], count: int) -> Int[np.ndarray,
     return candidates[np.argsort(-size[candidates], kind="stable")[:count]]
 
 
-def _align(first: View, second: View) -> tuple[Alignment, Alignment]:
+def align_views(first: View | TiledView, second: View | TiledView) -> tuple[Alignment, Alignment]:
     """Return the alignments of the queries and of the keys of two views."""
     same = first.model == second.model
     rows = align_axes(first.queries, second.queries, same)

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import hashlib
 import html
+import itertools
 import json
 import os
 import zlib
@@ -97,6 +98,8 @@ def _parts(page: Page, error: float) -> Iterator[tuple[str, str]]:
     # Without the font, the exported file cannot save PDF files, and states the reason.
     with contextlib.suppress(MissingPackageError):
         yield "font", part_text(page.font())
+    for i, j in itertools.combinations(range(len(page.views)), 2):
+        yield f"aligned/{i}/{j}", part_text(page.read("aligned", [i, j]))
     for i, view in enumerate(page.views):
         yield f"thumbnails/{i}", part_text(view.thumbnails())
         if isinstance(view, TiledView):

@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from qkv.core.typing import Shaped, Tensor
-    from qkv.look.head_call import PairProduct
     from qkv.look.views import View
 
-__all__ = ["Effect", "LiveModel", "effect", "output_rows", "pair"]
+__all__ = ["Effect", "LiveModel", "effect", "output_rows"]
 
 _LOCK = threading.RLock()
 """Held while a model runs, because the server answers several requests at once and hooks change the model."""
@@ -177,30 +176,6 @@ def effect(view: View, factors: Mapping[tuple[int, int], float]) -> Effect:
         (3.1, 3.4)
     """
     return _live(view).effect(factors)
-
-
-def pair(view: View, layer: int, head: int, query: int, key: int) -> PairProduct:
-    """Return query, key and their product dimension by dimension for one pair of tokens of a view.
-
-        weight = softmax over keys of (Σ_d scale · query_d · key_d + bias)
-
-    Args:
-        view: a view of a text that was made with a model.
-        layer: index of the layer.
-        head: index of the head.
-        query: index of the query.
-        key: index of the key.
-
-    Raises:
-        DataError: the view has no model, or the model computes attention in its own code.
-        OptionError: the layer, head, query or key does not exist.
-
-    Example:
-        >>> parts = pair(view, 0, 3, 5, 2)  # doctest: +SKIP
-        >>> abs(parts.product).argsort()[::-1][:3]  # dimensions that decide  # doctest: +SKIP
-        array([17,  4, 60])
-    """
-    return view.pair(layer, head, query, key)
 
 
 def output_rows(output: object, first_row: int = 0, element: int = 0) -> Float[Tensor, "q outputs"]:

@@ -282,7 +282,9 @@ class View:
         return allowed
 
     def pair(self, layer: int, head: int, query: int, key: int) -> PairProduct:
-        """Return query, key and their product dimension by dimension for one pair of tokens, as `qkv.look.pair` does.
+        """Return query, key and their product dimension by dimension for one pair of tokens.
+
+            weight = softmax over keys of (Σ_d scale · query_d · key_d + bias)
 
         Raises:
             DataError: the queries and keys are unknown, or the score is not a scaled dot product.

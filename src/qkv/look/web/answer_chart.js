@@ -122,6 +122,23 @@ export class AnswerChart {
     return context;
   }
 
+  /** Draw the rows with weight, the largest last, so that they are on top. @param {(drawn: any, i: number) => [number, number]} place
+   *  @param {[number, number]} radius without weight, and how much more with the largest @param {[number, number]} opacity likewise
+   *  @param {(context: CanvasRenderingContext2D, share: number, x: number) => void} draw the outline of a row */
+  discs(place, [least, more], [faint, strong], draw) {
+    const context = this.clear(this.weights);
+    const drawn = this.answer?.drawn;
+    for (let i = (drawn?.weights.length ?? 0) - 1; i >= 0; i--) {
+      const share = Math.abs(drawn.weights[i]);
+      const [x, y] = place(drawn, i);
+      const rgb = (drawn.weights[i] < 0 ? this.colours.negative : this.colours.weight).join(" ");
+      context.fillStyle = context.strokeStyle = `rgb(${rgb} / ${faint + strong * share})`;
+      context.beginPath();
+      context.arc(x, y, least + more * Math.sqrt(share), 0, 7);
+      draw(context, share, x);
+    }
+  }
+
   /** Draw rows as points, as dots if there are many. @param {CanvasRenderingContext2D} context
    *  @param {(i: number) => [number, number]} place @param {number} count @param {(i: number) => string} colour
    *  @param {string} [outline] colour of the outline, which few points have */

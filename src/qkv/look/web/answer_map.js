@@ -88,19 +88,10 @@ export class MapChart extends AnswerChart {
   }
 
   drawWeights() {
-    const context = this.clear(this.weights);
-    const drawn = this.answer?.drawn;
-    if (!drawn) return;
-    for (let i = drawn.weights.length - 1; i >= 0; i--) {
-      const share = Math.abs(drawn.weights[i]);
-      const [x, y] = this.place(drawn.keys[0], drawn.keys[1], i);
-      const rgb = (drawn.weights[i] < 0 ? this.colours.negative : this.colours.weight).join(" ");
-      context.strokeStyle = `rgb(${rgb} / ${0.15 + 0.85 * share})`;
+    this.discs((drawn, i) => this.place(drawn.keys[0], drawn.keys[1], i), [2.5, 6], [0.15, 0.85], (context, share) => {
       context.lineWidth = 1 + 1.5 * share;
-      context.beginPath();
-      context.arc(x, y, 2.5 + 6 * Math.sqrt(share), 0, 7);
       context.stroke();
-    }
+    });
   }
 
   drawAnswer() {

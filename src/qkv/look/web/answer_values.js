@@ -37,18 +37,7 @@ export class ValuesChart extends AnswerChart {
   }
 
   drawWeights() {
-    const context = this.clear(this.weights);
-    const drawn = this.answer?.drawn;
-    if (!drawn || this.labels) return;
-    for (let i = drawn.weights.length - 1; i >= 0; i--) {
-      const share = Math.abs(drawn.weights[i]);
-      const [x, y] = this.place(i, drawn.values[i]);
-      const rgb = (drawn.weights[i] < 0 ? this.colours.negative : this.colours.weight).join(" ");
-      context.fillStyle = `rgb(${rgb} / ${0.2 + 0.75 * share})`;
-      context.beginPath();
-      context.arc(x, y, 3 + 6 * Math.sqrt(share), 0, 7);
-      context.fill();
-    }
+    if (!this.labels) this.discs((drawn, i) => this.place(i, drawn.values[i]), [3, 6], [0.2, 0.75], (context) => context.fill());
   }
 
   drawAnswer() {

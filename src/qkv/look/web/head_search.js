@@ -1,7 +1,7 @@
 // The question which heads attend from one word to another, over all texts of the page.
 
 import { formatWeight, MASKED } from "./codes.js";
-import { createElement } from "./dom.js";
+import { createElement, createTable } from "./dom.js";
 import { findPhrase, groupsOf, merge, nameOf, POSITIONS } from "./groups.js";
 import { ALL_HEADS } from "./matrix.js";
 import { quoted } from "./text_names.js";
@@ -141,10 +141,7 @@ export class HeadSearch {
     const { query, key, view } = found[0].places[0];
     const side = views[view];
     const [from, to] = [[side.queries, query, this.query.value], [side.keys || side.queries, key, this.key.value]].map(([axis, group, text]) => quoted(POSITIONS.test(text) ? nameOf(axis, group, "words") : text));
-    this.result.replaceChildren(createElement("table", {}, [
-      createElement("caption", { text: `${from} attends to ${to}: the ${lines.length} first of ${found.length} heads${where}; mean over all heads: ${formatWeight(mean)}` }),
-      createElement("thead", {}, [createElement("tr", {}, heading.map((text) => createElement("th", { scope: "col", text })))]),
-      createElement("tbody", {}, lines),
-    ]));
+    const caption = `${from} attends to ${to}: the ${lines.length} first of ${found.length} heads${where}; mean over all heads: ${formatWeight(mean)}`;
+    this.result.replaceChildren(createTable(caption, heading, lines));
   }
 }

@@ -336,6 +336,7 @@ function render({ model, el, hash }) {
     const two = state.compare >= 0 && !comparison.subtracts;
     const options = { ...state, overlay, reduction: state.cell, palette: paletteOf(state.dark), selected: () => state, maxTokens: two ? 200 : undefined };
     try {
+      await comparison.load();
       await show(first, state.view, state.layer, comparison.head, { ...options, ...(comparison.subtracts ? { subtract: comparison.target, aligned: comparison.aligned } : {}) });
       second.element.hidden = !two;
       details.classList.toggle("two", two);

@@ -30,6 +30,8 @@ export const TILE_SIZE = 256;
  *  @property {(view: number) => Promise<any>} predictions predicted tokens of all queries
  *  @property {(view: number, layer: number, head: number, query: number, key: number) => Promise<any>} pair query and key
  *    vector of a pair
+ *  @property {(view: number, other: number) => Promise<number[][][]>} aligned for the queries and the keys of two views the pair of
+ *    groups to which each token belongs, −1: none
  *  @property {string} [digits] how a file stores weights
  *  @property {(view: number, query: number, key: number) => Promise<number>} [flow] attention flow of a pair of tokens
  *  @property {(view: number, other: number) => Promise<[number[][], number[][]]>} [differences] between two views: layer, head
@@ -57,6 +59,7 @@ function fromRequests(meta, send) {
     valueNorms: (...place) => json("value_norms", ...place),
     predictions: (view) => json("predictions", view),
     differences: (...views) => json("differences", ...views),
+    aligned: (...views) => json("aligned", ...views),
     effect: (view, query, heads) => json("effect", view, query, ...heads.flat()),
     pair: (...place) => json("pair", ...place),
     weight: (...place) => json("weight", ...place),
@@ -179,6 +182,10 @@ export function fromParts(meta, part) {
     },
     valueNorms: (view, layer) => open(`values/${view}/${layer}`, fromJson),
     predictions: (view) => open(`predictions/${view}`, fromJson),
+    aligned: async (view, other) => {
+      const found = await open(`aligned/${Math.min(view, other)}/${Math.max(view, other)}`, fromJson);
+      return view < other ? found : found.map((/** @type {number[][]} */ [a, b]) => [b, a]);
+    },
     font: async () => {
       if (!part("font")) throw new Error("This file has no font for PDF. Save as SVG, or export the page again with matplotlib installed.");
       return open("font", fromJson);
