@@ -26,7 +26,7 @@ Group = tuple[int, ...]
 _Place = tuple[int, tuple[float, float]]
 """A token with the beginning and the end of its place in a text."""
 _MAX_CELLS = 4_000_000
-"""Maximum size of the table of the alignment, which takes about 2 s."""
+"""Maximum size of the table of the alignment, which takes 16 MB."""
 _REGION = re.compile(r"(\d+),(\d+)\s*[–-]\s*(\d+),(\d+)")
 """A rectangle of patches, from the row and column of one corner to those of the opposite one."""
 
@@ -242,18 +242,19 @@ def _common(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
     """Return a longest common subsequence as pairs of indices."""
     if len(a) * len(b) > _MAX_CELLS:
         return []
-    lengths = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    numbers = {token: i for i, token in enumerate({*a, *b})}
+    first, second = (np.array([numbers[token] for token in side], int) for side in (a, b))
+    lengths = np.zeros((len(a) + 1, len(b) + 1), np.int32)
     for i in range(len(a) - 1, -1, -1):
-        row, below = lengths[i], lengths[i + 1]
-        for j in range(len(b) - 1, -1, -1):
-            row[j] = below[j + 1] + 1 if a[i] == b[j] else max(below[j], row[j + 1])
+        longer = np.maximum(lengths[i + 1, :-1], lengths[i + 1, 1:] + (second == first[i]))
+        lengths[i, :-1] = np.maximum.accumulate(longer[::-1])[::-1]
     found: list[tuple[int, int]] = []
     i = j = 0
     while i < len(a) and j < len(b):
         if a[i] == b[j]:
             found.append((i, j))
             i, j = i + 1, j + 1
-        elif lengths[i + 1][j] >= lengths[i][j + 1]:
+        elif lengths[i + 1, j] >= lengths[i, j + 1]:
             i += 1
         else:
             j += 1

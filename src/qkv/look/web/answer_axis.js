@@ -93,10 +93,7 @@ export class AxisChart extends AnswerChart {
     const shapes = [];
     const add = (/** @type {string} */ tag, /** @type {Record<string, any>} */ given, /** @type {string} */ text) => shapes.push(createShape(tag, given, text));
     const { right } = this;
-    for (const { at, text } of tickMarks(this.key.kind, ...this.key.ends, Math.max(3, (right - this.left) / 95))) {
-      add("line", { class: "tick", x1: this.x(at), x2: this.x(at), y1: this.base, y2: this.base + 5 });
-      add("text", { class: "label", x: this.x(at), y: this.base + 18, "text-anchor": "middle" }, text);
-    }
+    this.acrossTicks(add, this.key, this.key.ends, (at) => this.x(at), this.base, Math.max(3, (right - this.left) / 95));
     add("text", { class: "name", x: (this.left + right) / 2, y: this.height - 6, "text-anchor": "middle" }, this.key.label);
     if (this.labels) {
       this.labels.forEach((/** @type {string} */ label, /** @type {number} */ i) => {

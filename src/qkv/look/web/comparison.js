@@ -80,9 +80,10 @@ export class Comparison {
     const { view, compare } = this.state;
     const key = `${view},${compare}`;
     if (compare < 0 || this.places.has(key)) return;
-    const own = this.meta.views[view];
-    const same = view === compare ? [own.queries, own.keys || own.queries].map(({ tokens }) => [tokens, tokens].map((all) => all.map((/** @type {string} */ _, /** @type {number} */ i) => i))) : null;
-    this.places.set(key, same ?? await this.source.aligned(view, compare));
+    const { queries, keys } = this.meta.views[view];
+    const found = view === compare ? [queries, keys || queries].map(({ tokens }) => [tokens, tokens].map((all) => [...all.keys()]))
+      : await this.source.aligned(Math.min(view, compare), Math.max(view, compare));
+    this.places.set(key, view <= compare ? found : found.map((/** @type {number[][]} */ [a, b]) => [b, a]));
     if (this.state.compare >= 0) this.#listOthers();
   }
 

@@ -362,31 +362,30 @@ export class Detail {
     this.digits.hidden = !this.computed || !single || mapData.weight(this.query, this.key) === MASKED;
   }
 
-  /** Add the weight of the selected pair with all its digits to the readout. */
-  async #showAllDigits() {
-    const { computed, query, key, request } = this;
-    const { token, keyToken } = this.selection;
+  /** Add a number of the selected pair to the readout. @param {string} what @param {Promise<string>} number that is computed */
+  async #addNumber(what, number) {
+    const { query, key, request } = this;
     try {
-      const text = await /** @type {any} */ (this.source.weight)(.../** @type {number[]} */ (computed), token, keyToken);
+      const text = await number;
       if (query !== this.query || key !== this.key || request !== this.request) return;
       this.#updateReadout();
-      this.readout.textContent += `; in float32: ${text.replace(/^-/, "−")}`;
+      this.readout.textContent += `; ${text}`;
     } catch (error) {
-      this.report(`The weight could not be computed: ${error instanceof Error ? error.message : error}`);
+      this.report(`The ${what} could not be computed: ${error instanceof Error ? error.message : error}`);
     }
   }
 
-  /** Compute the maximum flow of the selected pair through all layers and heads, and add it to the readout. */
-  async #computeFlow() {
-    const [query, key, index] = [this.query, this.key, this.index];
-    try {
-      const flow = await /** @type {any} */ (this.source.flow)(index, query, key);
-      if (query !== this.query || key !== this.key || index !== this.index) return;
-      this.#updateReadout();
-      this.readout.textContent += `; flow through all layers: ${formatWeight(flow)}`;
-    } catch (error) {
-      this.report(`The flow could not be computed: ${error instanceof Error ? error.message : error}`);
-    }
+  /** Show the weight of the selected pair with all its digits. */
+  #showAllDigits() {
+    const { computed, source, selection: { token, keyToken } } = this;
+    this.#addNumber("weight", /** @type {any} */ (source.weight)(.../** @type {number[]} */ (computed), token, keyToken)
+      .then((/** @type {string} */ text) => `in float32: ${text.replace(/^-/, "−")}`));
+  }
+
+  /** Show the maximum flow of the selected pair through all layers and heads. */
+  #computeFlow() {
+    this.#addNumber("flow", /** @type {any} */ (this.source.flow)(this.index, this.query, this.key)
+      .then((/** @type {number} */ flow) => `flow through all layers: ${formatWeight(flow)}`));
   }
 
   /** @param {number} row */

@@ -15,6 +15,16 @@ const FAMILY = '"DejaVu Sans", "Segoe UI", Arial, sans-serif';
 
 const ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
 
+/** Give a canvas its size on the screen, or another one in CSS pixels, and return its pen, which draws in CSS pixels.
+ *  @param {HTMLCanvasElement} canvas @param {number} [width] @param {number} [height] */
+export function screenPen(canvas, width = canvas.clientWidth, height = canvas.clientHeight) {
+  const ratio = window.devicePixelRatio || 1;
+  [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
+  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  pen.scale(ratio, ratio);
+  return pen;
+}
+
 /** Return the width of a text in points. @param {string} text @param {number} size in points */
 export function textWidth(text, size) {
   ruler.font = `100px ${FAMILY}`;

@@ -3,7 +3,7 @@
 import { axisItems, curveDepths, labelAt } from "./axes.js";
 import { createElement } from "./dom.js";
 import { paletteFor, pixels } from "./colour.js";
-import { corners, paintItems } from "./drawing.js";
+import { corners, paintItems, screenPen } from "./drawing.js";
 import { NOT_SHARES, shadeOf, summarize, uniformWeight } from "./range.js";
 import { Pinch } from "./touch.js";
 
@@ -175,10 +175,7 @@ export class MapView {
   #draw(mapData) {
     const ratio = window.devicePixelRatio || 1;
     const { canvas, box, part } = this;
-    canvas.width = Math.round(canvas.clientWidth * ratio);
-    canvas.height = Math.round(canvas.clientHeight * ratio);
-    const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-    pen.scale(ratio, ratio);
+    const pen = screenPen(canvas);
     const height = Math.max(1, Math.min(part[2], Math.floor(box.height * ratio)));
     const width = Math.max(1, Math.min(part[3], Math.floor(box.width * ratio)));
     const painted = this.#paint(mapData, height, width);
