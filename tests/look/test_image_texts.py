@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from qkv import look
 from qkv.errors import DataError, OptionError
 from qkv.look.axis import Axis, Patches
 from qkv.look.html_export import export_html
@@ -248,7 +247,7 @@ def test_the_weights_of_the_text_are_those_of_the_eager_model(kind):
     assert view.image.shape[2] == 3
     assert len(images) == (kind in (llava, paligemma, gemma3))
     # An ablated head changes the predictions, as in a text.
-    effect = look.effect(view, {(0, 0): 0.0})
+    effect = view.effect({(0, 0): 0.0})
     assert effect.loss is not None
     assert (effect.divergence > 0).any()
 

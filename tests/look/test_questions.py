@@ -155,7 +155,7 @@ def test_maps_over_all_heads_are_no_heads():
 
 def test_a_view_without_a_model_says_so():
     view = look.View.from_weights(np.full((1, 1, 2, 2), 0.5), ["a", "b"])
-    for ask in (lambda: look.effect(view, {(0, 0): 0.0}), lambda: view.pair(0, 0, 0, 0)):
+    for ask in (lambda: view.effect({(0, 0): 0.0}), lambda: view.pair(0, 0, 0, 0)):
         with pytest.raises(DataError, match="made with a model"):
             ask()
     page = Page.from_views(view)
@@ -224,7 +224,7 @@ def test_ablated_heads_predictions_and_pairs_equal_plain_pytorch(kind):
         loss = torch.nn.functional.cross_entropy(before[: len(targets)], targets)
         assert view.predictions.loss == pytest.approx(float(loss), rel=1e-4)
         # A head that is ablated, and one that is doubled.
-        effect = look.effect(view, {(1, 0): 0.0, (0, 1): 2.0})
+        effect = view.effect({(1, 0): 0.0, (0, 1): 2.0})
         for layer, head, factor in ((1, 0, 0.0), (0, 1, 2.0)):
             weight = layers[layer][1].weight.data
             (weight.T if kind == "gpt2" else weight)[:, 8 * head : 8 * head + 8] *= factor
@@ -273,7 +273,7 @@ def test_heads_of_any_recorded_module_are_ablated_and_read():
     model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
     x = torch.randn(3, 5, 8)
     (view,) = look.model(model, x, element=1)
-    effect = look.effect(view, {(1, 0): 0.0})
+    effect = view.effect({(1, 0): 0.0})
     with torch.no_grad():
         before = model(x)[1]
         model.layers[1].self_attn.out_proj.weight[:, :4] = 0
@@ -302,7 +302,7 @@ def test_heads_of_modules_of_qkv_are_ablated_and_read():
     changed = copy.deepcopy(model)
     changed.layers[0].attention.output_map.weight.data[:, 4:] = 0
     changed.layers[1].attention.output_map.weight.data[:, 2:4] *= -0.5
-    effect = look.effect(view, {(0, 1): 0.0, (1, 1): -0.5})
+    effect = view.effect({(0, 1): 0.0, (1, 1): -0.5})
     with torch.no_grad():
         before, after = model(x)[1], changed(x)[1]
     assert torch.equal(effect.before, before)
@@ -324,7 +324,7 @@ def test_heads_of_modules_of_qkv_are_ablated_and_read():
     assert view.layers[1].value_norms[2, 1] == pytest.approx(product.value_norm, rel=1e-5)
     additive = nn.MultiHeadAttention(8, 2, score=nn.Additive)
     (other,) = look.model(additive, x)
-    assert (look.effect(other, {(0, 0): 0.0}).divergence > 0).all()
+    assert (other.effect({(0, 0): 0.0}).divergence > 0).all()
     with pytest.raises(DataError, match="must be a scaled dot product"):
         other.pair(0, 0, 0, 0)
 
@@ -343,11 +343,11 @@ def test_a_model_without_language_head_has_changed_vectors():
     model = transformers.BertModel(transformers.BertConfig(vocab_size=13, **sizes)).eval()
     (view,) = text_views(TextModel(model, reader("gpt2").tokenizer, "bert"), ["a b c"])
     assert view.predictions is None
-    effect = look.effect(view, {(0, 0): 0.0, (0, 1): 0.0})
+    effect = view.effect({(0, 0): 0.0, (0, 1): 0.0})
     assert effect.predictions is effect.loss is None
     assert effect.tokens(0) == []
     assert (effect.divergence > 1e-4).all()
-    assert look.effect(view, {(0, 0): 1.0}).divergence.max() == pytest.approx(0, abs=1e-6)
+    assert view.effect({(0, 0): 1.0}).divergence.max() == pytest.approx(0, abs=1e-6)
     assert json.loads(Page.from_views(view).read("effect", [0, 2, 0, 0, 50]))["loss"] is None
     with pytest.raises(OptionError, match="no model"):
-        look.effect(view, {(1, 0): 0.0})
+        view.effect({(1, 0): 0.0})

@@ -6,7 +6,6 @@ from qkv.core.extras import lazy_attributes
 from qkv.look.answer_plot import plot_answer
 from qkv.look.difference import difference
 from qkv.look.inline_map import map_image as _map_image  # noqa: F401 (the picture of views in notebooks)
-from qkv.look.live_model import effect
 from qkv.look.model_views import model
 from qkv.look.query_plot import plot_query, save_query_plot
 from qkv.look.regression_plot import plot_regression
@@ -25,7 +24,6 @@ __all__ = [
     "alignment",
     "attention",
     "difference",
-    "effect",
     "explorer",
     "flow",
     "gradient_weighted",

@@ -20,7 +20,7 @@ from qkv.look.token_groups import Group, group_tokens, merge, merge_allowed
 
 if TYPE_CHECKING:
     from qkv.interop.huggingface.recorder import Recorder
-    from qkv.look.live_model import LiveModel
+    from qkv.look.live_model import Effect, LiveModel
     from qkv.look.predictions import Predictions
 
 
@@ -302,6 +302,25 @@ class View:
             OptionError: the layer, head, query or key does not exist.
         """
         return np.float32(self._call(layer, head).weight(query, key))
+
+    def effect(self, factors: Mapping[tuple[int, int], float]) -> Effect:
+        """Return how the outputs of the model change if heads are ablated or scaled, before the output projection.
+
+            output_h = factor_h · Σ_j weight_hj · value_hj
+
+        Args:
+            factors: factor of each head, by index of layer and head; 0 ablates a head.
+
+        Raises:
+            DataError: the view has no model, or a layer does not use the attention interface of transformers.
+            OptionError: a layer or head does not exist.
+        """
+        if self.live is None:
+            raise DataError(
+                f"view must have been made with a model, got {self.name!r} without one. Make it with "
+                "qkv.look.text_views.text_views(load_text_model(folder), [text])."
+            )
+        return self.live.effect(factors)
 
     def _call(self, layer: int, head: int) -> HeadCall:
         if not (0 <= layer < len(self.layers) and 0 <= head < len(self.layers[layer].heads)):

@@ -21,6 +21,7 @@ import { quoted } from "./text_names.js";
 import { fillTable, Tokens } from "./tokens.js";
 
 const TOP = 10;
+const none = () => {};
 
 /** @typedef {Object} Side
  *  @property {string[]} tokens @property {string[]} pieces @property {boolean[]} special
@@ -52,11 +53,11 @@ export class Detail {
   /** @param {import("./source.js").Source} source @param {(query: number, key: number) => void} onSelect
    *  @param {(text: string) => void} report shows a message
    *  @param {(summary: import("./range.js").Summary) => import("./range.js").Range} range chooses the colour range
-   *  @param {{moved: () => void, remove: (head: number) => void, framed: (tokens: [number[], number[]]) => void,
-   *    region: (name: string) => void, open: () => void}} handlers
+   *  @param {{moved?: () => void, remove?: (head: number) => void, framed?: (tokens: [number[], number[]]) => void,
+   *    region?: (name: string) => void, open?: () => void}} [handlers]
    *    `moved` is called when another part of the map is visible, `remove` to remove a head from the lines, `framed` with the
    *    tokens of a frame that was drawn, `region` with that on an image, and `open` to show the tokens of the selected sentences, or to hide them */
-  constructor(source, onSelect, report, range, { moved, remove, framed, region, open }) {
+  constructor(source, onSelect, report, range, { moved = none, remove = none, framed = none, region = none, open = none } = {}) {
     this.source = source;
     this.onSelect = onSelect;
     this.report = report;

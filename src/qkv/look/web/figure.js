@@ -5,9 +5,9 @@ import { formatWeight } from "./codes.js";
 import { cssColour, pixels } from "./colour.js";
 import { SIGNS } from "./difference.js";
 import { corners, fitText, textWidth, wrapText } from "./drawing.js";
-import { describeRange, middleShare } from "./legend.js";
+import { barLabels, describeRange } from "./legend.js";
 import { rowMaxima } from "./map.js";
-import { FAINT, shadeOf, weightAt } from "./range.js";
+import { shadeOf } from "./range.js";
 import { quoted } from "./text_names.js";
 
 /** @typedef {import("./drawing.js").Drawing} Drawing */
@@ -210,13 +210,11 @@ function slice(image, index, side) {
  *  @param {string} quantity what the colours show */
 function barOf(range, palette, ink, quantity) {
   const { scale, signed, top, largest } = range;
-  const middle = middleShare(range);
-  const shares = signed ? [-1, -middle, 0, middle, 1] : scale === "auto" ? [0, FAINT, middle, 1] : [0, middle, 1];
-  const texts = shares.map((share) => (scale === "row" ? String(share) : formatWeight(weightAt(range, Math.abs(share)) * Math.sign(share) || 0)));
+  const labels = barLabels(range, true);
   const label = scale === "row" ? "share of the row" : quantity;
   const low = signed ? -1 : 0;
   const more = scale !== "row" && largest > top * 1.0005;
-  const width = Math.max(3 * PAD + BAR + Math.max(...texts.map((text) => textWidth(text, SIZE.tick))), 2 * PAD + textWidth(label, SIZE.tick));
+  const width = Math.max(3 * PAD + BAR + Math.max(...labels.map(({ text }) => textWidth(text, SIZE.tick))), 2 * PAD + textWidth(label, SIZE.tick));
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [1, 256];
   const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
@@ -234,7 +232,7 @@ function barOf(range, palette, ink, quantity) {
       { kind: "image", x: left, y, width: BAR, height, canvas },
       { kind: "shape", points: corners(left, y, BAR, height), stroke: ink },
       ...(more ? [arrow(1, y - 0.5, y - 6)] : []), ...(more && signed ? [arrow(-1, y + height + 0.5, y + height + 6)] : []),
-      ...shares.map((share, i) => /** @type {Text} */ ({ kind: "text", x: left + BAR + PAD, y: place(share), text: texts[i], size: SIZE.tick, anchor: "start" })),
+      ...labels.map(({ share, text }) => /** @type {Text} */ ({ kind: "text", x: left + BAR + PAD, y: place(share), text, size: SIZE.tick, anchor: "start" })),
       { kind: "text", x: left, y: y + height + 12, text: label, size: SIZE.tick, anchor: "start" },
     ];
   };

@@ -63,37 +63,28 @@ function render({ model, el, hash }) {
   // Without a link, the page opens on the head with the clearest role.
   const opening = hashFields.has("layer") ? null : meta.views[view].opening;
   const compared = ["view", "layer", "query"].some((name) => hashFields.has(name)) ? -1 : openingComparison(meta.views);
+  const text = (/** @type {string} */ name, /** @type {RegExp} */ pattern = /^/) => (hashFields.get(name) ?? "").match(pattern)?.input ?? "";
+  const flag = (/** @type {string} */ name) => hashFields.get(name) === "1";
+  /** @type {(name: string, options: string[], otherwise: string) => string} */
+  const among = (name, options, otherwise) => options.find((one) => one === hashFields.get(name)) ?? otherwise;
   const state = {
     view, layer,
     head: number("head", meta.views[view].layers[layer].heads.length - 1),
     compare: hashFields.has("compare") ? number("compare", meta.views.length - 1, -1) : compared,
-    query: number("query", 1e9),
-    key: number("key", 1e9),
-    scale: SCALES.some(([name]) => name === hashFields.get("scale")) ? hashFields.get("scale") : "auto",
-    top: Math.max(0, Number(hashFields.get("top")) || 0),
-    cell: hashFields.get("cell") === "mean" ? "mean" : "max",
-    part: hashFields.get("part") || "",
-    pin: hashFields.get("pin") === "1",
+    query: number("query", 1e9), key: number("key", 1e9),
+    scale: among("scale", SCALES.map(([name]) => name), "auto"), top: Math.max(0, Number(text("top")) || 0), cell: among("cell", ["mean"], "max"),
+    part: text("part"), pin: flag("pin"),
     // the pair that is pinned in the second map
-    beside: /^\d+,\d+$/.test(hashFields.get("beside") || "") ? hashFields.get("beside") || "" : "",
-    unit: units.find((unit) => unit === hashFields.get("unit")) ?? "tokens",
-    opened: hashFields.get("opened") || "",
+    beside: text("beside", /^\d+,\d+$/),
+    unit: among("unit", units, "tokens"), opened: text("opened"),
     // first and last query and key of a passage that is framed, such as "4-9,0-3"
-    frame: /^\d+-\d+,\d+-\d+$/.test(hashFields.get("frame") || "") ? hashFields.get("frame") || "" : "",
-    hide: hashFields.get("hide") === "1",
-    pairs: PAIRS.some(([name]) => name === hashFields.get("pairs")) ? hashFields.get("pairs") : "all",
-    present: hashFields.get("present") === "1",
-    values: hashFields.get("values") === "1",
-    other: hashFields.get("other") || "",
-    how: ["lines", "difference"].find((how) => how === hashFields.get("how")) ?? "map",
+    frame: text("frame", /^\d+-\d+,\d+-\d+$/),
+    hide: flag("hide"), pairs: among("pairs", PAIRS.map(([name]) => name), "all"), present: flag("present"), values: flag("values"),
+    other: text("other"), how: among("how", ["lines", "difference"], "map"),
     // layers and heads whose lines are shown together, such as "0.2_5.11"
-    lined: hashFields.get("lined") || "",
-    mean: hashFields.get("mean") === "1",
-    open: hashFields.get("open") || "",
-    ask: hashFields.get("ask") || "",
-    change: hashFields.get("change") || "",
-    find: hashFields.get("find") || "",
-    dark: hashFields.has("dark") ? hashFields.get("dark") === "1" : matchMedia("(prefers-color-scheme: dark)").matches,
+    lined: text("lined"),
+    mean: flag("mean"), open: text("open"), ask: text("ask"), change: text("change"), find: text("find"),
+    dark: hashFields.has("dark") ? flag("dark") : matchMedia("(prefers-color-scheme: dark)").matches,
   };
   if (opening) Object.assign(state, opening);
   el.classList.add("qkv-look");
@@ -156,7 +147,7 @@ function render({ model, el, hash }) {
     state.opened = [...opened].join(".");
     regroup();
   } });
-  const second = new Detail(source, () => link(), (text) => report(text), (summary) => rangeFor(second, first, summary), { moved: () => {}, remove: () => {}, framed: () => {}, region: () => {}, open: () => {} });
+  const second = new Detail(source, () => link(), (text) => report(text), (summary) => rangeFor(second, first, summary));
   second.opener.remove(); // the sentences of both are opened together
   // The maps replace these rows by those of the tokens of the link.
   if (state.pin) first.map.pinned = 0;
@@ -450,9 +441,9 @@ function render({ model, el, hash }) {
   }, "view");
   const settings = createSection("settings", "Settings and saving", [
     ...(meta.views.some((/** @type {any} */ one) => one.queries.segments && !one.levels) ? [
-      createSelect("Attention", PAIRS, /** @type {string} */ (state.pairs), (value) => { state.pairs = value; regroup(); }, "pairs"),
+      createSelect("Attention", PAIRS, state.pairs, (value) => { state.pairs = value; regroup(); }, "pairs"),
     ] : []),
-    createSelect("Scale", SCALES, /** @type {string} */ (state.scale), (value) => { state.scale = value; top.disabled = value === "row"; repaint(); }, "scale"),
+    createSelect("Scale", SCALES, state.scale, (value) => { state.scale = value; top.disabled = value === "row"; repaint(); }, "scale"),
     createElement("label", { class: "control" }, [createElement("span", { text: "Colour limit" }), top]),
     createSelect("Cell value", REDUCTIONS, state.cell, (value) => { state.cell = value; refresh(); }),
     createSelect("Rows and columns", units.map((unit) => /** @type {[string, string]} */ ([unit, unit])), state.unit, (value) => { Object.assign(state, { unit: value, opened: "" }); regroup(); }, "unit"),
