@@ -94,7 +94,7 @@ export function axisItems(mapData, box, part, { size, nameSize, names, gap, room
     }
     const [x, y] = place(length / 2, depths[axis].depth + gap + room[axis] + 0.8 * nameSize);
     const text = (axis ? [curve?.name, names[1]] : [names[0], curve?.name]).filter(Boolean).join(" · ");
-    items.push({ kind: "text", x, y, text: fitText(text, nameSize, length), size: nameSize, anchor: "middle", rotated: axis === 0, bold: Boolean(mark) });
+    items.push({ kind: "text", x, y, text: fitText(text, nameSize, Math.max(length, textWidth(names[axis], nameSize))), size: nameSize, anchor: "middle", rotated: axis === 0, bold: Boolean(mark) });
     return shown;
   });
   return { items, labelled };
