@@ -7,13 +7,14 @@ import { patchOf } from "./groups.js";
 const CURVE = "#4a83c4";
 /** Depth of a curve, in proportion to the size of the labels. */
 const DEPTH = 2.2;
-/** Maximum length of the labels of a curve, which are whole, in proportion to their size. */
+/** Maximum length of labels, in proportion to their size. */
 const LONGEST = 9;
 /** How much longer a text is in bold type. */
 const BOLD = 1.13;
 
-/** What is drawn along the rows or the columns of a map beside their labels; `label` is the largest length of a label, for a size of 1.
- *  @typedef {{curve: {name: string, low: number[], high: number[], label: number} | null, pictured: boolean,
+/** What is drawn along the rows or the columns of a map beside their labels; `label` is the length of the longest label of a series or
+ *  table, for a size of 1, and 0 for texts, whose labels are cut.
+ *  @typedef {{curve: {name: string, low: number[], high: number[]} | null, label: number, pictured: boolean,
  *    patch: (index: number) => HTMLCanvasElement | null}} AxisDrawing `pictured`: whether there are patches */
 
 /** Return what is drawn along an axis whose rows or columns are groups of tokens.
@@ -28,8 +29,8 @@ export function axisDrawing(side, groups, names, pixels) {
     curve: curve ? {
       name: curve.name, low: groups.map((group) => Math.min(...group.map((i) => curve.low[i]))),
       high: groups.map((group) => Math.max(...group.map((i) => curve.high[i]))),
-      label: Math.min(LONGEST, Math.max(...names.slice(0, 500).map((name) => textWidth(name, BOLD)))),
     } : null,
+    label: side.units.sentences ? 0 : Math.min(LONGEST, Math.max(...names.slice(0, 500).map((name) => textWidth(name, BOLD)))),
     pictured: Boolean(patches?.size && pixels),
     patch: (index) => {
       const patch = patchOf(side, groups[index][0]);
@@ -58,8 +59,10 @@ function patchImage(pixels, [height, width], [rows, columns], patch) {
 /** Return the depths of the curves of the rows and of the columns, 0: none, and by how much their labels exceed their rooms.
  *  @param {import("./map.js").MapData | null} mapData @param {number} size of the labels @param {number[]} [rooms] length of the labels */
 export function curveDepths(mapData, size, rooms = [Infinity, Infinity]) {
-  const curves = (mapData?.axes ?? [null, null]).map((axis) => axis?.curve);
-  return curves.map((curve, axis) => ({ depth: curve ? DEPTH * size : 0, more: curve ? Math.max(0, curve.label * size + 2 - rooms[axis]) : 0 }));
+  return [0, 1].map((axis) => {
+    const { curve = null, label = 0 } = mapData?.axes[axis] ?? {};
+    return { depth: curve ? DEPTH * size : 0, more: Math.max(0, label * size + 2 - rooms[axis]) };
+  });
 }
 
 /** Return the items of the axes of a map, and the indices of the rows and columns that have labels.
