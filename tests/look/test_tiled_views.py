@@ -149,3 +149,10 @@ def test_a_long_text_opens_on_the_head_with_a_role_in_its_first_tokens():
     assert [role["role"] for role in meta["roles"]["0,1"]] == ["previous"]
     assert meta["note"] == "Roles are those in the first 256 tokens."
     assert mark_roles(arrays_view(places[None], places[None])).opening is None  # numbers are no words
+
+
+def test_a_map_of_very_many_sentences_is_refused_before_it_is_computed():
+    rows = np.zeros((2001, 2), np.float32)
+    view = replace(arrays_view(rows, rows), queries=Axis.from_words([f"W{i}." for i in range(2001)]))
+    with pytest.raises(IndexError, match="fewer than 2,000 sentences"):
+        view.sentences(0, 0)

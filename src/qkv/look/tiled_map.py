@@ -53,6 +53,8 @@ _GROUPED_WEIGHTS = 2**22
 """Number of weights that are summed up at a time for a map of sentences: 32 MiB of float64."""
 _CELL_TOKENS = 32
 """Maximum tokens per overview cell, unless the overview would be too large; a finer tile then takes about 0.1 s."""
+_MOST_SENTENCES = 2000
+"""Number of sentences from which on the page (`web/heads.js`) has no map of them, which would take 16 MB."""
 _LOG2_E = math.log2(math.e)
 
 
@@ -372,9 +374,15 @@ class TiledView:
         return View(self.name, self.model, kind, *axes, tuple(layers), self.roles, note=self.note)
 
     def sentences(self, layer: int, head: int) -> bytes:
-        """Return the weights between sentences of one head, four bytes per weight; −∞ for masked pairs."""
-        axes = self.queries, self.keys or self.queries
-        weights, allowed = self.head(layer, head).merged(*(group_tokens(axis, "sentences") for axis in axes))
+        """Return the weights between sentences of one head, four bytes per weight; −∞ for masked pairs.
+
+        Raises:
+            IndexError: the head does not exist, or there are 2,000 sentences or more.
+        """
+        rows, columns = (group_tokens(axis, "sentences") for axis in (self.queries, self.keys or self.queries))
+        if max(len(rows), len(columns)) >= _MOST_SENTENCES:
+            raise IndexError(f"there must be fewer than {_MOST_SENTENCES:,} sentences. Read a part of the text.")
+        weights, allowed = self.head(layer, head).merged(rows, columns)
         return np.where(allowed, weights, -np.inf).astype("<f4").tobytes()
 
     def head(self, layer: int, head: int) -> TiledMap:
