@@ -48,7 +48,7 @@ def _measure(layers: int, heads: int, width: int, tokens: int, small: bool) -> d
         forward = cpu_seconds() - began
     view: Any
     if tokens > 512:
-        axis = look.TokenAxis.from_count(tokens)
+        axis = look.Axis.from_count(tokens)
         view = recorded_view(model, inputs, axis, name="long", model_name="BERT", layers=None)
     else:
         view, *_ = look.model(model, inputs)

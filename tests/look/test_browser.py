@@ -10,14 +10,14 @@ import pytest
 from qkv.look.html_export import export_html
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
-from qkv.look.views import HeadRole, TokenAxis, View
+from qkv.look.views import Axis, HeadRole, View
 
 from .chromium import DARKEST, PAPER, axe_violations, needs_chromium, redrawn, resize, spot
 
 pytestmark = needs_chromium
 
 WORDS = ["[CLS]", "un", "##happi", "##ness", "is", "<b>bold</b>", "[SEP]"]
-SIDE = TokenAxis(
+SIDE = Axis(
     tuple(WORDS),
     ("[CLS]", "un", "happi", "ness", "is", "<b>bold</b>", "[SEP]"),
     (-1, 0, 0, 0, 1, 2, -1),
@@ -27,7 +27,7 @@ SIDE = TokenAxis(
 
 def known(words=None):
     """Two layers of two heads with different maps: identity, previous token, first token, uniform."""
-    side = SIDE if words is None else TokenAxis.from_words(words)
+    side = SIDE if words is None else Axis.from_words(words)
     n = len(side.tokens)
     previous = np.eye(n, k=-1)
     previous[0, 0] = 1
@@ -185,6 +185,13 @@ def test_a_link_restores_the_view(opened, served):
 def test_an_invalid_link_shows_the_first_head(opened, served, wrong):
     page = opened(f"{served}#{wrong}")
     assert page.locator(".qkv-look").get_attribute("data-shown") == "0,0,0"
+
+
+@pytest.mark.parametrize("link", ["compare=-1", "compare=7", "compare=x"])
+def test_a_link_that_compares_with_nothing_shows_one_map(opened, served, link):
+    page = opened(f"{served}#{link}")
+    assert page.get_by_label("Compare with").input_value() == "-1"
+    assert [canvas.is_visible() for canvas in page.locator("canvas.map").all()] == [True, False]
 
 
 def test_two_texts_open_on_their_comparison(opened, served):
@@ -387,9 +394,7 @@ def test_generation_steps_are_selected_by_buttons_slider_and_keys(opened):
 
 
 def test_whole_words_are_shown_without_the_marks_of_their_tokens(opened):
-    side = TokenAxis(
-        ("<s>", "␣cus", "tom", "␣dog"), ("<s>", "cus", "tom", "dog"), (-1, 0, 0, 1), (True,) + (False,) * 3
-    )
+    side = Axis(("<s>", "␣cus", "tom", "␣dog"), ("<s>", "cus", "tom", "dog"), (-1, 0, 0, 1), (True,) + (False,) * 3)
     view = View.from_weights(np.full((1, 1, 4, 4), 0.25), side)
     with serve_in_thread(ServedPage(page=Page.from_views([view]))) as address:
         page = opened(f"{address}#unit=words")

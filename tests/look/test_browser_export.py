@@ -15,7 +15,7 @@ from qkv.look.quantize import MASKED, dequantize
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.tiled_map import TiledMap, TiledView
 from qkv.look.tiled_views import arrays_view
-from qkv.look.views import TokenAxis
+from qkv.look.views import Axis
 from qkv.masks import AllowedPairs, Causal, Window
 from qkv.scores import ALiBi, Biased, Gaussian, ScaledDot
 from tests.effort import sample
@@ -130,7 +130,7 @@ def head(score=None, mask=None, q=40, k=40, seed=0):
 
 
 def view_of(*maps):
-    queries, keys = (TokenAxis.from_count(n) for n in maps[0].shape)
+    queries, keys = (Axis.from_count(n) for n in maps[0].shape)
     heads = {f"head {i}": one for i, one in enumerate(maps)}
     return TiledView(
         "long", "", queries, keys if len(keys.tokens) != len(queries.tokens) else None, (("layer 0", heads),)

@@ -9,14 +9,14 @@ from qkv.look.html_export import export_html
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.text_roles import mark_roles
-from qkv.look.views import TokenAxis, View
+from qkv.look.views import Axis, View
 
 from .chromium import DARKEST, PAPER, needs_chromium, redrawn
 from .colours import difference
 
 pytestmark = needs_chromium
 TOKENS = ("[CLS]", "the", "dog", "saw", "that", "he", "was", "late", "[SEP]")
-AXIS = TokenAxis(TOKENS, TOKENS, (-1, *range(7), -1), tuple(token[0] == "[" for token in TOKENS))
+AXIS = Axis(TOKENS, TOKENS, (-1, *range(7), -1), tuple(token[0] == "[" for token in TOKENS))
 N = len(TOKENS)
 
 
@@ -82,7 +82,7 @@ def test_the_grid_follows_hidden_tokens_and_norms_of_values(opened, tmp_path, ex
 def test_the_grid_of_large_maps_says_that_it_shows_all_tokens(opened):
     count = 1500
     words = ("[CLS]", *(f"w{i}" for i in range(1, count)))
-    axis = TokenAxis(words, words, (-1, *range(1, count)), (True, *[False] * (count - 1)))
+    axis = Axis(words, words, (-1, *range(1, count)), (True, *[False] * (count - 1)))
     view = View.from_weights(np.full((1, 2, count, count), 1 / count, np.float32), axis)
     with serve_in_thread(ServedPage(page=Page.from_views(view))) as address:
         page = opened(f"{address}#hide=1")

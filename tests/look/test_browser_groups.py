@@ -1,16 +1,17 @@
 """Two tokenizations of one text, sentences that open into tokens, and spans, in Chromium, compared with NumPy."""
 
+import json
 import random
-from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from qkv import look
+from qkv.look.axis import Axis, Patches
 from qkv.look.html_export import export_html
-from qkv.look.page import Page
+from qkv.look.page import QUESTIONS, Page
 from qkv.look.server import ServedPage, serve_in_thread
-from qkv.look.token_axis import TokenAxis
 from qkv.look.token_groups import align_axes, group_tokens
 
 from .chromium import needs_chromium, redrawn
@@ -54,23 +55,26 @@ def test_groups_are_aligned_as_in_python(opened, address):
     def axis():
         names = tuple(draw.choice(tokens) for _ in range(draw.randrange(9)))
         words = tuple(sorted(draw.randrange(5) for _ in names))
-        return with_marks(
-            TokenAxis(names, names, words, (False,) * len(names)), ["[CLS]"], ["</s>"] * draw.randrange(3)
-        )
+        return with_marks(Axis(names, names, words, (False,) * len(names)), ["[CLS]"], ["</s>"] * draw.randrange(3))
 
     pairs = [[axis(), axis()] for _ in range(200)]
     pairs += [[pieces(TEXT, draw.sample(range(1, len(TEXT)), 9)) for _ in range(2)] for _ in range(100)]
-    found = page.evaluate(
-        """async (pairs) => {
-            const { alignGroups } = await import('./web/align.js');
-            return pairs.flatMap((sides) => [true, false].map((same) => {
-                const found = alignGroups(sides, sides.map(({ tokens }) => tokens.map((_, i) => [i])), same);
-                return [found.pairs, found.others];
-            }));
-        }""",
-        [[one.meta() for one in pair] for pair in pairs],
-    )
     wanted = [align_axes(*pair, same) for pair in pairs for same in (True, False)]
+    views = [
+        [SimpleNamespace(queries=axis, keys=None, model=model) for axis, model in zip(pair, models, strict=True)]
+        for pair in pairs
+        for models in ("aa", "ab")
+    ]
+    found = page.evaluate(
+        """async (all) => {
+            const { alignGroups } = await import('./web/align.js');
+            return all.map((places) => {
+                const found = alignGroups(places, places.map((tokens) => tokens.map((_, i) => [i])));
+                return [found.pairs, found.others];
+            });
+        }""",
+        [json.loads(QUESTIONS["aligned"](*both))[0] for both in views],
+    )
     assert found == [[[list(map(list, pair)) for pair in one.pairs], list(map(list, one.others))] for one in wanted]
     assert sum(len(a) > 1 or len(b) > 1 for one in wanted for a, b in one.pairs) > 100
 
@@ -238,10 +242,9 @@ def test_a_frame_is_one_number_in_each_head_and_ranks_the_heads(opened, address,
 
 def test_a_region_of_an_image_is_searched_by_its_corners_or_drawn_on_it(opened):
     names = ("[CLS]", *(f"{row},{column}" for row in range(3) for column in range(4)), "dog")
-    patches = (-1, *range(12), -1)
-    axis = TokenAxis(names, names, (-1, *range(13)), (True, *[False] * 13), grid=(3, 4), patches=patches)
+    patches = Patches((3, 4), (-1, *range(12), -1), np.full((30, 40, 3), 128, np.uint8))
+    axis = Axis(names, names, (-1, *range(13)), (True, *[False] * 13), patches=patches)
     view, weights = view_of(axis, 2)
-    view = replace(view, picture=np.full((30, 40, 3), 128, np.uint8))
     with serve_in_thread(ServedPage(page=Page.from_views(view))) as served:
         page = opened(f"{served}#open=search&ask=dog→1,1–2,2")
         page.wait_for_selector("[data-question=search] tbody tr")

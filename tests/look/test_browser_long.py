@@ -1,10 +1,12 @@
 """Maps of many tokens in Chromium: zoom from the whole map to single pairs by wheel, drag and keyboard."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from qkv.look.axis import Axis
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.tiled_views import arrays_view
@@ -36,6 +38,25 @@ def served(request):
 def settled(page):
     page.wait_for_load_state("networkidle")
     page.wait_for_timeout(50)
+
+
+def test_a_long_text_has_a_map_of_its_sentences(opened):
+    rng = np.random.default_rng(0)
+    words = [f"W{i}{'.' if i % 30 == 29 else ''}" for i in range(600)]
+    arrays = rng.normal(size=(2, 600, 8)).astype(np.float32)
+    view = replace(arrays_view(arrays, arrays, causal=True), queries=Axis.from_words(words))
+    exact = view.head(0, 1).weights((0, 600), (0, 600)).reshape(20, 30, 20, 30).sum(axis=3).mean(axis=1)
+    sentences = view.grouped("sentences")
+    assert np.allclose(sentences.weights(0, 1), np.tril(exact), rtol=6e-3)
+    assert (sentences.allowed(0, 1) == np.tri(20, dtype=bool)).all()
+    with serve_in_thread(ServedPage(page=Page.from_views(view))) as address:
+        page = opened(f"{address}#unit=sentences&head=1&query=100&key=40")
+        assert part(page) == [0, 0, 20, 20]
+        told = page.locator("output").first.text_content()
+        assert told.startswith("“W90 W91")
+        assert told.endswith(f": {float(f'{exact[3, 1]:.3g}'):.3f}")
+        redrawn(page, lambda: page.locator("select.unit").select_option("tokens"))
+        assert part(page) == [0, 0, 600, 600]
 
 
 def test_the_keyboard_zooms_from_all_tokens_to_a_single_pair(opened, served):

@@ -14,7 +14,7 @@ from qkv.look.html_export import export_html
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.text_views import text_views
-from qkv.look.views import TokenAxis
+from qkv.look.views import Axis
 
 from .chromium import needs_chromium, open_settings, redrawn, spot
 
@@ -25,7 +25,7 @@ pytestmark = [needs_chromium, pytest.mark.filterwarnings("ignore::UserWarning", 
 from .test_browser import no_serious_violation  # noqa: E402
 from .test_generation import TEXT, reader  # noqa: E402
 
-FIRST = TokenAxis(
+FIRST = Axis(
     ("Hans", "said", "un", "##happi", "##ly", "he", "left"),
     ("Hans", "said", "un", "happi", "ly", "he", "left"),
     (0, 1, 2, 2, 2, 3, 4),
@@ -232,7 +232,7 @@ def test_an_exported_file_searches_heads_and_shows_predictions(page, address, vi
     # The question that needs the running model is not offered; the weight is explained from the queries and keys.
     page.locator(".questions summary", has_text="Why this weight?").click()
     page.wait_for_selector("[data-question=pair] tbody")
-    exact = look.pair(views[2], 0, 0, 1, 0)
+    exact = views[2].pair(0, 0, 1, 0)
     for dimension, *numbers in rows(page, "[data-question=pair]"):
         wanted = [part[int(dimension)] for part in (exact.query, exact.key, exact.product)]
         assert [float(number.replace("−", "-")) for number in numbers] == pytest.approx(wanted, rel=6e-3, abs=1e-4)
@@ -274,7 +274,7 @@ def test_an_ablated_head_changes_the_page_as_it_changes_pytorch(page, address, m
         pytest.approx(float(shares[0].max()), rel=6e-3),
     )
     # Query and key of the pair.
-    wanted = look.pair(views[2], 1, 0, 2, 0)
+    wanted = views[2].pair(1, 0, 2, 0)
     page.wait_for_selector("[data-question=pair] tbody")
     listed = rows(page, "[data-question=pair]")
     assert [int(row[0]) for row in listed] == np.argsort(-np.abs(wanted.product), kind="stable").tolist()[:8]

@@ -56,30 +56,32 @@ def test_the_recorded_weights_of_pictures_are_those_of_the_example():
     pytest.importorskip("torch")
     from examples.gallery_records import TARGET, picture_record
 
-    found, saved = picture_record(), json.loads(TARGET.read_text(encoding="utf-8"))["pictures"]
-    assert {name: found[name] for name in ("pictures", "queries", "keys")} == {
-        name: saved[name] for name in ("pictures", "queries", "keys")
-    }
-    assert np.allclose(found["weights"], saved["weights"], atol=0.02)
+    found = picture_record()
+    (saved,) = [one for one in json.loads(TARGET.read_text(encoding="utf-8")) if one["pair"]["name"] == "pictures"]
+    assert {**found, "weights": None} == {**saved, "weights": None}
+    # Rounding, which differs between machines, changes what is learned a little.
+    assert np.corrcoef(np.ravel(found["weights"]), np.ravel(saved["weights"]))[0, 1] > 0.98
 
 
 @pytest.mark.long
 def test_the_vision_transformer_recognises_digits_that_it_was_not_trained_on():
     pytest.importorskip("sklearn")
     torch = pytest.importorskip("torch")
-    from qkv.look.gallery import digit_view, train_digits
+    from examples.gallery_records import train_digits, vision_record
 
     module, pictures, digits = train_digits()
+    record = vision_record()
     with torch.no_grad():
         assert (module(pictures).argmax(dim=-1) == digits).float().mean() > 0.93
-        x = torch.cat([module.class_token, module.embedding(patches_of(pictures[0]))[None]], dim=1) + module.positions
+        (at,) = [
+            i
+            for i in range(len(pictures))
+            if np.array_equal(np.rint(pictures[i].numpy() * 255), np.ravel(record["pixels"]))
+        ]
+        x = torch.cat([module.class_token, module.embedding(patches_of(pictures[at]))[None]], dim=1) + module.positions
         attention = module.encoder.layers[0].attention
         weights = attention(module.encoder.layers[0].attention_norm(x), readouts=[Dense()]).readouts[0][0]
-    view = digit_view(module, pictures[0], "digit")
-    assert view.queries.tokens[:3] == ("[CLS]", "0,0", "0,1")
-    assert np.array_equal(view.picture[..., 0], np.rint(pictures[0].numpy().reshape(8, 8) * 255))
-    shown = np.stack([view.weights(0, head) for head in range(4)])
-    assert np.allclose(shown, weights, rtol=6e-3, atol=1e-6)
+    assert np.allclose(record["weights"][0], weights, rtol=6e-3, atol=1e-6)
 
 
 def patches_of(picture):
@@ -95,4 +97,6 @@ def test_records_are_rows_of_weights():
         weights = view.weights(pair.layer, pair.head)
         assert weights.sum(axis=1) == pytest.approx(1, abs=0.01)
         assert pair.query in view.queries.tokens
-        assert pair.key in view.keys.tokens
+        assert pair.key in (view.keys or view.queries).tokens
+    assert view.queries.tokens[:3] == ("[CLS]", "0,0", "0,1")
+    assert view.image.shape == (8, 8, 3)

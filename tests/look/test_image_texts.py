@@ -1,17 +1,15 @@
 """Models of texts and images: their image tokens stand for the right parts of the picture."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
-from qkv import look
 from qkv.errors import DataError, OptionError
+from qkv.look.axis import Axis, Patches
 from qkv.look.html_export import export_html
 from qkv.look.image_views import find_patches
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
-from qkv.look.views import TokenAxis, View
+from qkv.look.views import View
 
 from .chromium import needs_chromium
 
@@ -190,8 +188,8 @@ def test_each_patch_is_the_token_whose_embedding_depends_on_its_pixels(kind):
     text = text_with_image(processor, "the dog")
     encoded = processor(images=noise(), text=text, return_tensors="pt")
     (view, *_) = _views(model, processor, encoded, noise(), "dog")
-    rows, columns = view.queries.grid
-    assert sorted(patch for patch in view.queries.patches if patch >= 0) == list(range(rows * columns))
+    rows, columns = view.queries.patches.grid
+    assert sorted(patch for patch in view.queries.patches.places if patch >= 0) == list(range(rows * columns))
     assert view.queries.tokens[-2:] == ("the", "dog")
     # The layers between pixels and text would mix the patches.
     with torch.no_grad():
@@ -220,8 +218,8 @@ def test_each_patch_is_the_token_whose_embedding_depends_on_its_pixels(kind):
             255 - pixels[middle[0] - 2 : middle[0] + 2, middle[1] - 2 : middle[1] + 2]
         )
         change = (embed(PIL.fromarray(pixels)) - before).norm(dim=-1).numpy()
-        change[np.array(view.queries.patches) < 0] = 0
-        assert view.queries.patches[int(change.argmax())] == patch
+        change[np.array(view.queries.patches.places) < 0] = 0
+        assert view.queries.patches.places[int(change.argmax())] == patch
     hook.remove()
 
 
@@ -245,11 +243,11 @@ def test_the_weights_of_the_text_are_those_of_the_eager_model(kind):
     best = plain.logits[0].softmax(-1).max(-1)
     assert np.allclose(view.predictions.probabilities[:, 0], best.values, atol=1e-5)
     assert view.opening.query == len(view.queries.tokens) - 1
-    assert view.queries.patches[view.opening.key] >= 0
-    assert view.picture.shape[2] == 3
+    assert view.queries.patches.places[view.opening.key] >= 0
+    assert view.image.shape[2] == 3
     assert len(images) == (kind in (llava, paligemma, gemma3))
     # An ablated head changes the predictions, as in a text.
-    effect = look.effect(view, {(0, 0): 0.0})
+    effect = view.effect({(0, 0): 0.0})
     assert effect.loss is not None
     assert (effect.divergence > 0).any()
 
@@ -288,12 +286,11 @@ def test_runs_that_are_no_square_have_no_places():
 @needs_chromium
 def test_the_picture_shows_the_weights_of_tokens_in_the_middle_of_a_text(opened, tmp_path):
     tokens = ("see", "0,0", "0,1", "1,0", "1,1", "dog")
-    patches = (-1, 0, 1, 2, 3, -1)
-    axis = TokenAxis(tokens, tokens, tuple(range(6)), (False,) * 6, grid=(2, 2), patches=patches)
+    patches = Patches((2, 2), (-1, 0, 1, 2, 3, -1), np.full((8, 8, 3), 200, np.uint8))
+    axis = Axis(tokens, tokens, tuple(range(6)), (False,) * 6, patches=patches)
     weights = np.full((1, 1, 6, 6), 1e-3)
     weights[..., 3] = 0.995  # patch 1,0
-    picture = np.full((8, 8, 3), 200, np.uint8)
-    view = dataclasses.replace(View.from_weights(weights, axis, name="dog"), picture=picture)
+    view = View.from_weights(weights, axis, name="dog")
     brightness = """() => {
         const canvas = document.querySelector("canvas.picture");
         const pen = canvas.getContext("2d");

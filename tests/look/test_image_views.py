@@ -1,14 +1,13 @@
 """Vision transformers: their image processor, and the weights on the image in Chromium."""
 
-import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 from qkv.errors import DataError
+from qkv.look.axis import Axis
 from qkv.look.html_export import export_html
-from qkv.look.model_views import patch_axis
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.views import View
@@ -25,7 +24,7 @@ def painted():
     weights = np.full((1, 1, 7, 7), 1e-4)
     weights[0, 0, :, 4] = 1 - 6e-4
     weights[0, 0, 1] = [0, 0, 0, 0, 0, 0, 1]
-    return dataclasses.replace(View.from_weights(weights, patch_axis(3, 2, 1), name="image"), picture=RGB)
+    return View.from_weights(weights, Axis.from_patches(3, 2, 1, RGB), name="image")
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +55,8 @@ def test_the_image_is_the_one_that_the_model_sees(folder, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "noise.png")
     (view,) = image_views(folder, [tmp_path / "noise.png"])
-    assert (view.name, view.model, view.queries.grid) == ("noise.png", "vit", (3, 3))
-    assert np.array_equal(view.picture, pixels)
+    assert (view.name, view.model, view.queries.patches.grid) == ("noise.png", "vit", (3, 3))
+    assert np.array_equal(view.image, pixels)
     assert [layer.name for layer in view.layers] == ["layer 0", "layer 1", "all heads"]
 
 
@@ -121,7 +120,7 @@ def test_an_image_as_keys_only(opened):
     """Pooling by attention: one query, and the patches as keys."""
     weights = np.full((1, 1, 1, 6), 0.01)
     weights[..., 2] = 0.95
-    view = dataclasses.replace(View.from_weights(weights, ["query"], patch_axis(3, 2)), picture=RGB)
+    view = View.from_weights(weights, ["query"], Axis.from_patches(3, 2, pixels=RGB))
     with serve_in_thread(ServedPage(page=Page.from_views(view))) as address:
         page = opened(address)
         page.wait_for_function("() => document.querySelector('canvas.picture').dataset.drawn > 0")

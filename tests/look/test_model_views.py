@@ -39,9 +39,9 @@ def test_a_vision_transformer_is_shown_by_patches() -> None:
     np.testing.assert_allclose(view.weights(2, 1), rollout, rtol=6e-3)
     # The image is the input, scaled to its range.
     scaled = (image[1] - image[1].min()) / (image[1].max() - image[1].min()) * 255
-    assert view.picture is not None
-    assert np.abs(view.picture - scaled.numpy().transpose(1, 2, 0)).max() <= 0.51
-    assert view.queries.grid == (3, 3)
+    assert view.image is not None
+    assert np.abs(view.image - scaled.numpy().transpose(1, 2, 0)).max() <= 0.51
+    assert view.queries.patches.grid == (3, 3)
     assert view.opening is not None
     assert view.opening.query == 0  # the class token
 

@@ -19,7 +19,7 @@ from qkv.look.html_export import export_html, page_html
 from qkv.look.page import Page
 from qkv.look.rollout import flow
 from qkv.look.server import ServedPage, serve, serve_in_thread
-from qkv.look.views import HeadRole, TokenAxis, View
+from qkv.look.views import Axis, HeadRole, View
 from qkv.look.widget import respond
 
 EVIL = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "$&", "\u2028"]
@@ -395,4 +395,4 @@ def test_the_widget_has_the_module_and_the_metadata_of_the_page():
 
 
 def test_an_axis_of_plain_words_has_those_words():
-    assert TokenAxis.from_words(["a", "b"]).words == (0, 1)
+    assert Axis.from_words(["a", "b"]).words == (0, 1)

@@ -6,7 +6,7 @@ import pytest
 from qkv.errors import DataError, OptionError
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
-from qkv.look.views import TokenAxis, View
+from qkv.look.views import Axis, View
 
 from .chromium import needs_chromium
 
@@ -77,7 +77,7 @@ def test_pairs_that_do_not_fit_the_texts_are_refused():
 def test_the_page_shows_the_attention_from_one_text_to_the_other(opened):
     names = ("[CLS]", "who", "sat", "[SEP]", "the", "cat", "sat", "[SEP]")
     marks = tuple(name.startswith("[") for name in names)
-    axis = TokenAxis(names, names, (-1, 0, 1, -1, 8, 9, 10, -1), marks, segments=(-1, 0, 0, -1, 1, 1, 1, -1))
+    axis = Axis(names, names, (-1, 0, 1, -1, 8, 9, 10, -1), marks, segments=(-1, 0, 0, -1, 1, 1, 1, -1))
     weights = np.random.default_rng(0).dirichlet(np.ones(8), (1, 1, 8))
     with serve_in_thread(ServedPage(page=Page.from_views(View.from_weights(weights, axis)))) as address:
         page = opened(address)

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from qkv import look
 from qkv.errors import DataError, KindError, OptionError, ShapeError
+from qkv.look.axis import Axis
 from qkv.look.difference import rank_differences
 from qkv.look.page import Page
 from qkv.look.tiled_views import arrays_view
-from qkv.look.token_axis import TokenAxis
 from qkv.look.token_groups import align_tokens, find_phrase
 from tests.effort import cases
 
-PIECES = TokenAxis(
+PIECES = Axis(
     ("[CLS]", "Hans", "un", "##happi", "##ly", "saw", "hans", "[SEP]"),
     ("[CLS]", "Hans", "un", "happi", "ly", "saw", "hans", "[SEP]"),
     (-1, 0, 1, 1, 1, 2, 3, -1),
@@ -155,7 +155,7 @@ def test_maps_over_all_heads_are_no_heads():
 
 def test_a_view_without_a_model_says_so():
     view = look.View.from_weights(np.full((1, 1, 2, 2), 0.5), ["a", "b"])
-    for ask in (lambda: look.effect(view, {(0, 0): 0.0}), lambda: look.pair(view, 0, 0, 0, 0)):
+    for ask in (lambda: view.effect({(0, 0): 0.0}), lambda: view.pair(0, 0, 0, 0)):
         with pytest.raises(DataError, match="made with a model"):
             ask()
     page = Page.from_views(view)
@@ -224,7 +224,7 @@ def test_ablated_heads_predictions_and_pairs_equal_plain_pytorch(kind):
         loss = torch.nn.functional.cross_entropy(before[: len(targets)], targets)
         assert view.predictions.loss == pytest.approx(float(loss), rel=1e-4)
         # A head that is ablated, and one that is doubled.
-        effect = look.effect(view, {(1, 0): 0.0, (0, 1): 2.0})
+        effect = view.effect({(1, 0): 0.0, (0, 1): 2.0})
         for layer, head, factor in ((1, 0, 0.0), (0, 1, 2.0)):
             weight = layers[layer][1].weight.data
             (weight.T if kind == "gpt2" else weight)[:, 8 * head : 8 * head + 8] *= factor
@@ -242,17 +242,17 @@ def test_ablated_heads_predictions_and_pairs_equal_plain_pytorch(kind):
     assert (first, second) == pytest.approx((shares[1, number], after[1, number]), abs=1e-5)
     # A pair, and its weighted value.
     weights = (plain.cross_attentions if kind == "bart" else plain.attentions)[1][0]
-    product = look.pair(view, 1, 0, 2, 1)
+    product = view.pair(1, 0, 2, 1)
     assert product.weight == pytest.approx(float(weights[0, 2, 1]), rel=1e-4, abs=1e-6)
     assert product.logit == pytest.approx(product.product.sum(), rel=1e-4, abs=1e-5)
-    rest = [look.pair(view, 1, 0, 2, key).logit for key in range(3)]
+    rest = [view.pair(1, 0, 2, key).logit for key in range(3)]
     ratio = float(torch.log(weights[0, 2, 1] / weights[0, 2, 0]))
     assert rest[1] - rest[0] == pytest.approx(ratio, rel=1e-3, abs=1e-4)
     norms = values[1].reshape(-1, 2, 8).norm(dim=-1)
     assert product.value_norm == pytest.approx(float(norms[1, 0]), rel=1e-4)
     assert np.allclose(view.layers[1].value_norms, norms.T, rtol=1e-4)
     if kind == "gpt2":
-        masked = look.pair(view, 1, 0, 1, 4)
+        masked = view.pair(1, 0, 1, 4)
         assert (masked.logit, masked.weight) == (-np.inf, 0.0)
         assert json.loads(Page.from_views(view).read("pair", [0, 1, 0, 1, 4]))["logit"] is None
     # The page says the same.
@@ -264,7 +264,7 @@ def test_ablated_heads_predictions_and_pairs_equal_plain_pytorch(kind):
     with pytest.raises(LookupError, match="head must be between"):
         page.read("effect", [0, 1, 1, 9, 0])
     with pytest.raises(OptionError):
-        look.pair(view, 1, 0, 99, 0)
+        view.pair(1, 0, 99, 0)
 
 
 def test_heads_of_any_recorded_module_are_ablated_and_read():
@@ -273,7 +273,7 @@ def test_heads_of_any_recorded_module_are_ablated_and_read():
     model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
     x = torch.randn(3, 5, 8)
     (view,) = look.model(model, x, element=1)
-    effect = look.effect(view, {(1, 0): 0.0})
+    effect = view.effect({(1, 0): 0.0})
     with torch.no_grad():
         before = model(x)[1]
         model.layers[1].self_attn.out_proj.weight[:, :4] = 0
@@ -281,7 +281,7 @@ def test_heads_of_any_recorded_module_are_ablated_and_read():
     assert torch.allclose(effect.before, before, atol=1e-5)
     assert torch.allclose(effect.after, after, atol=1e-5)
     assert np.allclose(effect.divergence, ((after - before).norm(dim=-1) / before.norm(dim=-1)).numpy(), atol=1e-5)
-    product = look.pair(view, 0, 1, 3, 2)
+    product = view.pair(0, 1, 3, 2)
     assert product.weight == pytest.approx(view.weights(0, 1)[3, 2], rel=6e-3)
     assert product.logit == pytest.approx(product.product.sum(), rel=1e-4)
     assert product.query.shape == (4,)
@@ -302,7 +302,7 @@ def test_heads_of_modules_of_qkv_are_ablated_and_read():
     changed = copy.deepcopy(model)
     changed.layers[0].attention.output_map.weight.data[:, 4:] = 0
     changed.layers[1].attention.output_map.weight.data[:, 2:4] *= -0.5
-    effect = look.effect(view, {(0, 1): 0.0, (1, 1): -0.5})
+    effect = view.effect({(0, 1): 0.0, (1, 1): -0.5})
     with torch.no_grad():
         before, after = model(x)[1], changed(x)[1]
     assert torch.equal(effect.before, before)
@@ -315,7 +315,7 @@ def test_heads_of_modules_of_qkv_are_ablated_and_read():
         model(x)
         query, (key, value) = grouped.queries(received[0])[2, 3], grouped.key_value(received[0])
         key, value = key[1], value[1]
-    product = look.pair(view, 1, 2, 3, 1)
+    product = view.pair(1, 2, 3, 1)
     assert np.allclose(product.query, query, atol=1e-6)
     assert np.allclose(product.product, (query * key[1]).numpy() / 2**0.5, atol=1e-6)
     assert product.logit == pytest.approx(product.product.sum(), rel=1e-5)
@@ -324,9 +324,9 @@ def test_heads_of_modules_of_qkv_are_ablated_and_read():
     assert view.layers[1].value_norms[2, 1] == pytest.approx(product.value_norm, rel=1e-5)
     additive = nn.MultiHeadAttention(8, 2, score=nn.Additive)
     (other,) = look.model(additive, x)
-    assert (look.effect(other, {(0, 0): 0.0}).divergence > 0).all()
+    assert (other.effect({(0, 0): 0.0}).divergence > 0).all()
     with pytest.raises(DataError, match="must be a scaled dot product"):
-        look.pair(other, 0, 0, 0, 0)
+        other.pair(0, 0, 0, 0)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -343,11 +343,11 @@ def test_a_model_without_language_head_has_changed_vectors():
     model = transformers.BertModel(transformers.BertConfig(vocab_size=13, **sizes)).eval()
     (view,) = text_views(TextModel(model, reader("gpt2").tokenizer, "bert"), ["a b c"])
     assert view.predictions is None
-    effect = look.effect(view, {(0, 0): 0.0, (0, 1): 0.0})
+    effect = view.effect({(0, 0): 0.0, (0, 1): 0.0})
     assert effect.predictions is effect.loss is None
     assert effect.tokens(0) == []
     assert (effect.divergence > 1e-4).all()
-    assert look.effect(view, {(0, 0): 1.0}).divergence.max() == pytest.approx(0, abs=1e-6)
+    assert view.effect({(0, 0): 1.0}).divergence.max() == pytest.approx(0, abs=1e-6)
     assert json.loads(Page.from_views(view).read("effect", [0, 2, 0, 0, 50]))["loss"] is None
     with pytest.raises(OptionError, match="no model"):
-        look.effect(view, {(1, 0): 0.0})
+        view.effect({(1, 0): 0.0})

@@ -1,6 +1,5 @@
 """Roles of heads in one text, and the head, query and key that a page shows first."""
 
-import dataclasses
 import time
 
 import numpy as np
@@ -9,9 +8,9 @@ import pytest
 from qkv.look.roles import HeadScore, RoleTable
 from qkv.look.roles.scoring import EncodedSentence, position_scores
 from qkv.look.text_roles import content_words, mark_roles, text_roles
-from qkv.look.views import HeadRole, Opening, TokenAxis, View
+from qkv.look.views import Axis, HeadRole, Opening, View
 
-SENTENCE = TokenAxis(
+SENTENCE = Axis(
     ("[CLS]", "the", "dog", "saw", "that", "she", "lik", "##es", "him", "[SEP]"),
     ("[CLS]", "the", "dog", "saw", "that", "she", "lik", "es", "him", "[SEP]"),
     (-1, 0, 1, 2, 3, 4, 5, 5, 6, -1),
@@ -76,11 +75,10 @@ def test_the_best_head_of_a_role_is_named_even_if_its_score_is_small():
 
 def test_maps_without_roles():
     assert text_roles(View.from_weights(PREVIOUS[None, None], SENTENCE, SENTENCE)) == {}  # cross-attention
-    assert text_roles(View.from_weights(PREVIOUS[None, None], TokenAxis.from_count(N))) == {}
+    assert text_roles(View.from_weights(PREVIOUS[None, None], Axis.from_count(N))) == {}
     assert text_roles(view_of(-PREVIOUS)) == {}
     assert text_roles(View.from_weights(np.ones((1, 1, 1, 1)), ["a"])) == {}
-    patches = dataclasses.replace(TokenAxis.from_words(range(N)), grid=(2, 5))
-    assert text_roles(View.from_weights(PREVIOUS[None, None], patches)) == {}
+    assert text_roles(View.from_weights(PREVIOUS[None, None], Axis.from_patches(2, N // 2, N % 2))) == {}
     broken = PREVIOUS.copy()
     broken[1, 1] = np.nan
     assert text_roles(view_of(broken)) == {}
@@ -103,7 +101,7 @@ def test_a_page_without_roles_opens_on_the_sharpest_head():
     sharp[:, 1] = 1
     weights = np.stack([np.full((N, 3), 1 / 3), sharp])[None]
     assert mark_roles(View.from_weights(weights, SENTENCE, keys)).opening == Opening(0, 1, 7, 1)
-    assert mark_roles(View.from_weights(weights, TokenAxis.from_count(N), keys)).opening is None
+    assert mark_roles(View.from_weights(weights, Axis.from_count(N), keys)).opening is None
     one = mark_roles(View.from_weights(np.ones((1, 1, 1, 1)), ["a"]))
     assert (one.opening, one.roles) == (Opening(), {})
 
@@ -118,8 +116,8 @@ def test_measured_roles_replace_those_of_the_text():
 
 def test_content_words_of_any_script():
     assert content_words(SENTENCE) == [[2], [3], [6, 7]]
-    assert content_words(TokenAxis.from_words(["Der", "Größe", "—", "42", "дом"])) == [[0], [1], [4]]
-    assert content_words(TokenAxis.from_words([""])) == []
+    assert content_words(Axis.from_words(["Der", "Größe", "—", "42", "дом"])) == [[0], [1], [4]]
+    assert content_words(Axis.from_words([""])) == []
 
 
 def test_roles_of_a_long_text_take_less_than_a_second():

@@ -12,7 +12,7 @@ from qkv.errors import OptionError
 from qkv.look.page import Page
 from qkv.look.quantize import MASKED, dequantize
 from qkv.look.tiled_map import TILE_SIZE, TiledMap, TiledView
-from qkv.look.views import TokenAxis
+from qkv.look.views import Axis
 from qkv.masks import AllowedKeys, AllowedPairs, Causal, Documents, Window
 from tests.processes import run_python
 
@@ -122,7 +122,7 @@ def test_the_memory_of_a_tiled_map_is_predicted():
 
 
 def long_view(tokens=600):
-    side = TokenAxis.from_words([f"w{i}" for i in range(tokens)])
+    side = Axis.from_words([f"w{i}" for i in range(tokens)])
     maps = {f"head {h}": TiledMap.from_arrays(*problem(tokens, tokens, seed=h), size=64) for h in range(2)}
     return TiledView("long", "", side, None, (("layer 0", maps),))
 

@@ -8,7 +8,7 @@ import pytest
 from qkv.errors import DataError, RefusedError, ShapeError
 from qkv.look.text_roles import mark_roles
 from qkv.look.tiled_views import arrays_required_bytes, arrays_view, check_memory, heads_required_bytes, read_array
-from qkv.look.views import TokenAxis
+from qkv.look.views import Axis
 
 torch = pytest.importorskip("torch")
 
@@ -125,7 +125,7 @@ def test_a_text_whose_maps_do_not_fit_the_memory_comes_in_tiles_with_the_same_we
             found = long.head(layer, head).weights((0, 700), (0, 700))
             assert np.allclose(found, short.weights(number, head), rtol=5.1e-3)
             assert np.allclose(found.sum(axis=1), 1, atol=1e-5)
-    assert long.queries == TokenAxis.from_words(text.split())
+    assert long.queries == Axis.from_words(text.split())
 
 
 def test_a_long_text_over_the_memory_limit_is_refused_with_advice(reader):
@@ -140,7 +140,7 @@ def test_a_long_text_opens_on_the_head_with_a_role_in_its_first_tokens():
     places = 40 * np.eye(300, dtype=np.float32)
     previous = np.roll(places, -1, axis=0)  # the key of each token is the query of the next one
     view = arrays_view(np.stack([0 * places, places]), np.stack([places, previous]))
-    view = replace(view, queries=TokenAxis.from_words(words))
+    view = replace(view, queries=Axis.from_words(words))
     dense = view.beginning(256)
     assert np.allclose(dense.weights(0, 1), view.head(0, 1).weights((0, 256), (0, 256)), rtol=1e-3, atol=1e-9)
     marked = mark_roles(view)
@@ -149,3 +149,10 @@ def test_a_long_text_opens_on_the_head_with_a_role_in_its_first_tokens():
     assert [role["role"] for role in meta["roles"]["0,1"]] == ["previous"]
     assert meta["note"] == "Roles are those in the first 256 tokens."
     assert mark_roles(arrays_view(places[None], places[None])).opening is None  # numbers are no words
+
+
+def test_a_map_of_very_many_sentences_is_refused_before_it_is_computed():
+    rows = np.zeros((2001, 2), np.float32)
+    view = replace(arrays_view(rows, rows), queries=Axis.from_words([f"W{i}." for i in range(2001)]))
+    with pytest.raises(IndexError, match="fewer than 2,000 sentences"):
+        view.sentences(0, 0)

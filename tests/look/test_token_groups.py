@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from qkv import look
 from qkv.errors import OptionError
+from qkv.look.axis import Axis, Patches
 from qkv.look.difference import rank_differences
-from qkv.look.token_axis import TokenAxis
 from qkv.look.token_groups import align_axes, find_phrase, group_tokens, merge, merge_allowed
 from tests.effort import cases
 
@@ -26,7 +26,7 @@ def pieces(text, cuts):
             spans.append((start + len(part) - len(part.lstrip()), start + len(part.rstrip())))
     names = tuple(text[start:stop] for start, stop in spans)
     words = tuple(text[:start].count(" ") for start, _ in spans)
-    return TokenAxis(names, names, words, (False,) * len(names), text=text, spans=tuple(spans))
+    return Axis(names, names, words, (False,) * len(names), text=text, spans=tuple(spans))
 
 
 def with_marks(axis, before, after):
@@ -35,7 +35,7 @@ def with_marks(axis, before, after):
     spans = ((0, 0),) * len(before) + axis.spans + ((len(axis.text),) * 2,) * len(after)
     words = (-1,) * len(before) + axis.words + (-1,) * len(after)
     special = tuple(start == stop for start, stop in spans)
-    return TokenAxis(names, names, words, special, text=axis.text, spans=spans)
+    return Axis(names, names, words, special, text=axis.text, spans=spans)
 
 
 def view_of(axis, seed, name="one text", model="", layers=2, heads=3):
@@ -121,7 +121,7 @@ def test_two_texts_of_two_tokenizers_are_aligned_by_words_and_within_equal_words
     def axis(*words):
         tokens = [piece for word in words for piece in word]
         owners = [i for i, word in enumerate(words) for _ in word]
-        return TokenAxis(tuple(tokens), tuple(tokens), tuple(owners), (False,) * len(tokens))
+        return Axis(tuple(tokens), tuple(tokens), tuple(owners), (False,) * len(tokens))
 
     first = axis(["the"], ["un", "happy"], ["dog"], ["sat"], ["down"])
     second = axis(["The"], ["unhap", "py"], ["old"], ["cat", "tle"], ["sat"], ["down"])
@@ -199,15 +199,14 @@ def test_a_span_attends_to_a_span_in_each_head():
 
 def test_a_region_of_an_image_is_a_span():
     names = ("[CLS]", *(f"{row},{column}" for row in range(3) for column in range(4)), "dog")
-    patches = (-1, *range(12), -1)
-    axis = TokenAxis(names, names, (-1, *range(13)), (True, *[False] * 13), grid=(3, 4), patches=patches)
+    patches = Patches((3, 4), (-1, *range(12), -1))
+    axis = Axis(names, names, (-1, *range(13)), (True, *[False] * 13), patches=patches)
     assert find_phrase(axis, "1,1–2,2") == find_phrase(axis, "2,2-1,1") == [(6, 7, 10, 11)]
     assert find_phrase(axis, "5,5–6,6") == []
     view, weights = view_of(axis, 6)
     found = {(each.layer, each.head): each.weight for each in look.search(view, "dog", "1,1–2,2")}
     assert found == pytest.approx({(i, j): weights[i, j, 13, [6, 7, 10, 11]].sum() for i in range(2) for j in range(3)})
-    last = TokenAxis(names[:-1], names[:-1], patches[:-1], (True, *[False] * 12), grid=(3, 4))
-    assert find_phrase(last, "0,0–0,1") == [(1, 2)]
+    assert find_phrase(Axis.from_patches(3, 4, 1), "0,0–0,1") == [(1, 2)]
 
 
 def test_models_with_two_tokenizers_are_compared_by_the_characters_of_one_text():

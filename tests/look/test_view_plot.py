@@ -62,6 +62,13 @@ def grid():
     return look.plot_view(seven(), width="double"), ["layer 0", "layer 1", "0", "2", "weight", "seven <words> & $"]
 
 
+def test_titles_name_the_model():
+    view = look.View.from_weights(np.eye(3)[None, None], ["a", "b", "c"], name="words", model="bert")
+    assert look.plot_view(view, 0, 0).axes[0].get_title() == "words: bert, layer 0, head 0"
+    assert look.plot_view(view).get_suptitle() == "words: bert"
+    assert look.plot_view(view, 0, 0, title="mine").axes[0].get_title() == "mine"
+
+
 def heatmap():
     return look.heatmaps(np.eye(3), titles=["three"], width=5), ["three", "Keys", "Queries"]
 
@@ -313,6 +320,11 @@ def test_results_show_themselves_in_notebooks_as_escaped_tables():
     assert "<b>Ann" not in people._repr_html_() + people.ask("<b>Ann</b>")._repr_html_()
     assert '<meter value="1.000"' in people.ask("Bob")._repr_html_()
     assert people.ask(["Bob", "Ann"])._repr_html_().count("<tr>") == 2
+    shown = qkv.readouts.Heads(qkv.readouts.TopWeights(2), (0, -1))._repr_html_()
+    assert "max-width:600px;max-height:400px" in shown
+    assert re.findall(r"<b>(\w+)</b>|>([^<>]+)</td>", shown) == [
+        ("Heads", ""), ("", "readout"), ("", "TopWeights(2)"), ("", "heads"), ("", "(0, -1)"),
+    ]  # fmt: skip
 
 
 def test_a_figure_of_one_column_has_its_width_in_notebooks():

@@ -6,26 +6,24 @@ from qkv.core.extras import lazy_attributes
 from qkv.look.answer_plot import plot_answer
 from qkv.look.difference import difference
 from qkv.look.inline_map import map_image as _map_image  # noqa: F401 (the picture of views in notebooks)
-from qkv.look.live_model import effect, pair
 from qkv.look.model_views import model
 from qkv.look.query_plot import plot_query, save_query_plot
 from qkv.look.regression_plot import plot_regression
 from qkv.look.rollout import flow, gradient_weighted, norm_weighted, rollout
 from qkv.look.search import search
 from qkv.look.view_plot import alignment, attention, heads, heatmaps, plot_view
-from qkv.look.views import TokenAxis, View
+from qkv.look.views import Axis, View
 from qkv.look.widget import widget
 
 if TYPE_CHECKING:
     from qkv.look.answers import explorer
 
 __all__ = [
-    "TokenAxis",
+    "Axis",
     "View",
     "alignment",
     "attention",
     "difference",
-    "effect",
     "explorer",
     "flow",
     "gradient_weighted",
@@ -33,7 +31,6 @@ __all__ = [
     "heatmaps",
     "model",
     "norm_weighted",
-    "pair",
     "plot_answer",
     "plot_query",
     "plot_regression",

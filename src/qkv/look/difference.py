@@ -9,11 +9,12 @@ import numpy as np
 
 from qkv.core.typing import Bool, Float, Int
 from qkv.errors import KindError, ShapeError
-from qkv.look.token_axis import TokenAxis
+from qkv.look.axis import Axis
+from qkv.look.tiled_map import TiledView
 from qkv.look.token_groups import Alignment, align_axes, merge, merge_allowed
 from qkv.look.views import ALL_HEADS, View
 
-__all__ = ["Difference", "HeadDistance", "PairDifference", "difference", "rank_differences"]
+__all__ = ["Difference", "HeadDistance", "PairDifference", "align_views", "difference", "rank_differences"]
 
 _Head = tuple[int, int | None]
 """Layer and head; None: the mean over the heads of the layer."""
@@ -120,9 +121,10 @@ def difference(
         pairs = [[((i, j), (i, j)) for j in range(count)] for i, count in enumerate(_head_counts(first, second))]
     else:
         pairs = [[heads]]
-    rows, columns = _align(first, second)
-    heads_of = [[_subtract(first, second, a, b, rows, columns) for a, b in layer] for layer in pairs]
-    weights, error, distances = (tuple(np.stack([head[i] for head in layer]) for layer in heads_of) for i in range(3))
+    rows, columns = align_views(first, second)
+    heads_of = [[_compare(first, second, a, b, rows, columns) for a, b in layer] for layer in pairs]
+    weights = tuple(np.stack([a - b for a, b, _, _ in layer]) for layer in heads_of)
+    error, distances = (tuple(np.stack([head[i] for head in layer]) for layer in heads_of) for i in (2, 3))
     keys = [view.keys or view.queries for view in (first, second)]
     axes = [(rows, [first.queries, second.queries]), *([] if rows is columns else [(columns, keys)])]
     one, other = (tuple(both[i].tokens[j] for found, both in axes for j in found.others[i]) for i in (0, 1))
@@ -150,26 +152,19 @@ def rank_differences(first: View, second: View, count: int = 10) -> tuple[list[H
         [(1, 0, -0.4), (1, 1, 0.4)]
     """
     shapes = _head_counts(first, second)
-    rows, columns = _align(first, second)
-    groups = [(rows.groups(side), columns.groups(side)) for side in (0, 1)]
+    rows, columns = align_views(first, second)
     heads: list[HeadDistance] = []
     pairs: list[PairDifference] = []
-    for layer, head in ((i, j) for i, number in enumerate(shapes) for j in range(number)):
-        both = [view.weights(layer, head).astype(np.float64) for view in (first, second)]
-        heads.append(HeadDistance(layer, head, _distance(both[0], both[1], rows, columns)))
-        if not rows.pairs or not columns.pairs:
-            continue
-        a, b = (
-            np.where(merge_allowed(view.allowed(layer, head), *own), merge(weights, *own), np.nan)
-            for view, weights, own in zip((first, second), both, groups, strict=True)
-        )
+    for place in ((i, j) for i, number in enumerate(shapes) for j in range(number)):
+        a, b, _, distance = _compare(first, second, place, place, rows, columns)
+        heads.append(HeadDistance(*place, distance))
         moved = np.abs(a - b)
         size = np.where(np.isfinite(moved), moved, -1.0).ravel()
         largest = _first_largest(size, min(count, size.size))
         for at in largest[size[largest] > 0]:
             row, column = divmod(int(at), len(columns.pairs))
-            place = (groups[0][0][row][0], groups[0][1][column][0])
-            pairs.append(PairDifference(layer, head, *place, float(a[row, column]), float(b[row, column])))
+            tokens = (rows.pairs[row][0][0], columns.pairs[column][0][0])
+            pairs.append(PairDifference(*place, *tokens, float(a[row, column]), float(b[row, column])))
         pairs = sorted(pairs, key=lambda one: -abs(one.first - one.second))[:count]
     return sorted(heads, key=lambda one: -one.distance), pairs
 
@@ -181,7 +176,7 @@ def _first_largest(size: Float[np.ndarray, " n"], count: int) -> Int[np.ndarray,
     return candidates[np.argsort(-size[candidates], kind="stable")[:count]]
 
 
-def _align(first: View, second: View) -> tuple[Alignment, Alignment]:
+def align_views(first: View | TiledView, second: View | TiledView) -> tuple[Alignment, Alignment]:
     """Return the alignments of the queries and of the keys of two views."""
     same = first.model == second.model
     rows = align_axes(first.queries, second.queries, same)
@@ -201,34 +196,26 @@ def _head_counts(first: View, second: View) -> list[int]:
     return counts[0]
 
 
-def _subtract(
+def _compare(
     first: View, second: View, first_head: _Head, second_head: _Head, rows: Alignment, columns: Alignment
-) -> tuple[Float[np.ndarray, "q k"], Float[np.ndarray, "q k"], float]:
-    """Return difference, error and distance of one head of each view."""
+) -> tuple[Float[np.ndarray, "q k"], Float[np.ndarray, "q k"], Float[np.ndarray, "q k"], float]:
+    """Return the weights of one head of each view at the groups, NaN if masked, their error, and their distance.
+
+    The distance is the total variation distance of both maps, mean over the aligned groups of queries.
+    """
     maps = [_weights(view, *head) for view, head in ((first, first_head), (second, second_head))]
-    a, b = (merge(weights, rows.groups(i), columns.groups(i)) for i, (weights, _, _) in enumerate(maps))
-    error, other = (merge(error, rows.groups(i), columns.groups(i)) for i, (_, error, _) in enumerate(maps))
-    allowed: Bool[np.ndarray, "q k"] = np.logical_and(
-        *(merge_allowed(allowed, rows.groups(i), columns.groups(i)) for i, (_, _, allowed) in enumerate(maps))
-    )
-    distance = _distance(maps[0][0], maps[1][0], rows, columns)
-    return np.where(allowed, a - b, np.nan), np.where(allowed, error + other, 0.0), distance
-
-
-def _distance(
-    first: Float[np.ndarray, "q k"], second: Float[np.ndarray, "other_q other_k"], rows: Alignment, columns: Alignment
-) -> float:
-    """Return the total variation distance of two maps, mean over the aligned groups of queries."""
-    if not rows.pairs:
-        return 0.0
-    both = [weights.astype(np.float64) for weights in (first, second)]
-    a, b = (merge(weights, rows.groups(i), columns.groups(i)) for i, weights in enumerate(both))
-    moved = np.abs(a - b).sum(axis=1)
-    for i, weights in enumerate(both):
-        # Weights of tokens without counterpart moved, too.
-        others = [(key,) for key in columns.others[i]]
-        moved += merge(np.abs(weights), rows.groups(i), others).sum(axis=1)
-    return float(moved.mean() / 2)
+    groups = [(rows.groups(side), columns.groups(side)) for side in (0, 1)]
+    (a, b), errors = ([merge(one[part], *own) for one, own in zip(maps, groups, strict=True)] for part in (0, 1))
+    distance = 0.0
+    if rows.pairs:
+        moved = np.abs(a - b).sum(axis=1)
+        for side, (weights, _, _) in enumerate(maps):
+            # Weights of tokens without counterpart moved, too.
+            moved += merge(np.abs(weights), groups[side][0], [(key,) for key in columns.others[side]]).sum(axis=1)
+        distance = float(moved.mean() / 2)
+    allowed = np.logical_and(*(merge_allowed(one[2], *own) for one, own in zip(maps, groups, strict=True)))
+    a, b = (np.where(allowed, weights, np.nan) for weights in (a, b))
+    return a, b, np.where(allowed, errors[0] + errors[1], 0.0), distance
 
 
 def _weights(
@@ -245,7 +232,7 @@ def _weights(
     return weights.mean(axis=0), error.mean(axis=0), np.logical_or.reduce(allowed)
 
 
-def _names(alignment: Alignment, first: TokenAxis, second: TokenAxis) -> tuple[str, ...]:
+def _names(alignment: Alignment, first: Axis, second: Axis) -> tuple[str, ...]:
     """Return the token of each pair of groups, its text if the tokens differ, and both if the texts differ, too."""
     found = []
     for groups in alignment.pairs:

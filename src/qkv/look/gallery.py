@@ -12,30 +12,25 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from qkv import nn
-from qkv.core.extras import require_packages
 from qkv.core.files import write_atomic
 from qkv.core.progress import Progress, report
-from qkv.core.typing import Float, Int
 from qkv.database.database import Database
 from qkv.errors import DataError
 from qkv.look.answers.answer_page import AnswerPage
 from qkv.look.answers.answer_settings import TableSource
 from qkv.look.answers.saved_answers import export_answers
+from qkv.look.axis import Axis
 from qkv.look.bundle import read_web_file
 from qkv.look.difference import difference
 from qkv.look.html_export import export_html
-from qkv.look.model_views import model, patch_axis
 from qkv.look.page import Page
 from qkv.look.text_model import load_text_model
 from qkv.look.text_views import text_views
 from qkv.look.view_plot import plot_view
 from qkv.look.views import View
 
-__all__ = ["digit_view", "recorded_pages", "train_digits", "write_gallery"]
+__all__ = ["recorded_pages", "write_gallery"]
 
 
 @dataclass(frozen=True)
@@ -62,129 +57,25 @@ class GalleryPair:
 
 
 def recorded_pages() -> Iterator[tuple[GalleryPair, View]]:
-    """Yield the pages of a translation model and of a model of pictures, with their views.
+    """Yield the pages of models whose weights were recorded, with their views.
 
-    `python -m examples.gallery_records RUN` writes the records.
+    `python -m examples.gallery_records RUN` writes the records of a translation model, of a model of pictures and of a
+    vision transformer.
     """
-    records = json.loads(Path(__file__).with_name("gallery_records.json").read_text(encoding="utf-8"))
-    found = records["translation"]
-    weights = np.array(found["weights"])
-    name = f"{found['text']} → {found['translation']}"
-    yield (
-        GalleryPair(
-            "translation",
-            "The alignment of a translation",
-            "",
-            0,
-            0,
-            "m",
-            "me",
-            "A decoder that was trained on sentence pairs only attends to the word that it translates. French has the "
-            "pronoun before the verb, so the weights cross.",
-        ),
-        View.from_weights(
-            weights, found["queries"], found["keys"], name=name, model=found["model"], layers=["decoder"]
-        ),
-    )
-    found = records["pictures"]
-    weights = np.array(found["weights"])
-    yield (
-        GalleryPair(
-            "pictures",
-            "Pictures found by words",
-            "",
-            0,
-            0,
-            "number huit",
-            "eight",
-            f"Phrases attend to {found['pictures']} pictures of digits with captions in three languages; weights are "
-            "added up for each name. Which names mean the same was learned from the pictures.",
-        ),
-        View.from_weights(
-            weights,
-            found["queries"],
-            found["keys"],
-            name="phrases and captions",
-            model="pictures",
-            layers=["attention"],
-        ),
-    )
-
-
-_SIDE, _PATCH, _WIDTH = 8, 2, 32
-"""Pixels of a side of the pictures of scikit-learn and of a patch, and width of the layers."""
-_TRAINED = 1500
-"""Number of the 1,797 pictures that the model is trained on."""
-
-
-class DigitTransformer(torch.nn.Module):
-    """Vision transformer with two layers of four heads, a class token, and patches of 2 × 2 pixels.
-
-        logits = W encoder([class, E patch_1, …, E patch_16] + positions)_class
-
-    Source: Dosovitskiy et al. (2021), An image is worth 16x16 words, https://arxiv.org/abs/2010.11929.
-
-    Shapes:
-        pictures `(n, 64)` -> logits `(n, 10)`
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        count = (_SIDE // _PATCH) ** 2
-        self.embedding = torch.nn.Linear(_PATCH**2, _WIDTH)
-        self.class_token = torch.nn.Parameter(torch.zeros(1, 1, _WIDTH))
-        self.positions = torch.nn.Parameter(torch.randn(1, count + 1, _WIDTH))
-        self.encoder = nn.Encoder(2, _WIDTH, 4, 2 * _WIDTH)
-        self.output = torch.nn.Linear(_WIDTH, 10)
-
-    def forward(self, pictures: Float[Tensor, "n 64"]) -> Float[Tensor, "n 10"]:
-        """Return the logits of the ten digits."""
-        side = _SIDE // _PATCH
-        patches = pictures.reshape(-1, side, _PATCH, side, _PATCH).transpose(2, 3).reshape(-1, side**2, _PATCH**2)
-        tokens = torch.cat([self.class_token.expand(len(patches), 1, -1), self.embedding(patches)], dim=1)
-        logits: Tensor = self.output(self.encoder(tokens + self.positions)[:, 0])
-        return logits
-
-
-def train_digits(steps: int = 250) -> tuple[DigitTransformer, Float[Tensor, "rest 64"], Int[Tensor, " rest"]]:
-    """Return the model trained on 1,500 pictures of scikit-learn's digits, and the other pictures with their digits.
-
-    The result depends on the machine only by rounding. 250 steps take about 4 s of CPU time.
-    """
-    require_packages("the pictures of digits need", "search", "sklearn")
-    from sklearn.datasets import load_digits
-
-    pixels, digits = load_digits(return_X_y=True)
-    generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(len(pixels), generator=generator)
-    pictures, labels = torch.tensor(pixels / 16, dtype=torch.float32)[order], torch.tensor(digits)[order]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        module = DigitTransformer()
-    optimizer = torch.optim.AdamW(module.parameters(), weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=steps)
-    for _ in range(steps):
-        drawn = torch.randint(_TRAINED, (48,), generator=generator)
-        loss = torch.nn.functional.cross_entropy(module(pictures[drawn]), labels[drawn])
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
-    return module.eval(), pictures[_TRAINED:], labels[_TRAINED:]
-
-
-def digit_view(module: DigitTransformer, picture: Float[Tensor, " 64"], name: str) -> View:
-    """Return the view of one picture, in which ink is white on black, so that bright patches show it."""
-    side = _SIDE // _PATCH
-    grey = np.rint(picture.numpy().reshape(_SIDE, _SIDE) * 255).astype(np.uint8)
-    shown = np.repeat(grey[..., None], 3, axis=2)
-    (view,) = model(module, picture[None], queries=patch_axis(side, side, 1), name=name, picture=shown)
-    return view
+    for found in json.loads(Path(__file__).with_name("gallery_records.json").read_text(encoding="utf-8")):
+        queries, keys = found["queries"], found["keys"]
+        if keys is None:  # the image is white on black, so that bright patches show it
+            grey = np.array(found["pixels"], np.uint8)
+            rows, columns = found["grid"]
+            queries = Axis.from_patches(rows, columns, 1, np.repeat(grey[..., None], 3, axis=2))
+        weights = [np.array(layer) for layer in found["weights"]]
+        text, model, layers = found["text"], found["model"], found["layers"]
+        view = View.from_weights(weights, queries, keys, name=text, model=model, layers=layers)
+        yield GalleryPair(**found["pair"], text=text), view
 
 
 _OWNER = "When he saw his owner, the dog was happy"
 _HANS = "Hans said that he likes Mary because she is kind"
-_DIGIT = 8
 _BANK = "He sat on the bank of the river", "He took money from the bank"
 
 
@@ -219,9 +110,9 @@ class _Card:
 
 
 def write_gallery(folder: str | os.PathLike[str], progress: Progress | None = None) -> Path:
-    """Write ten pages with an index page: all-MiniLM-L6-v2, models of the examples, a vision transformer and tables.
+    """Write ten pages with an index page: all-MiniLM-L6-v2, models of the examples and tables.
 
-    The vision transformer is trained meanwhile; the attention of the examples' models comes with the package.
+    The attention of the examples' models comes with the package.
 
     Args:
         folder: a folder that does not exist or is empty.
@@ -229,7 +120,7 @@ def write_gallery(folder: str | os.PathLike[str], progress: Progress | None = No
 
     Raises:
         DataError: the folder is not empty, or a file cannot be written.
-        MissingPackageError: transformers, matplotlib, scikit-learn or the model's package is not installed.
+        MissingPackageError: transformers, matplotlib or the model's package is not installed.
     """
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -260,7 +151,6 @@ def _write_pages(target: Path, view_of: Callable[[str], View]) -> Iterator[_Card
         yield _write_pair(target, pair, view_of(pair.text))
     yield _write_comparison(target, *map(view_of, _BANK))
     yield from (_write_pair(target, pair, view) for pair, view in recorded_pages())
-    yield _write_pair(target, *_vision_page())
     yield from _write_answers(target)
 
 
@@ -274,25 +164,6 @@ def _write_pair(target: Path, pair: GalleryPair, view: View) -> _Card:
     export_html(Page.from_views(view, pair.title), target / f"{pair.name}.html")
     place = {"view": 0, "layer": layer, "head": pair.head, "query": query, "key": key}
     return _Card(pair.name, f"{pair.name}.html#{urlencode(place)}", pair.title, see, _picture(view, layer, pair.head))
-
-
-def _vision_page() -> tuple[GalleryPair, View]:
-    """Return the page of a vision transformer, which opens on the patch that its class token attends to most."""
-    import torch
-
-    module, pictures, digits = train_digits()
-    with torch.no_grad():
-        recognised = (module(pictures).argmax(dim=-1) == digits) & (digits == _DIGIT)
-    view = digit_view(module, pictures[int(recognised.nonzero()[0])], f"a handwritten {_DIGIT}")
-    last = len(view.layers) - 2  # without the maps over all heads
-    weights = np.stack([view.weights(last, head)[0] for head in range(len(view.layers[last].heads))])
-    head, key = (int(i) for i in np.unravel_index(weights.argmax(), weights.shape))
-    see = (
-        f"A vision transformer, trained for this page, recognises the {_DIGIT}. The picture beside the map shows which "
-        "of its patches, named by row and column, the class token attends to."
-    )
-    tokens = view.queries.tokens
-    return GalleryPair("vision", "Patches of a picture", "", last, head, tokens[0], tokens[key], see), view
 
 
 def _write_comparison(target: Path, river: View, money: View) -> _Card:

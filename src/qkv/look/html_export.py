@@ -6,6 +6,7 @@ import base64
 import contextlib
 import hashlib
 import html
+import itertools
 import json
 import os
 import zlib
@@ -96,7 +97,9 @@ def html_pieces(page: Page, link: str = "", *, small: bool = False) -> Iterator[
 def _parts(page: Page, error: float) -> Iterator[tuple[str, str]]:
     # Without the font, the exported file cannot save PDF files, and states the reason.
     with contextlib.suppress(MissingPackageError):
-        yield "font", part_text(page.font())
+        yield "font/0", part_text(page.font())
+    for i, j in itertools.combinations(range(len(page.views)), 2):
+        yield f"aligned/{i}/{j}", part_text(page.read("aligned", [i, j]))
     for i, view in enumerate(page.views):
         yield f"thumbnails/{i}", part_text(view.thumbnails())
         if isinstance(view, TiledView):
@@ -111,8 +114,8 @@ def _parts(page: Page, error: float) -> Iterator[tuple[str, str]]:
                 tiles = np.stack([tile for one in maps.values() for tile in one.overview_tiles()])
                 yield f"tiles/{i}/{j}", part_text(_by_significance(tiles))
             continue
-        if view.picture is not None:
-            yield f"pixels/{i}", part_text(view.pixels())
+        for request in ["pixels"] * (view.image is not None) + ["predictions"] * (view.predictions is not None):
+            yield f"{request}/{i}", part_text(page.read(request, [i]))
         for j, layer in enumerate(view.layers):
             packed = None if layer.calls is None else pack_heads(layer.calls, len(view.queries.tokens), error)
             if packed is None:
@@ -120,9 +123,7 @@ def _parts(page: Page, error: float) -> Iterator[tuple[str, str]]:
             else:
                 yield f"vectors/{i}/{j}", part_text(packed, zlib.Z_RLE)
             if layer.value_norms is not None:
-                yield f"values/{i}/{j}", part_text(page.read("value_norms", [i, j]))
-        if view.predictions is not None:
-            yield f"predictions/{i}", part_text(page.read("predictions", [i]))
+                yield f"value_norms/{i}/{j}", part_text(page.read("value_norms", [i, j]))
 
 
 def document_pieces(

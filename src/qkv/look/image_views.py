@@ -19,13 +19,14 @@ from qkv.core.progress import Progress, track
 from qkv.core.typing import Bool, Float, Num
 from qkv.encoders.pretrained import without_progress_bars
 from qkv.errors import DataError, OptionError
+from qkv.look.axis import Axis, Patches
 from qkv.look.live_model import output_rows
 from qkv.look.model_views import model as model_views
 from qkv.look.predictions import predict
 from qkv.look.recorded_layers import call_module
 from qkv.look.text_model import model_folder, token_axis
 from qkv.look.text_roles import content_words
-from qkv.look.views import ALL_HEADS, Opening, TokenAxis, View
+from qkv.look.views import ALL_HEADS, Opening, View
 
 if TYPE_CHECKING:
     import torch
@@ -248,15 +249,15 @@ def _views(
     numbers = encoded["input_ids"][0]
     found = find_patches((numbers == image_token).cpu().numpy(), getattr(module, "config", None), encoded)
     axis = token_axis(tokenizer, {"input_ids": encoded["input_ids"]})
-    axis = axis if found is None else _with_patches(axis, found)
     seen = None if found is None else _seen(encoded, found, processor, picture)
+    axis = axis if found is None else _with_patches(axis, found, seen)
     inputs = dict(encoded)
     views: list[View] = []
     for view in model_views(module, inputs, queries=axis, name=name, picture=seen):
         if len(view.queries.tokens) == len(axis.tokens):
             view = _with_predictions(view, module, inputs, numbers, tokenizer)
             views.insert(0, replace(view, opening=_opening(view)))
-        elif view.queries.grid is not None:
+        elif view.queries.patches is not None:
             views.append(replace(view, name=f"{name} (image)"))
     return views
 
@@ -273,7 +274,7 @@ def _image_token(module: torch.nn.Module, processor: object) -> int:
     )
 
 
-def _with_patches(axis: TokenAxis, found: ImagePatches) -> TokenAxis:
+def _with_patches(axis: Axis, found: ImagePatches, pixels: Num[np.ndarray, "height width 3"] | None) -> Axis:
     """Return the tokens of a text, of which those of the image are named by row and column of their patch."""
     columns = found.grid[1]
     names = [
@@ -286,7 +287,8 @@ def _with_patches(axis: TokenAxis, found: ImagePatches) -> TokenAxis:
     pieces = tuple(
         piece if name == token else name for piece, token, name in zip(axis.pieces, axis.tokens, names, strict=True)
     )
-    return TokenAxis(tuple(names), pieces, words, special, grid=found.grid, patches=found.patches)
+    patches = Patches(found.grid, found.patches, pixels)
+    return Axis(tuple(names), pieces, words, special, patches=patches)
 
 
 def _seen(
@@ -317,8 +319,8 @@ def _with_predictions(
     if getattr(output, "logits", None) is None or view.live is None:
         return view
     targets = np.append(numbers[1:].cpu().numpy(), -1)
-    patches = np.array(view.queries.patches or [-1] * len(targets))
-    targets[:-1][patches[1:] >= 0] = -1
+    if view.queries.patches is not None:
+        targets[:-1][np.array(view.queries.patches.places)[1:] >= 0] = -1
     live = replace(view.live, targets=targets, kind="next", tokenizer=tokenizer)
     return replace(view, live=live, predictions=predict(output_rows(output), targets, "next", tokenizer))
 
@@ -326,8 +328,9 @@ def _with_predictions(
 def _opening(view: View) -> Opening | None:
     """Return the head in which the last content word gives the largest weight to a patch."""
     axis = view.queries
-    patches = np.flatnonzero(np.array(axis.patches or ()) >= 0)
-    words = [word for word in content_words(axis) if axis.patches is None or axis.patches[word[-1]] < 0]
+    places = np.array(axis.patches.places if axis.patches else [-1] * len(axis.tokens))
+    patches = np.flatnonzero(places >= 0)
+    words = [word for word in content_words(axis) if places[word[-1]] < 0]
     query = words[-1][-1] if words else len(axis.tokens) - 1
     patches = patches[patches <= query]
     if not len(patches):

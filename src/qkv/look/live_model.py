@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from qkv.core.typing import Shaped, Tensor
-    from qkv.look.head_call import PairProduct
-    from qkv.look.views import View
 
-__all__ = ["Effect", "LiveModel", "effect", "output_rows", "pair"]
+__all__ = ["Effect", "LiveModel", "output_rows"]
 
 _LOCK = threading.RLock()
 """Held while a model runs, because the server answers several requests at once and hooks change the model."""
@@ -158,51 +156,6 @@ class LiveModel:
         return Effect(before, after, both, divergence.double().cpu().numpy(), self.tokenizer)
 
 
-def effect(view: View, factors: Mapping[tuple[int, int], float]) -> Effect:
-    """Return how the outputs of the model of a view change if heads are ablated or scaled.
-
-        output_h = factor_h · Σ_j weight_hj · value_hj        before the output projection
-
-    Args:
-        view: a view of a text that was made with a model, such as those of `qkv.look.text_views.text_views`.
-        factors: factor of each head, by index of layer and head; 0 ablates a head.
-
-    Raises:
-        DataError: the view has no model, or a layer does not use the attention interface of transformers.
-        OptionError: a layer or head does not exist.
-
-    Example:
-        >>> result = effect(view, {(0, 3): 0.0})  # doctest: +SKIP
-        >>> result.loss  # doctest: +SKIP
-        (3.1, 3.4)
-    """
-    return _live(view).effect(factors)
-
-
-def pair(view: View, layer: int, head: int, query: int, key: int) -> PairProduct:
-    """Return query, key and their product dimension by dimension for one pair of tokens of a view.
-
-        weight = softmax over keys of (Σ_d scale · query_d · key_d + bias)
-
-    Args:
-        view: a view of a text that was made with a model.
-        layer: index of the layer.
-        head: index of the head.
-        query: index of the query.
-        key: index of the key.
-
-    Raises:
-        DataError: the view has no model, or the model computes attention in its own code.
-        OptionError: the layer, head, query or key does not exist.
-
-    Example:
-        >>> parts = pair(view, 0, 3, 5, 2)  # doctest: +SKIP
-        >>> abs(parts.product).argsort()[::-1][:3]  # dimensions that decide  # doctest: +SKIP
-        array([17,  4, 60])
-    """
-    return view.pair(layer, head, query, key)
-
-
 def output_rows(output: object, first_row: int = 0, element: int = 0) -> Float[Tensor, "q outputs"]:
     """Return the logits of a model's output, or the vectors of its last layer, of one batch element in float32."""
     import torch
@@ -218,12 +171,3 @@ def output_rows(output: object, first_row: int = 0, element: int = 0) -> Float[T
             f"{type(output).__name__}. Use a model whose output has one row for each token."
         )
     return found[element, first_row:].float()
-
-
-def _live(view: View) -> LiveModel:
-    if view.live is None:
-        raise DataError(
-            f"view must have been made with a model, got {view.name!r} without one. Make it with "
-            "qkv.look.text_views.text_views(load_text_model(folder), [text])."
-        )
-    return view.live

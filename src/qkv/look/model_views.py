@@ -16,7 +16,7 @@ from qkv.look.live_model import LiveModel
 from qkv.look.quantize import to_numpy
 from qkv.look.recorded_layers import DenseCall, RecordedLayers, call_module, run_dense
 from qkv.look.text_roles import mark_roles
-from qkv.look.views import LayerMaps, TokenAxis, View
+from qkv.look.views import Axis, LayerMaps, View
 
 if TYPE_CHECKING:
     import keras
@@ -25,29 +25,15 @@ if TYPE_CHECKING:
 
     from qkv.core.typing import Array, Shaped
 
-__all__ = ["model", "patch_axis"]
-
-
-def patch_axis(rows: int, columns: int, special: int = 0) -> TokenAxis:
-    """Return the axis of the patches of an image, named by row and column, after special tokens such as [CLS].
-
-    Example:
-        >>> patch_axis(2, 2, 1).tokens
-        ('[CLS]', '0,0', '0,1', '1,0', '1,1')
-    """
-    before = ("[CLS]", *(f"[REG{i}]" for i in range(1, special)))[:special]
-    names = (*before, *(f"{row},{column}" for row in range(rows) for column in range(columns)))
-    words = (*(-1 for _ in before), *range(rows * columns))
-    marks = tuple(i < special for i in range(len(names)))
-    return TokenAxis(names, names, words, marks, grid=(rows, columns))
+__all__ = ["model"]
 
 
 def model(
     module: torch.nn.Module | keras.layers.Layer | nnx.Module,
     inputs: Mapping[str, object] | Sequence[object] | Shaped[Array, "*axes"],
     *,
-    queries: Sequence[str] | TokenAxis | None = None,
-    keys: Sequence[str] | TokenAxis | None = None,
+    queries: Sequence[str] | Axis | None = None,
+    keys: Sequence[str] | Axis | None = None,
     element: int = 0,
     name: str | None = None,
     picture: Num[np.ndarray, "height width 3"] | None = None,
@@ -102,14 +88,16 @@ def model(
             f"module must have attention layers that can be recorded, got {type(module).__name__} without any. Pass "
             "its weights to View.from_weights."
         )
-    rows, columns = (None if x is None else TokenAxis.from_words(x) for x in (queries, keys))
+    rows, columns = (None if x is None else Axis.from_words(x) for x in (queries, keys))
     if rows is not None and all(len(rows.tokens) != q for _, q, _ in groups):
         counts = sorted({q for _, q, _ in groups})
         raise ShapeError(
             f"queries must have as many tokens as a layer has queries, {', '.join(map(str, counts))}, got "
             f"{len(rows.tokens)}. Pass one token for each query."
         )
-    patches = _patch_grid(module, inputs)
+    grid = _patch_grid(module, inputs)
+    if grid is not None:
+        picture = _picture(inputs, element) if picture is None else picture.astype(np.uint8)
     title = type(module).__name__ if name is None else name
     views = []
     for (kind, q, k), group in groups.items():
@@ -122,8 +110,8 @@ def model(
         if kind == "self" and q == k and len(layers) > 1 and all(one.normalized for x in layers for one in x.ranges):
             maps, means, note = group.all_heads()
             layers.append(maps)
-        query_axis = _fitting(rows, q, patches)
-        key_axis = None if kind == "self" and q == k else _fitting(columns, k, patches)
+        query_axis = _fitting(rows, q, grid, picture)
+        key_axis = None if kind == "self" and q == k else _fitting(columns, k, grid, picture)
         view = View(
             title,
             type(module).__name__,
@@ -135,8 +123,6 @@ def model(
             layer_means=means,
             live=live,
         )
-        if (key_axis or query_axis).grid is not None:
-            view = replace(view, picture=_picture(inputs, element) if picture is None else picture.astype(np.uint8))
         views.append(mark_roles(view))
     return views
 
@@ -171,15 +157,17 @@ def _numbered(layers: Sequence[LayerMaps]) -> list[LayerMaps]:
     return [replace(layer, name=f"layer {one[place]}") for layer, one in zip(layers, parts, strict=True)]
 
 
-def _fitting(axis: TokenAxis | None, count: int, patches: tuple[int, int] | None) -> TokenAxis:
+def _fitting(
+    axis: Axis | None, count: int, grid: tuple[int, int] | None, picture: Num[np.ndarray, "height width 3"] | None
+) -> Axis:
     """Return `axis` if it has `count` tokens, otherwise the patches if they fit, otherwise numbers."""
     if axis is not None and len(axis.tokens) == count:
         return axis
-    special = -1 if patches is None else count - patches[0] * patches[1]
+    special = -1 if grid is None else count - grid[0] * grid[1]
     # Vision transformers have up to some ten special tokens: a class token, a distillation token, registers.
-    if patches is not None and 0 <= special <= 16:
-        return patch_axis(*patches, special)
-    return TokenAxis.from_count(count)
+    if grid is not None and 0 <= special <= 16:
+        return Axis.from_patches(*grid, special, picture)
+    return Axis.from_count(count)
 
 
 def _image(inputs: object) -> object:

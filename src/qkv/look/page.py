@@ -16,7 +16,7 @@ import numpy as np
 
 from qkv.core.extras import require_packages
 from qkv.errors import OptionError, QkvError
-from qkv.look.difference import rank_differences
+from qkv.look.difference import align_views, rank_differences
 from qkv.look.live_model import Effect
 from qkv.look.quantize import THUMBNAIL_SIZE
 from qkv.look.tiled_map import TiledView
@@ -105,6 +105,20 @@ def _differences(first: View, second: View) -> bytes:
     )
 
 
+def _aligned(first: View | TiledView, second: View | TiledView) -> bytes:
+    """Return for the queries and the keys of two views the pair of groups to which each token belongs, as JSON."""
+    counts = [[len(axis.tokens) for axis in (view.queries, view.keys or view.queries)] for view in (first, second)]
+    found = []
+    for axis, alignment in enumerate(align_views(first, second)):
+        places = [[-1] * counts[side][axis] for side in (0, 1)]
+        for number, groups in enumerate(alignment.pairs):
+            for side, group in enumerate(groups):
+                for token in group:
+                    places[side][token] = number
+        found.append(places)
+    return _json(found)
+
+
 def _digits(number: float) -> float:
     return float(f"{number:.4g}")
 
@@ -128,8 +142,9 @@ QUESTIONS: dict[str, Callable[..., bytes]] = {
     "weight": _weight,
     "effect": _effect,
     "differences": _differences,
+    "aligned": _aligned,
 }
-"""Function of each request; its arguments are one view, or two for differences, and integers."""
+"""Function of each request; its arguments are one view, or two for the last ones, and integers."""
 
 
 _ALWAYS = string.printable + "…·×−–—→←↓↑≈“”‘’§°±µ"
@@ -193,7 +208,7 @@ def _subset(characters: str) -> bytes:
     ).encode()
 
 
-_METHODS = ("thumbnails", "map", "tile", "row", "key_counts", "flow", "pixels")
+_METHODS = ("thumbnails", "map", "tile", "row", "key_counts", "sentences", "flow", "pixels")
 """Names of the methods of `View` and `TiledView` that the browser may call."""
 REQUESTS = (*_METHODS, *QUESTIONS, "font")
 """Names of all requests of the browser."""
@@ -266,9 +281,9 @@ class Page:
         if request in _METHODS:
             return cast("Callable[..., bytes]", getattr(self.views[view], request))
         views = [self.views[view]]
-        if request == "differences":
+        if request in ("differences", "aligned"):
             views.append(self.views[arguments.pop(0)])
-        if request not in ("pair", "weight") and any(isinstance(one, TiledView) for one in views):
+        if request not in ("pair", "weight", "aligned") and any(isinstance(one, TiledView) for one in views):
             raise IndexError
         return partial(QUESTIONS[request], *views)
 

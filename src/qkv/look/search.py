@@ -9,9 +9,9 @@ import numpy as np
 
 from qkv.core.typing import Float
 from qkv.errors import DataError
+from qkv.look.axis import Axis
 from qkv.look.quantize import dequantize
 from qkv.look.tiled_map import TiledView
-from qkv.look.token_axis import TokenAxis
 from qkv.look.token_groups import Group, find_phrase, group_tokens, merge
 from qkv.look.views import ALL_HEADS, View
 
@@ -117,7 +117,7 @@ def search(
     return sorted(matches, key=lambda match: -match.weight if match.weight == match.weight else np.inf)[:count]
 
 
-def _find(axis: TokenAxis, span: str | Group) -> list[Group]:
+def _find(axis: Axis, span: str | Group) -> list[Group]:
     """Return the tokens of each place of a phrase, or those that were given, if the axis has them."""
     if isinstance(span, str):
         return find_phrase(axis, span)

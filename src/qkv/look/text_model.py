@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from qkv.encoders.pretrained import default_model_folder, load_model
 from qkv.errors import DataError
-from qkv.look.token_axis import TokenAxis, text_spans
+from qkv.look.axis import Axis, text_spans
 from qkv.look.token_text import is_byte_level, shown_bytes, word_pieces
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def token_axis(
     tokenizer: PreTrainedTokenizerBase,
     encoded: BatchEncoding | Mapping[str, Int[torch.Tensor, "1 tokens"]],
     texts: Sequence[str] = (),
-) -> TokenAxis:
+) -> Axis:
     """Return the tokens of one or two encoded texts, with the word and the characters to which each belongs."""
     numbers = encoded["input_ids"][0].tolist()
     raw = list(tokenizer.convert_ids_to_tokens(numbers))
@@ -93,7 +93,7 @@ def token_axis(
         shown = [token.removeprefix("##").removeprefix("▁") or token for token in raw]
     pieces = [token if mark else text for token, mark, text in zip(raw, marks, shown, strict=True)]
     segments = tuple(sequences) if 1 in sequences else None
-    axis = TokenAxis(tuple(tokens), tuple(pieces), tuple(words), tuple(marks), segments=segments)
+    axis = Axis(tuple(tokens), tuple(pieces), tuple(words), tuple(marks), segments=segments)
     encodings = getattr(encoded, "encodings", None)  # None for slow tokenizers
     if not texts or not encodings:
         return axis

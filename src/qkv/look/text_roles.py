@@ -12,10 +12,10 @@ from typing import TypeVar
 import numpy as np
 
 from qkv.core.typing import Bool, Float
+from qkv.look.axis import Axis
 from qkv.look.quantize import MASKED, code_table, dequantize
 from qkv.look.roles.scoring import EncodedSentence, position_scores
 from qkv.look.tiled_map import TiledView
-from qkv.look.token_axis import TokenAxis
 from qkv.look.token_groups import group_tokens
 from qkv.look.views import ALL_HEADS, HeadRole, LayerMaps, Opening, View
 
@@ -60,7 +60,7 @@ def text_roles(view: View) -> dict[tuple[int, int], tuple[HeadRole, ...]]:
         >>> text_roles(view)[0, 0][0].role
         'previous'
     """
-    if view.keys is not None or len(view.queries.tokens) < 3 or view.queries.numbered or view.queries.grid is not None:
+    if view.keys is not None or len(view.queries.tokens) < 3 or view.queries.groups is not None:
         return {}
     found: dict[str, dict[tuple[int, int], tuple[float, float]]] = {}
     for i, layer in enumerate(view.layers):
@@ -90,24 +90,24 @@ def mark_roles(view: AnyView, measured: Mapping[tuple[int, int], Sequence[HeadRo
     return replace(view, roles=roles, opening=_opening(part, roles), note=note if measured is None else view.note)
 
 
-def content_words(axis: TokenAxis) -> list[list[int]]:
+def content_words(axis: Axis) -> list[list[int]]:
     """Return the tokens of each word that is neither special nor a function word of English, in the order of the text.
 
     Example:
-        >>> content_words(TokenAxis.from_words(["the", "dog", "was", "happy", "."]))
+        >>> content_words(Axis.from_words(["the", "dog", "was", "happy", "."]))
         [[1], [3]]
     """
     return [group for text, group in _words(axis) if len(text) > 1 and text.isalpha() and text not in _FUNCTION_WORDS]
 
 
-def _words(axis: TokenAxis) -> list[tuple[str, list[int]]]:
+def _words(axis: Axis) -> list[tuple[str, list[int]]]:
     """Return the text in lower case and the tokens of each word that is not a special token."""
     words = [group for group in group_tokens(axis, "words") if axis.words[group[0]] >= 0 and not axis.special[group[0]]]
     return [("".join(axis.pieces[i] for i in group).strip().lower(), list(group)) for group in words]
 
 
 def _layer_scores(
-    layer: LayerMaps, axis: TokenAxis
+    layer: LayerMaps, axis: Axis
 ) -> dict[str, tuple[Float[np.ndarray, " heads"], Float[np.ndarray, " heads"]]]:
     """Return for each role the scores and the baselines of the heads of a layer."""
     allowed = (layer.codes != MASKED).any(axis=0)
@@ -184,10 +184,13 @@ def _opening(view: View, roles: Mapping[tuple[int, int], Sequence[HeadRole]]) ->
         name = role.role
     else:
         (layer, head), name = _sharpest(view), ""
-    grid, special = view.queries.grid, view.queries.special
-    if grid is not None and view.queries.patches is None:
-        # The class token, which represents the image, or the patch in the middle.
-        query = 0 if special[0] else len(special) - grid[0] * grid[1] + grid[0] // 2 * grid[1] + grid[1] // 2
+    patches = view.queries.patches
+    if view.queries.groups is not None:
+        # The class token, which represents an image, or the patch or sample in the middle.
+        middle = len(view.queries.tokens) // 2
+        if patches is not None:
+            middle = patches.places.index(patches.grid[0] // 2 * patches.grid[1] + patches.grid[1] // 2)
+        query = 0 if view.queries.special[0] else middle
         return Opening(layer, head, query, int(view.weights(layer, head)[query].argmax()))
     words = [group for text, group in _words(view.queries) if name in ("pronoun", "coreference") and text in _PRONOUNS]
     words = words or content_words(view.queries) or [[len(view.queries.tokens) - 1]]

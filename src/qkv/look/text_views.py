@@ -20,7 +20,7 @@ from qkv.look.text_roles import mark_roles
 from qkv.look.tiled_map import TiledView
 from qkv.look.tiled_views import check_memory, heads_required_bytes, model_dimensions, recorded_view
 from qkv.look.token_text import shortened
-from qkv.look.views import TokenAxis, View
+from qkv.look.views import Axis, View
 from qkv.plan.cost import memory_bytes
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ __all__ = ["text_views"]
 def generation_views(
     text_model: TextModel,
     encoded: Mapping[str, Int[torch.Tensor, "1 tokens"]],
-    tokens: TokenAxis,
+    tokens: Axis,
     name: str,
     count: int,
 ) -> list[View]:
@@ -75,7 +75,7 @@ def generation_views(
 def target_views(
     text_model: TextModel,
     encoded: Mapping[str, Int[torch.Tensor, "1 tokens"]],
-    tokens: TokenAxis,
+    tokens: Axis,
     name: str,
     target: str,
 ) -> list[View]:
@@ -135,7 +135,7 @@ def _shifted(model: PreTrainedModel, labels: Int[torch.Tensor, "1 tokens"]) -> I
 def _sequence_views(
     text_model: TextModel,
     encoded: Mapping[str, Int[torch.Tensor, "1 tokens"]],
-    tokens: TokenAxis,
+    tokens: Axis,
     name: str,
     inputs: Int[torch.Tensor, "1 inputs"],
     outputs: Int[torch.Tensor, "1 outputs"],
@@ -331,7 +331,7 @@ def _check_tiled_memory(
     check_memory(required, allowed, subject, advice, detail="in tiles", notify=notify)
 
 
-def _tokenize(text_model: TextModel, text: str, pair: str | None) -> tuple[BatchEncoding, TokenAxis]:
+def _tokenize(text_model: TextModel, text: str, pair: str | None) -> tuple[BatchEncoding, Axis]:
     for part in (text, pair):
         if part is not None and not part.strip():
             raise DataError(f"text must not be empty, got {part!r}. Add at least one word.")
@@ -349,7 +349,7 @@ def _dense_view(
     text_model: TextModel,
     name: str,
     inputs: Mapping[str, Int[torch.Tensor, "1 tokens"]],
-    tokens: TokenAxis,
+    tokens: Axis,
     all_heads: bool,
 ) -> View:
     model = text_model.model

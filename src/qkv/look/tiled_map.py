@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, cast
@@ -24,13 +24,14 @@ import numpy as np
 from qkv.core.arrays import library, namespace, zeros
 from qkv.core.equation import BoundCall, bind_call
 from qkv.core.positions import Positions
-from qkv.core.typing import Array, Float, Num
+from qkv.core.typing import Array, Bool, Float, Num
 from qkv.engine import explain, observe
 from qkv.errors import OptionError
 from qkv.look.allowed_pairs import excluded_cells, key_counts
 from qkv.look.head_call import HeadCall, PairProduct
 from qkv.look.quantize import MASKED, exponent_of, quantize, thumbnails, to_numpy
-from qkv.look.views import HeadRole, LayerMaps, MapRange, Opening, TokenAxis, View, roles_meta
+from qkv.look.token_groups import Group, group_tokens
+from qkv.look.views import Axis, HeadRole, LayerMaps, MapRange, Opening, View, roles_meta
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer, Softmax
 from qkv.readouts import LogSumExp, PooledMap, Readout
@@ -48,8 +49,12 @@ TILE_SIZE = 256
 """Cells along each side of a tile."""
 _BLOCK_WEIGHTS = 2**18
 """Number of weights computed at a time for a tile of a coarse level: 1 MiB of float32, which fits the CPU cache."""
+_GROUPED_WEIGHTS = 2**22
+"""Number of weights that are summed up at a time for a map of sentences: 32 MiB of float64."""
 _CELL_TOKENS = 32
 """Maximum tokens per overview cell, unless the overview would be too large; a finer tile then takes about 0.1 s."""
+_MOST_SENTENCES = 2000
+"""Number of sentences from which on the page (`web/heads.js`) has no map of them, which would take 16 MB."""
 _LOG2_E = math.log2(math.e)
 
 
@@ -285,6 +290,20 @@ class TiledMap:
         order = np.argsort(np.where(excluded, np.inf, -weights), kind="stable")[: min(count, int((~excluded).sum()))]
         return [(int(key), float(weights[key])) for key in order]
 
+    def merged(
+        self, rows: Sequence[Group], columns: Sequence[Group]
+    ) -> tuple[Float[np.ndarray, "rows columns"], Bool[np.ndarray, "rows columns"]]:
+        """Return the weights between groups of neighbouring tokens, as in `merge`, and whether the mask allows them."""
+        edges = [np.array([*(group[0] for group in groups), groups[-1][-1] + 1]) for groups in (rows, columns)]
+        sizes = np.diff(edges[0])
+        owners, sums = np.repeat(np.arange(len(rows)), sizes), np.zeros((len(rows), len(columns)))
+        step = max(1, _GROUPED_WEIGHTS // self.shape[1])
+        for start in range(0, self.shape[0], step):
+            stop = min(self.shape[0], start + step)
+            block = self.weights((start, stop), (0, self.shape[1])).astype(np.float64)
+            np.add.at(sums, owners[start:stop], np.add.reduceat(block, edges[1][:-1], axis=1))
+        return sums / sizes[:, None], ~excluded_cells(self.call.mask, self.call.tile, self.call.value, *edges)
+
     def _compute_pooled_weights(self, rows: tuple[int, int], cols: tuple[int, int], factor: int) -> _Pooled:
         """Compute the maximum and the mean weight of each cell of `factor` × `factor` pairs, a few rows at a time."""
         top, bottom = rows
@@ -314,8 +333,8 @@ class TiledView:
 
     name: str
     model: str
-    queries: TokenAxis
-    keys: TokenAxis | None
+    queries: Axis
+    keys: Axis | None
     layers: tuple[tuple[str, dict[str, TiledMap]], ...]
     roles: dict[tuple[int, int], tuple[HeadRole, ...]] = field(default_factory=dict)
     note: str = ""
@@ -339,6 +358,32 @@ class TiledView:
             allowed = ~np.stack([excluded_cells(call.mask, call.tile, call.value, *edges) for call in calls])
             layers.append(LayerMaps.from_weights(name, weights, list(heads), allowed))
         return View(self.name, self.model, "self" if keys is None else "cross", queries, keys, tuple(layers))
+
+    def grouped(self, unit: str = "sentences") -> View:
+        """Return a view of the weights between the groups of a unit: mean over the queries, sum over the keys.
+
+        The weights of one head are computed a few groups at a time, as long as those of its overview.
+        """
+        q, k = group_tokens(self.queries, unit), group_tokens(self.keys or self.queries, unit)
+        layers = []
+        for name, heads in self.layers:
+            weights, allowed = zip(*(head.merged(q, k) for head in heads.values()), strict=True)
+            layers.append(LayerMaps.from_weights(name, np.stack(weights), list(heads), np.stack(allowed)))
+        axes = self.queries.grouped(q, unit), self.keys and self.keys.grouped(k, unit)
+        kind = "self" if self.keys is None else "cross"
+        return View(self.name, self.model, kind, *axes, tuple(layers), self.roles, note=self.note)
+
+    def sentences(self, layer: int, head: int) -> bytes:
+        """Return the weights between sentences of one head, four bytes per weight; −∞ for masked pairs.
+
+        Raises:
+            IndexError: the head does not exist, or there are 2,000 sentences or more.
+        """
+        rows, columns = (group_tokens(axis, "sentences") for axis in (self.queries, self.keys or self.queries))
+        if max(len(rows), len(columns)) >= _MOST_SENTENCES:
+            raise IndexError(f"there must be fewer than {_MOST_SENTENCES:,} sentences. Read a part of the text.")
+        weights, allowed = self.head(layer, head).merged(rows, columns)
+        return np.where(allowed, weights, -np.inf).astype("<f4").tobytes()
 
     def head(self, layer: int, head: int) -> TiledMap:
         """Return the tiled map of one head."""

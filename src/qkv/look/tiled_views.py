@@ -18,7 +18,7 @@ from qkv.core.typing import Array, Float, Int
 from qkv.errors import DataError, RefusedError, ShapeError
 from qkv.look.recorded_layers import check_shapes
 from qkv.look.tiled_map import TiledMap, TiledView, overview_size
-from qkv.look.views import TokenAxis
+from qkv.look.views import Axis
 from qkv.masks import Causal, Mask
 from qkv.plan.cost import memory_text
 
@@ -110,8 +110,8 @@ def arrays_view(
         group = keys[head * len(keys) // len(queries)]
         maps[f"head {head}"] = TiledMap.from_arrays(_to_fastest_library(rows), _to_fastest_library(group), mask=mask)
     q, k = queries.shape[-2], keys.shape[-2]
-    columns = None if q == k else TokenAxis.from_count(k)
-    return TiledView(name, "", TokenAxis.from_count(q), columns, (("arrays", maps),))
+    columns = None if q == k else Axis.from_count(k)
+    return TiledView(name, "", Axis.from_count(q), columns, (("arrays", maps),))
 
 
 def model_dimensions(model: PreTrainedModel) -> tuple[int, int, int]:
@@ -142,7 +142,7 @@ def _model_overview_size(tokens: int) -> int:
 def recorded_view(
     model: PreTrainedModel,
     inputs: Mapping[str, Int[torch.Tensor, "1 tokens"]],
-    tokens: TokenAxis,
+    tokens: Axis,
     *,
     name: str,
     model_name: str,

@@ -16,7 +16,7 @@ import numpy as np
 
 from qkv.core.typing import Bool, Num
 from qkv.errors import OptionError
-from qkv.look.token_axis import Span, TokenAxis
+from qkv.look.axis import Axis, Patches
 
 __all__ = ["Alignment", "Group", "align_axes", "align_tokens", "find_phrase", "group_tokens", "merge", "merge_allowed"]
 
@@ -25,49 +25,46 @@ Group = tuple[int, ...]
 
 _Place = tuple[int, tuple[float, float]]
 """A token with the beginning and the end of its place in a text."""
-UNITS = ("tokens", "words", "sentences")
 _MAX_CELLS = 4_000_000
-"""Maximum size of the table of the alignment, which takes about 2 s."""
+"""Maximum size of the table of the alignment, which takes 16 MB."""
 _REGION = re.compile(r"(\d+),(\d+)\s*[–-]\s*(\d+),(\d+)")
 """A rectangle of patches, from the row and column of one corner to those of the opposite one."""
 
 
-def group_tokens(axis: TokenAxis, unit: str) -> list[Group]:
-    """Return the groups of an axis: tokens, words or sentences. Tokens that belong to none are groups of their own.
+def group_tokens(axis: Axis, unit: str) -> list[Group]:
+    """Return the groups of an axis: tokens, or those of one of its units. Tokens that belong to none stay alone.
 
     Raises:
-        OptionError: the unit is none of these.
+        OptionError: the axis has no such unit.
 
     Example:
-        >>> axis = TokenAxis(("[CLS]", "un", "##do"), ("[CLS]", "un", "do"), (-1, 0, 0), (True, False, False))
+        >>> axis = Axis(("[CLS]", "un", "##do"), ("[CLS]", "un", "do"), (-1, 0, 0), (True, False, False))
         >>> group_tokens(axis, "words")
         [(0,), (1, 2)]
     """
-    if unit not in UNITS:
-        raise OptionError(f"unit must be one of {', '.join(UNITS)}, got {unit!r}. Choose one of them.")
-    if unit == "tokens":
-        return [(i,) for i in range(len(axis.tokens))]
-    owners = axis.words if unit == "words" else axis.sentences
+    units = {"tokens": range(len(axis.tokens)), **axis.units}
+    if unit not in units:
+        raise OptionError(f"unit must be one of {', '.join(units)}, got {unit!r}. Choose one of them.")
     groups: list[Group] = []
-    for owner, tokens in groupby(range(len(owners)), lambda i: owners[i]):
+    for owner, tokens in groupby(range(len(axis.tokens)), units[unit].__getitem__):
         found = tuple(tokens)
-        groups += [found] if owner >= 0 else [(i,) for i in found]
+        groups += [(i,) for i in found] if owner in (-1, "") else [found]
     return groups
 
 
-def find_phrase(axis: TokenAxis, phrase: str) -> list[Group]:
+def find_phrase(axis: Axis, phrase: str) -> list[Group]:
     """Return the tokens of each place at which a phrase occurs as whole words, ignoring case.
 
     If the words of the phrase occur nowhere, single tokens with this text are found, such as `##ness`. On the patches
     of an image, `2,3–5,6` is the region between these rows and columns.
 
     Example:
-        >>> find_phrase(TokenAxis.from_words("the cat saw The Cat there".split()), "the cat")
+        >>> find_phrase(Axis.from_words("the cat saw The Cat there".split()), "the cat")
         [(0, 1), (3, 4)]
     """
     region = _REGION.fullmatch(phrase.strip())
-    if region and axis.grid:
-        return _find_region(axis, axis.grid, *map(int, region.groups()))
+    if region and axis.patches:
+        return _find_region(axis.patches, *map(int, region.groups()))
     phrase_words = phrase.casefold().split()
     if not phrase_words:
         return []
@@ -85,15 +82,12 @@ def find_phrase(axis: TokenAxis, phrase: str) -> list[Group]:
     return found or [(i,) for i, token in enumerate(axis.tokens) if token.casefold() == text]
 
 
-def _find_region(axis: TokenAxis, grid: Span, top: int, left: int, bottom: int, right: int) -> list[Group]:
+def _find_region(patches: Patches, top: int, left: int, bottom: int, right: int) -> list[Group]:
     """Return the tokens of the patches of a rectangle, as one group; none if it has no token."""
-    count = len(axis.tokens)
-    patches = axis.patches or [i - count + grid[0] * grid[1] for i in range(count)]
     (top, bottom), (left, right) = sorted((top, bottom)), sorted((left, right))
-    inside = [
-        patch >= 0 and top <= patch // grid[1] <= bottom and left <= patch % grid[1] <= right for patch in patches
-    ]
-    return [tuple(np.flatnonzero(inside).tolist())] if any(inside) else []
+    rows, columns = np.divmod(patches.places, patches.grid[1])
+    inside = (rows >= max(top, 0)) & (rows <= bottom) & (columns >= left) & (columns <= right)
+    return [tuple(np.flatnonzero(inside).tolist())] if inside.any() else []
 
 
 def merge(
@@ -141,7 +135,7 @@ class Alignment(NamedTuple):
         return [pair[side] for pair in self.pairs]
 
 
-def align_axes(first: TokenAxis, second: TokenAxis, same_tokenizer: bool = True) -> Alignment:
+def align_axes(first: Axis, second: Axis, same_tokenizer: bool = True) -> Alignment:
     """Return the groups of tokens that correspond to each other on two axes.
 
     In one text, these are the smallest ranges of characters that both tokenizations divide in the same way: a token
@@ -150,8 +144,8 @@ def align_axes(first: TokenAxis, second: TokenAxis, same_tokenizer: bool = True)
     words that are equal are divided further, as one text is.
 
     Example:
-        >>> one = TokenAxis(("un", "##do", "it"), ("un", "do", "it"), (0, 0, 1), (False,) * 3)
-        >>> other = TokenAxis(("und", "o", "␣it"), ("und", "o", "it"), (0, 0, 1), (False,) * 3)
+        >>> one = Axis(("un", "##do", "it"), ("un", "do", "it"), (0, 0, 1), (False,) * 3)
+        >>> other = Axis(("und", "o", "␣it"), ("und", "o", "it"), (0, 0, 1), (False,) * 3)
         >>> align_axes(one, other).pairs
         (((0, 1), (0, 1)), ((2,), (2,)))
     """
@@ -175,7 +169,7 @@ def align_axes(first: TokenAxis, second: TokenAxis, same_tokenizer: bool = True)
     return Alignment(pairs, (one, other))
 
 
-def _places(axis: TokenAxis) -> Iterator[_Place]:
+def _places(axis: Axis) -> Iterator[_Place]:
     """Return each token with its place: four units per character, between which are tokens that stand for no text."""
     order: dict[tuple[int, bool], int] = {}
     for i, (start, stop) in enumerate(axis.spans):
@@ -188,7 +182,7 @@ def _places(axis: TokenAxis) -> Iterator[_Place]:
         yield i, (place, place + 2**-20)
 
 
-def _common_places(first: TokenAxis, second: TokenAxis, unit: str) -> tuple[list[_Place], ...]:
+def _common_places(first: Axis, second: Axis, unit: str) -> tuple[list[_Place], ...]:
     """Return the tokens of units that correspond to each other in two texts, with their characters in a common text."""
     both = first, second
     units = [group_tokens(axis, unit) for axis in both]
@@ -248,18 +242,19 @@ def _common(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
     """Return a longest common subsequence as pairs of indices."""
     if len(a) * len(b) > _MAX_CELLS:
         return []
-    lengths = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    numbers = {token: i for i, token in enumerate({*a, *b})}
+    first, second = (np.array([numbers[token] for token in side], int) for side in (a, b))
+    lengths = np.zeros((len(a) + 1, len(b) + 1), np.int32)
     for i in range(len(a) - 1, -1, -1):
-        row, below = lengths[i], lengths[i + 1]
-        for j in range(len(b) - 1, -1, -1):
-            row[j] = below[j + 1] + 1 if a[i] == b[j] else max(below[j], row[j + 1])
+        longer = np.maximum(lengths[i + 1, :-1], lengths[i + 1, 1:] + (second == first[i]))
+        lengths[i, :-1] = np.maximum.accumulate(longer[::-1])[::-1]
     found: list[tuple[int, int]] = []
     i = j = 0
     while i < len(a) and j < len(b):
         if a[i] == b[j]:
             found.append((i, j))
             i, j = i + 1, j + 1
-        elif lengths[i + 1][j] >= lengths[i][j + 1]:
+        elif lengths[i + 1, j] >= lengths[i, j + 1]:
             i += 1
         else:
             j += 1

@@ -12,7 +12,7 @@ from qkv.core.typing import ArrayLike, Bool, Float
 from qkv.errors import OptionError, ShapeError
 from qkv.look.allowed_pairs import infer_causal
 from qkv.look.color_range import FAINT_SHARE, ColorRange, automatic_range, format_weight, share_one
-from qkv.look.figure import DARK, INK, PAPER, PRINT_DPI, column_inches, new_figure, trim_height
+from qkv.look.figure import CURVE_COLOR, DARK, INK, PAPER, PRINT_DPI, column_inches, new_figure, trim_height
 from qkv.look.quantize import MASKED, THUMBNAIL_SIZE, dequantize, pool_largest, to_numpy
 from qkv.look.tiled_map import TiledView, check_head
 from qkv.look.token_text import shortened
@@ -410,6 +410,7 @@ _GAP = 2
 """Pixels between two maps of the grid, each of 32 × 32 pixels."""
 _CHARACTERS_PER_INCH = 14
 """Characters of a title of 8.5 points that fit in one inch."""
+_MODEL_CHARACTERS = 20
 
 
 def plot_view(
@@ -433,7 +434,7 @@ def plot_view(
         layer: index of the layer; None: plot the grid.
         head: index of the head in its layer.
         width: `"single"` or `"double"` (one column, 3.5 inches, or two, 7.2 inches), or a number of inches.
-        title: title of the figure; None: the name of the view, with those of layer and head; "": no title.
+        title: title of the figure; None: the names of the view, the model, the layer and the head; "": no title.
         vmax: the weight from which on the color is strongest; None: as above.
         dark: draw on a dark background.
 
@@ -456,7 +457,7 @@ def plot_view(
     if (layer is None) != (head is None):
         raise OptionError(f"layer and head must be given together, got layer={layer!r} and head={head!r}.")
     if layer is None or head is None:
-        return _grid(view, inches, _title(title, view.name, "", inches), vmax, dark)
+        return _grid(view, inches, _title(title, view, "", inches), vmax, dark)
     if isinstance(view, TiledView):
         raise OptionError(
             f"view must not be in tiles to plot one head, got {view.name!r} with {len(view.queries.tokens):,} tokens. "
@@ -470,7 +471,7 @@ def plot_view(
         keys,
         np.ma.masked_array(weights, ~allowed),
         queries=view.queries.tokens,
-        title=_title(title, view.name, f": {maps.name}, {maps.heads[head]}", inches) or None,
+        title=_title(title, view, f"{maps.name}, {maps.heads[head]}", inches) or None,
         scale="auto",
         width=width,
         vmax=vmax,
@@ -478,6 +479,15 @@ def plot_view(
         xlabel="key (attended)",
         ylabel="query (attends)",
     )
+    if (curve := (view.keys or view.queries).curve) is not None:
+        axes = figure.axes[0]
+        strip = axes.inset_axes((0.0, 1.02, 1.0, 0.14), sharex=axes)
+        strip.fill_between(range(len(curve.low)), curve.low, curve.high, color=CURVE_COLOR, lw=0.8)
+        strip.text(0.0, 1.0, curve.name, transform=strip.transAxes, color=CURVE_COLOR, fontsize=_TEXT_POINTS[True][0])
+        strip.set_axis_off()
+        axes.set_title(axes.get_title(), y=1.22, color=axes.title.get_color(), fontsize=axes.title.get_fontsize())
+        figure.set_size_inches(inches, figure.get_size_inches()[1] + 1.0)
+        trim_height(figure)
     invalid = np.ma.masked_array(np.ones(weights.shape), ~(np.isnan(weights) & allowed))
     if invalid.count():
         from matplotlib.colors import ListedColormap
@@ -486,12 +496,14 @@ def plot_view(
     return figure
 
 
-def _title(title: str | None, name: str, head: str, inches: float) -> str:
-    """Return the title, of which the name of the view is shortened to one line."""
+def _title(title: str | None, view: View | TiledView, head: str, inches: float) -> str:
+    """Return the title: the name of the view, shortened to one line, and those of the model and the head."""
     if title is not None:
         return title
-    length = max(8, int(inches * _CHARACTERS_PER_INCH) - len(head))
-    return shortened(name, length) + head
+    model = "" if view.model == view.name else shortened(view.model, _MODEL_CHARACTERS)
+    parts = ", ".join(filter(None, [model, head]))
+    length = max(8, int(inches * _CHARACTERS_PER_INCH) - len(parts))
+    return f"{shortened(view.name, length)}: {parts}" if parts else shortened(view.name, length)
 
 
 def _grid(view: View | TiledView, inches: float, title: str, vmax: float | None, dark: bool) -> Figure:

@@ -12,19 +12,19 @@ import numpy as np
 from qkv.core.typing import ArrayLike, Bool, Float, Num
 from qkv.errors import DataError, OptionError, ShapeError
 from qkv.look.allowed_pairs import allowed_of_record, infer_causal
+from qkv.look.axis import Axis
 from qkv.look.head_call import HeadCall, PairProduct
 from qkv.look.quantize import MASKED, dequantize, exponent_of, quantize, thumbnails, to_numpy
 from qkv.look.rollout import flow
-from qkv.look.token_axis import TokenAxis
 from qkv.look.token_groups import Group, group_tokens, merge, merge_allowed
 
 if TYPE_CHECKING:
     from qkv.interop.huggingface.recorder import Recorder
-    from qkv.look.live_model import LiveModel
+    from qkv.look.live_model import Effect, LiveModel
     from qkv.look.predictions import Predictions
 
 
-__all__ = ["ALL_HEADS", "HeadRole", "LayerMaps", "MapRange", "Opening", "TokenAxis", "View", "roles_meta"]
+__all__ = ["ALL_HEADS", "HeadRole", "LayerMaps", "MapRange", "Opening", "Axis", "View", "roles_meta"]
 
 
 ALL_HEADS = "all heads"
@@ -146,14 +146,13 @@ class View:
         predictions: the predicted tokens of a language model at each query.
         live: the model with its inputs, which is run again to ablate heads and to read query and key vectors.
         opening: what the page shows first; None: the first head and the first token.
-        picture: `(height, width, 3)`, red, green and blue of the image whose patches are tokens; None: no image.
     """
 
     name: str
     model: str
     kind: str
-    queries: TokenAxis
-    keys: TokenAxis | None
+    queries: Axis
+    keys: Axis | None
     layers: tuple[LayerMaps, ...]
     roles: dict[tuple[int, int], tuple[HeadRole, ...]] = field(default_factory=dict)
     steps: bool = False
@@ -162,15 +161,14 @@ class View:
     predictions: Predictions | None = None
     live: LiveModel | None = None
     opening: Opening | None = None
-    picture: Num[np.ndarray, "height width 3"] | None = None
     _repr_html_: ClassVar[Callable[[View], str]]
 
     @classmethod
     def from_weights(
         cls,
         weights: ArrayLike | Sequence[ArrayLike],
-        queries: Sequence[str] | TokenAxis,
-        keys: Sequence[str] | TokenAxis | None = None,
+        queries: Sequence[str] | Axis,
+        keys: Sequence[str] | Axis | None = None,
         *,
         name: str = "attention",
         model: str = "",
@@ -198,7 +196,7 @@ class View:
             >>> view.layers[0].name, view.weights(0, 0).tolist()[0]
             ('layer 0', [1.0, 0.0, 0.0])
         """
-        rows, columns = TokenAxis.from_words(queries), None if keys is None else TokenAxis.from_words(keys)
+        rows, columns = Axis.from_words(queries), None if keys is None else Axis.from_words(keys)
         arrays = _check_shapes(weights, rows, columns)
         names = layers or [f"layer {i}" for i in range(len(arrays))]
         masks = _layer_masks(arrays, mask)
@@ -212,8 +210,8 @@ class View:
     def from_record(
         cls,
         record: Recorder,
-        queries: Sequence[str] | TokenAxis,
-        keys: Sequence[str] | TokenAxis | None = None,
+        queries: Sequence[str] | Axis,
+        keys: Sequence[str] | Axis | None = None,
         *,
         kind: str = "self",
         element: int = 0,
@@ -247,7 +245,7 @@ class View:
                 f"record must contain dense weights of all {kind}-attention layers, got weights of {len(maps)} out of "
                 f"{len(last)} layers. Run the model within record(model, [Dense()])."
             )
-        rows, columns = TokenAxis.from_words(queries), None if keys is None else TokenAxis.from_words(keys)
+        rows, columns = Axis.from_words(queries), None if keys is None else Axis.from_words(keys)
         arrays = _check_shapes(maps, rows, columns)
         layers = tuple(
             LayerMaps.from_weights(
@@ -267,6 +265,12 @@ class View:
         k = len((self.keys or self.queries).tokens)
         return f"View({self.name!r}, {len(self.layers)} layers, {maps} maps of {q} queries × {k} keys)"
 
+    @property
+    def image(self) -> Num[np.ndarray, "height width 3"] | None:
+        """Red, green and blue of the image whose patches are tokens, `(height, width, 3)`; None: no image."""
+        patches = [axis.patches.pixels for axis in (self.queries, self.keys) if axis and axis.patches]
+        return next((pixels for pixels in patches if pixels is not None), None)
+
     def weights(self, layer: int, head: int) -> Float[np.ndarray, "q k"]:
         """Return the weights of one head, `(q, k)`, rounded to three significant digits; 0 for masked pairs."""
         maps = self.layers[layer]
@@ -278,7 +282,9 @@ class View:
         return allowed
 
     def pair(self, layer: int, head: int, query: int, key: int) -> PairProduct:
-        """Return query, key and their product dimension by dimension for one pair of tokens, as `qkv.look.pair` does.
+        """Return query, key and their product dimension by dimension for one pair of tokens.
+
+            weight = softmax over keys of (Σ_d scale · query_d · key_d + bias)
 
         Raises:
             DataError: the queries and keys are unknown, or the score is not a scaled dot product.
@@ -296,6 +302,25 @@ class View:
             OptionError: the layer, head, query or key does not exist.
         """
         return np.float32(self._call(layer, head).weight(query, key))
+
+    def effect(self, factors: Mapping[tuple[int, int], float]) -> Effect:
+        """Return how the outputs of the model change if heads are ablated or scaled, before the output projection.
+
+            output_h = factor_h · Σ_j weight_hj · value_hj
+
+        Args:
+            factors: factor of each head, by index of layer and head; 0 ablates a head.
+
+        Raises:
+            DataError: the view has no model, or a layer does not use the attention interface of transformers.
+            OptionError: a layer or head does not exist.
+        """
+        if self.live is None:
+            raise DataError(
+                f"view must have been made with a model, got {self.name!r} without one. Make it with "
+                "qkv.look.text_views.text_views(load_text_model(folder), [text])."
+            )
+        return self.live.effect(factors)
 
     def _call(self, layer: int, head: int) -> HeadCall:
         if not (0 <= layer < len(self.layers) and 0 <= head < len(self.layers[layer].heads)):
@@ -315,8 +340,8 @@ class View:
         """Return a view of the weights between groups of tokens: mean over the queries, sum over the keys.
 
         Args:
-            queries: `"words"`, `"sentences"`, `"tokens"`, or the indices of the tokens of each group, such as those
-                that `qkv.look.token_groups.find_phrase` finds.
+            queries: `"tokens"`, a unit of the axis such as `"words"` or `"sentences"`, or the indices of the tokens of
+                each group, such as those that `qkv.look.token_groups.find_phrase` finds.
             keys: the groups of the keys; None: the same as `queries`.
 
         Raises:
@@ -340,7 +365,8 @@ class View:
             )
             for i, maps in enumerate(self.layers)
         )
-        axes = self.queries.grouped(q), None if same else columns.grouped(k)
+        units = [unit if isinstance(unit, str) else "" for unit in (queries, queries if keys is None else keys)]
+        axes = self.queries.grouped(q, units[0]), None if same else columns.grouped(k, units[1])
         return View(self.name, self.model, self.kind, *axes, layers, self.roles, note=self.note)
 
     def map(self, layer: int, head: int) -> bytes:
@@ -363,9 +389,9 @@ class View:
         Raises:
             IndexError: the view has no image.
         """
-        if self.picture is None:
-            raise IndexError("view must have a picture, got one without.")
-        return self.picture.tobytes()
+        if self.image is None:
+            raise IndexError("view must have an image, got one without.")
+        return self.image.tobytes()
 
     def thumbnails(self) -> bytes:
         """Return the thumbnails of all heads as codes, 32 × 32 × 2 bytes per head."""
@@ -388,13 +414,12 @@ class View:
             "live": self.live is not None,
             "pairs": any(layer.calls is not None for layer in self.layers),
             "values": any(layer.value_norms is not None for layer in self.layers),
-            "picture": None if self.picture is None else list(self.picture.shape[:2]),
             "opening": None if self.opening is None else asdict(self.opening),
             "roles": roles_meta(self.roles),
         }
 
 
-def _groups(axis: TokenAxis, groups: str | Sequence[Group]) -> Sequence[Group]:
+def _groups(axis: Axis, groups: str | Sequence[Group]) -> Sequence[Group]:
     """Return the groups of a unit, or given groups after checking their tokens."""
     if isinstance(groups, str):
         return group_tokens(axis, groups)
@@ -414,7 +439,7 @@ def roles_meta(roles: Mapping[tuple[int, int], Sequence[HeadRole]]) -> dict[str,
 
 
 def _check_shapes(
-    weights: ArrayLike | Sequence[ArrayLike], queries: TokenAxis, keys: TokenAxis | None
+    weights: ArrayLike | Sequence[ArrayLike], queries: Axis, keys: Axis | None
 ) -> list[Num[np.ndarray, "_ q k"]]:
     """Return the weights of each layer as NumPy arrays, after comparing their shapes with the tokens."""
     q, k = len(queries.tokens), len((keys or queries).tokens)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias
 
 from qkv.core.arrays import namespace, zeros
 from qkv.core.parts import Part
+from qkv.core.printable import html_table
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float, Int, Num
 from qkv.normalizers.base import Normalizer
@@ -130,6 +131,10 @@ class Readout(Part, ABC):
     requires: Literal["sums_to_one", "distribution", "log_sum_exp"] | None = None
     reduce_op: ReduceOp = "set"
     initial: float = 0
+
+    def _repr_html_(self) -> str:
+        """Return the parameters as a table, which notebooks show."""
+        return html_table(type(self).__name__, [(one.name, str(getattr(self, one.name))) for one in fields(self)])
 
     @property
     def per_head(self) -> Readout:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -411,16 +411,8 @@ class AnswerPage:
         from qkv.look.query_plot import plot_query
 
         options = self.options(self.settings)
-        figure = plot_query(
-            self.database,
-            self._ask(self.query, options),
-            score=options.get("score"),
-            normalizer=options.get("normalizer"),
-            where=options.get("where"),
-            min_similarity=options.get("min_similarity"),
-            max_distance=options.get("max_distance"),
-            aggregate=options.get("aggregate"),
-        )
+        asked: dict[str, Any] = {name: value for name, value in options.items() if name != "top"}
+        figure = plot_query(self.database, self._ask(self.query, options), **asked)
         stream = io.BytesIO()
         figure.savefig(stream, format="png")
         return stream.getvalue()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 from os import PathLike, fspath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from qkv.look.answers.answer_page import AnswerPage
-from qkv.look.answers.answer_settings import AnswerSettings, TableSource
+from qkv.look.answers.answer_settings import AnswerSettings, AskArguments, TableSource
 from qkv.look.widget import page_widget
 
 if TYPE_CHECKING:
@@ -23,13 +23,7 @@ def explorer(
     query: str | None = None,
     *,
     file: str | PathLike[str] | None = None,
-    score: str | None = None,
-    normalizer: str | None = None,
-    aggregate: str | None = None,
-    where: str | None = None,
-    min_similarity: float | None = None,
-    max_distance: float | None = None,
-    top: int | None = None,
+    **options: Unpack[AskArguments],
 ) -> AnyWidget:
     """Create a notebook widget on which a query is moved over the rows of a database, and the answer follows.
 
@@ -40,13 +34,8 @@ def explorer(
         database: a database in memory or on disk.
         query: the first query; None: near the middle of the keys.
         file: the file or store of the database, from which the page makes the command `qkv ask`; None: no command.
-        score: the first score, by name as in `Database.ask`.
-        normalizer: the first normalizer, by name as in `Database.ask`.
-        aggregate: "mean", "vote" or "local-linear", as in `Database.ask`.
-        where: a SQL predicate, as in `Database.ask`.
-        min_similarity: the least similarity of a match, as in `Database.ask`.
-        max_distance: the largest distance of a match, as in `Database.ask`.
-        top: number of rows of evidence; None: 10.
+        options: the first settings, as in `Database.ask`: `score`, `normalizer` and `aggregate` by name, `where`,
+            `min_similarity`, `max_distance`, and `top`, the number of rows of evidence.
 
     Raises:
         MissingPackageError: anywidget is not installed.
@@ -58,15 +47,7 @@ def explorer(
         >>> pay = Database.open({"years": [1, 2, 3, 4], "pay": [10, 12, 14, 16]}, key="years", value="pay")
         >>> shown = look.explorer(pay, "2.5")  # doctest: +SKIP
     """
-    settings = AnswerSettings.from_options(
-        score=score,
-        normalizer=normalizer,
-        aggregate=aggregate,
-        where=where,
-        min_similarity=min_similarity,
-        max_distance=max_distance,
-        top=top,
-    )
+    settings = AnswerSettings.from_options(**options)
     source = (
         None if file is None else TableSource.of_table(fspath(file), key=",".join(database.key), value=database.value)
     )

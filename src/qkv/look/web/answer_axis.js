@@ -82,21 +82,10 @@ export class AxisChart extends AnswerChart {
   }
 
   drawWeights() {
-    const context = this.clear(this.weights);
-    const drawn = this.answer?.drawn;
-    if (!drawn) return;
-    const count = drawn.weights.length;
-    const rgb = (/** @type {number} */ weight) => (weight < 0 ? this.colours.negative : this.colours.weight).join(" ");
-    // The largest weights are drawn last, so that they are on top.
-    for (let i = count - 1; i >= 0; i--) {
-      const share = Math.abs(drawn.weights[i]);
-      const [x, y] = this.place(drawn.keys[0], drawn.values, i);
-      context.fillStyle = `rgb(${rgb(drawn.weights[i])} / ${0.12 + 0.8 * share})`;
-      context.beginPath();
-      context.arc(x, y, 1.5 + 4 * Math.sqrt(share), 0, 7);
+    this.discs((drawn, i) => this.place(drawn.keys[0], drawn.values, i), [1.5, 4], [0.12, 0.8], (context, share, x) => {
       context.fill();
       context.fillRect(x - 0.75, this.base - share * STRIP, 1.5, share * STRIP);
-    }
+    });
   }
 
   drawAnswer() {
@@ -104,10 +93,7 @@ export class AxisChart extends AnswerChart {
     const shapes = [];
     const add = (/** @type {string} */ tag, /** @type {Record<string, any>} */ given, /** @type {string} */ text) => shapes.push(createShape(tag, given, text));
     const { right } = this;
-    for (const { at, text } of tickMarks(this.key.kind, ...this.key.ends, Math.max(3, (right - this.left) / 95))) {
-      add("line", { class: "tick", x1: this.x(at), x2: this.x(at), y1: this.base, y2: this.base + 5 });
-      add("text", { class: "label", x: this.x(at), y: this.base + 18, "text-anchor": "middle" }, text);
-    }
+    this.acrossTicks(add, this.key, this.key.ends, (at) => this.x(at), this.base, Math.max(3, (right - this.left) / 95));
     add("text", { class: "name", x: (this.left + right) / 2, y: this.height - 6, "text-anchor": "middle" }, this.key.label);
     if (this.labels) {
       this.labels.forEach((/** @type {string} */ label, /** @type {number} */ i) => {

@@ -1,7 +1,8 @@
 // What the charts of answers share: two canvases below a drawing, and a handle that moves the query.
 
 import { createElement } from "./dom.js";
-import { createShape } from "./answer_ticks.js";
+import { createShape, tickMarks } from "./answer_ticks.js";
+import { screenPen } from "./drawing.js";
 
 /** Colours of the rows, by theme. */
 export const CHART_COLOURS = {
@@ -112,14 +113,35 @@ export class AnswerChart {
     this.placeHandle();
   }
 
-  /** Prepare a canvas for a size in CSS pixels. @param {HTMLCanvasElement} canvas */
+  /** Return the pen of an empty canvas. @param {HTMLCanvasElement} canvas */
   clear(canvas) {
-    const ratio = window.devicePixelRatio || 1;
-    canvas.width = Math.round(this.width * ratio);
-    canvas.height = Math.round(this.height * ratio);
-    const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-    context.scale(ratio, ratio);
-    return context;
+    return screenPen(canvas, this.width, this.height);
+  }
+
+  /** Draw the rows with weight, the largest last, so that they are on top. @param {(drawn: any, i: number) => [number, number]} place
+   *  @param {[number, number]} radius without weight, and how much more with the largest @param {[number, number]} opacity likewise
+   *  @param {(context: CanvasRenderingContext2D, share: number, x: number) => void} draw the outline of a row */
+  discs(place, [least, more], [faint, strong], draw) {
+    const context = this.clear(this.weights);
+    const drawn = this.answer?.drawn;
+    for (let i = (drawn?.weights.length ?? 0) - 1; i >= 0; i--) {
+      const share = Math.abs(drawn.weights[i]);
+      const [x, y] = place(drawn, i);
+      const rgb = (drawn.weights[i] < 0 ? this.colours.negative : this.colours.weight).join(" ");
+      context.fillStyle = context.strokeStyle = `rgb(${rgb} / ${faint + strong * share})`;
+      context.beginPath();
+      context.arc(x, y, least + more * Math.sqrt(share), 0, 7);
+      draw(context, share, x);
+    }
+  }
+
+  /** Add the ticks and the name of a horizontal axis. @param {(tag: string, attributes: Record<string, any>, text?: string) => void} add
+   *  @param {any} axis @param {[number, number]} ends its coordinates @param {(at: number) => number} x @param {number} y @param {number} most ticks */
+  acrossTicks(add, axis, ends, x, y, most) {
+    for (const { at, text } of tickMarks(axis.kind, ...ends, most)) {
+      add("line", { class: "tick", x1: x(at), x2: x(at), y1: y, y2: y + 5 });
+      add("text", { class: "label", x: x(at), y: y + 18, "text-anchor": "middle" }, text);
+    }
   }
 
   /** Draw rows as points, as dots if there are many. @param {CanvasRenderingContext2D} context

@@ -88,29 +88,17 @@ export class MapChart extends AnswerChart {
   }
 
   drawWeights() {
-    const context = this.clear(this.weights);
-    const drawn = this.answer?.drawn;
-    if (!drawn) return;
-    for (let i = drawn.weights.length - 1; i >= 0; i--) {
-      const share = Math.abs(drawn.weights[i]);
-      const [x, y] = this.place(drawn.keys[0], drawn.keys[1], i);
-      const rgb = (drawn.weights[i] < 0 ? this.colours.negative : this.colours.weight).join(" ");
-      context.strokeStyle = `rgb(${rgb} / ${0.15 + 0.85 * share})`;
+    this.discs((drawn, i) => this.place(drawn.keys[0], drawn.keys[1], i), [2.5, 6], [0.15, 0.85], (context, share) => {
       context.lineWidth = 1 + 1.5 * share;
-      context.beginPath();
-      context.arc(x, y, 2.5 + 6 * Math.sqrt(share), 0, 7);
       context.stroke();
-    }
+    });
   }
 
   drawAnswer() {
     const [across, up] = this.meta.keys;
     const shapes = [];
     const add = (/** @type {string} */ tag, /** @type {Record<string, any>} */ given, /** @type {string} */ text) => shapes.push(createShape(tag, given, text));
-    for (const { at, text } of tickMarks(across.kind, ...across.ends, Math.max(4, (this.right - MAP_LEFT) / 95))) {
-      add("line", { class: "tick", x1: this.x(at), x2: this.x(at), y1: this.floor, y2: this.floor + 5 });
-      add("text", { class: "label", x: this.x(at), y: this.floor + 18, "text-anchor": "middle" }, text);
-    }
+    this.acrossTicks(add, across, across.ends, (at) => this.x(at), this.floor, Math.max(4, (this.right - MAP_LEFT) / 95));
     for (const { at, text } of tickMarks(up.kind, ...up.ends, 6)) {
       add("line", { class: "tick", x1: MAP_LEFT - 5, x2: MAP_LEFT, y1: this.y(at), y2: this.y(at) });
       add("text", { class: "label", x: MAP_LEFT - 8, y: this.y(at) + 4, "text-anchor": "end" }, text);
@@ -138,11 +126,7 @@ export class MapChart extends AnswerChart {
     const { value } = this.meta;
     const width = Math.min(360, this.right - MAP_LEFT - 120);
     for (let i = 0; i < 60; i++) add("rect", { x: MAP_LEFT + (i / 60) * width, y: top, width: width / 60 + 0.5, height: 9, fill: this.colour(i / 59) });
-    for (const { at, text } of tickMarks(value.kind, value.low, value.low + value.span, Math.max(4, width / 70))) {
-      const x = MAP_LEFT + ((at - value.low) / value.span) * width;
-      add("line", { class: "tick", x1: x, x2: x, y1: top + 9, y2: top + 13 });
-      add("text", { class: "label", x, y: top + 26, "text-anchor": "middle" }, text);
-    }
+    this.acrossTicks(add, value, [value.low, value.low + value.span], (at) => MAP_LEFT + ((at - value.low) / value.span) * width, top + 9, Math.max(4, width / 70));
     add("text", { class: "name", x: MAP_LEFT + width + 12, y: top + 9 }, value.label);
   }
 }

@@ -1,7 +1,7 @@
 // Chart of the values for a typed query: those of all rows, those of the rows with weight, and the answer.
 
 import { AnswerChart, LABEL_COLOURS } from "./answer_chart.js";
-import { createShape, tickMarks } from "./answer_ticks.js";
+import { createShape } from "./answer_ticks.js";
 
 const [SIDE, HIGH, LOW] = [20, 14, 46];
 
@@ -37,18 +37,7 @@ export class ValuesChart extends AnswerChart {
   }
 
   drawWeights() {
-    const context = this.clear(this.weights);
-    const drawn = this.answer?.drawn;
-    if (!drawn || this.labels) return;
-    for (let i = drawn.weights.length - 1; i >= 0; i--) {
-      const share = Math.abs(drawn.weights[i]);
-      const [x, y] = this.place(i, drawn.values[i]);
-      const rgb = (drawn.weights[i] < 0 ? this.colours.negative : this.colours.weight).join(" ");
-      context.fillStyle = `rgb(${rgb} / ${0.2 + 0.75 * share})`;
-      context.beginPath();
-      context.arc(x, y, 3 + 6 * Math.sqrt(share), 0, 7);
-      context.fill();
-    }
+    if (!this.labels) this.discs((drawn, i) => this.place(i, drawn.values[i]), [3, 6], [0.2, 0.75], (context) => context.fill());
   }
 
   drawAnswer() {
@@ -67,10 +56,7 @@ export class ValuesChart extends AnswerChart {
       });
       add("text", { class: "name", x: length + 8, y: this.height - 8 }, `share of the vote for ${this.meta.value.label}`);
     } else {
-      for (const { at, text } of tickMarks(this.meta.value.kind, ...this.meta.value.ends, Math.max(2, this.width / 105))) {
-        add("line", { class: "tick", x1: this.x(at), x2: this.x(at), y1: this.bottom, y2: this.bottom + 5 });
-        add("text", { class: "label", x: this.x(at), y: this.bottom + 18, "text-anchor": "middle" }, text);
-      }
+      this.acrossTicks(add, this.meta.value, this.meta.value.ends, (at) => this.x(at), this.bottom, Math.max(2, this.width / 105));
       add("line", { class: "axis", x1: SIDE, x2: this.width - SIDE, y1: this.bottom, y2: this.bottom });
       add("text", { class: "name", x: this.width / 2, y: this.height - 8, "text-anchor": "middle" }, this.meta.value.label);
       if (answer?.found && answer.value !== null) {

@@ -9,6 +9,7 @@ import { ValuesChart } from "./answer_values.js";
 import { createAnswerPanel } from "./answer_panel.js";
 import { createControls } from "./answer_controls.js";
 import { unpackPositions } from "./answer_ticks.js";
+import { toKernel } from "./kernel.js";
 import { besidePicture } from "./static_picture.js";
 
 /** Number of places of the curve along an axis, and of cells across a map. */
@@ -20,7 +21,8 @@ const CURVE_PAIRS = 1e6;
 /** @param {{model: any, el: HTMLElement}} options */
 function renderAnswers({ model, el }) {
   const meta = model.get("meta");
-  const respond = model.get("respond") || askKernel(model);
+  const kernel = model.get("respond") ? null : toKernel(model);
+  const respond = model.get("respond") || (async (/** @type {any} */ request) => (await /** @type {any} */ (kernel)({ request }))[0].response);
   const linked = model.get("linked") === true;
   const start = new URLSearchParams(linked ? location.hash.slice(1) : "");
   /** @type {Record<string, string>} */
@@ -212,21 +214,6 @@ function legendOf(meta) {
   if (meta.mode === "map") return "Points: rows, coloured by value; the background shows the answers. Rings: rows with weight, larger and stronger for more. Dot: the query.";
   const curve = meta.value.labels ? "Bars: shares of the vote." : "Line and band: the answers to all queries, with their 90 % prediction intervals. Dot: this answer ± its standard error.";
   return `Grey: rows. Orange: rows with weight, larger and stronger for more; their weights are drawn below. ${curve}`;
-}
-
-/** Return a function that sends requests to the kernel of a notebook. @param {any} model of anywidget */
-function askKernel(model) {
-  let last = 0;
-  /** @type {Map<number, (response: any) => void>} */
-  const open = new Map();
-  model.on("msg:custom", (/** @type {any} */ message) => {
-    open.get(message.id)?.(message.response);
-    open.delete(message.id);
-  });
-  return (/** @type {any} */ request) => new Promise((resolve) => {
-    open.set(++last, resolve);
-    model.send({ id: last, request });
-  });
 }
 
 export default { render: renderAnswers };

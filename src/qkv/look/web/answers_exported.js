@@ -1,22 +1,17 @@
 // Entry point of the exported page of answers, which holds the answers to a grid of queries and makes no requests.
 
 import answers from "./answers.js";
-import { fromJson, unpack } from "./unpack.js";
+import { fromJson, partOf, unpack } from "./unpack.js";
 
-const content = (/** @type {string} */ name) => document.getElementById(name)?.textContent || "";
-const savedMeta = JSON.parse(content("data"));
+const savedMeta = JSON.parse(partOf("data"));
 const savedGrid = savedMeta.saved;
 /** @type {Map<string, Promise<any>>} */
 const opened = new Map();
 
 /** Return a part of the file, which is unpacked on first use. @param {string} name */
 function openPart(name) {
-  let part = opened.get(name);
-  if (!part) {
-    part = unpack(content(name)).then(fromJson);
-    opened.set(name, part);
-  }
-  return part;
+  if (!opened.has(name)) opened.set(name, unpack(partOf(name)).then(fromJson));
+  return /** @type {Promise<any>} */ (opened.get(name));
 }
 
 /** Return the answers for some settings. @param {any} settings @returns {Promise<any[]>} */

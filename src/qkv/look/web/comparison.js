@@ -11,6 +11,8 @@ import { quoted } from "./text_names.js";
 const FEW_TOKENS = 12;
 /** Number of heads that are listed as those that differ most. */
 const LISTED = 10;
+/** What corresponds to each other before it is loaded. @type {any} */
+const NOTHING = { pairs: [], others: [[], []], sides: [{ tokens: [] }, { tokens: [] }] };
 
 /** @typedef {Object} Compared the fields of the state that this module reads and changes
  *  @property {number} view @property {number} layer @property {number} head @property {number} compare −1: nothing
@@ -43,6 +45,8 @@ export class Comparison {
       createElement("button", { class: "ask", text: "Which heads differ most?", onclick: () => this.#rank() }), this.list, this.pairs,
     ]);
     this.request = 0;
+    /** from `Source.aligned`, by the indices of two views @type {Map<string, number[][][]>} */
+    this.places = new Map();
     /** the texts whose heads are listed */
     this.listed = "";
   }
@@ -66,8 +70,21 @@ export class Comparison {
   get aligned() {
     const { state: { view, compare, unit, hide, pairs, opened }, meta: { views } } = this;
     const key = JSON.stringify([view, compare, unit, hide, pairs, opened]);
-    if (this.alignment?.key !== key) this.alignment = { key, ...alignViews(views[view], views[compare], { unit, hide, pairs, opened }) };
-    return this.alignment;
+    const places = this.places.get(`${view},${compare}`);
+    if (this.alignment?.key !== key && places) this.alignment = { key, ...alignViews(views[view], views[compare], places, { unit, hide, pairs, opened }) };
+    return this.alignment?.key === key ? this.alignment : { rows: NOTHING, columns: NOTHING };
+  }
+
+  /** Load the tokens that correspond to each other in the shown and the compared text. */
+  async load() {
+    const { view, compare } = this.state;
+    const key = `${view},${compare}`;
+    if (compare < 0 || this.places.has(key)) return;
+    const { queries, keys } = this.meta.views[view];
+    const found = view === compare ? [queries, keys || queries].map(({ tokens }) => [tokens, tokens].map((all) => [...all.keys()]))
+      : await this.source.aligned(Math.min(view, compare), Math.max(view, compare));
+    this.places.set(key, view <= compare ? found : found.map((/** @type {number[][]} */ [a, b]) => [b, a]));
+    if (this.state.compare >= 0) this.#listOthers();
   }
 
   /** The queries and keys that correspond to a pair of tokens in the compared text. @param {{query: number, key: number}} tokens */

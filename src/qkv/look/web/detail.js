@@ -21,16 +21,19 @@ import { quoted } from "./text_names.js";
 import { fillTable, Tokens } from "./tokens.js";
 
 const TOP = 10;
+const none = () => {};
 
 /** @typedef {Object} Side
- *  @property {string[]} tokens @property {string[]} pieces @property {number[]} words @property {boolean[]} special
- *  @property {number[]} sentences @property {string} text @property {[number, number][]} spans characters of each token in the text
+ *  @property {string[]} tokens @property {string[]} pieces @property {boolean[]} special
+ *  @property {string} text @property {[number, number][]} spans characters of each token in the text
+ *  @property {Record<string, (number | string)[]>} units for each unit, such as "words", the group of each token; −1 or "": none
  *  @property {number[]} [segments] index of the text of each token of a pair; −1: none
- *  @property {[number, number]} [grid] rows and columns of the patches of an image
- *  @property {number[]} [patches] the patch of each token; by default the last tokens are the patches
+ *  @property {{grid: [number, number], places: number[], size: [number, number] | null}} [patches] rows and columns of the patches of an
+ *    image, the patch of each token, −1: none, and height and width of the image
+ *  @property {{name: string, low: number[], high: number[]}} [curve] smallest and largest value of each token
  *  @property {number} [count] number of tokens, if the tokens are the numbers from 0 */
 
-/** The metadata of a view of one text in one model, as the server sends it.
+/** The metadata of a view of one input in one model, as the server sends it.
  *  @typedef {Object} View
  *  @property {string} name @property {string} label the model, if the page has several @property {string} model @property {string} kind self, cross or decoder
  *  @property {Side} queries @property {Side | null} keys null: the same as the queries
@@ -38,7 +41,6 @@ const TOP = 10;
  *  @property {{maximum: number, minimum: number, exponent: number, normalized: boolean}[][]} ranges of each head
  *  @property {Record<string, import("./roles.js").Role[]>} roles by "layer,head"
  *  @property {{layer: number, head: number, query: number, key: number} | null} [opening] what is shown first
- *  @property {[number, number] | null} [picture] height and width of the image whose patches are tokens
  *  @property {string} [note] a remark shown beside the maps
  *  @property {boolean} [flow] whether the attention flow of single pairs of tokens can be computed
  *  @property {boolean} [predictions] whether predicted tokens are known @property {boolean} [values] norms of the values
@@ -51,11 +53,11 @@ export class Detail {
   /** @param {import("./source.js").Source} source @param {(query: number, key: number) => void} onSelect
    *  @param {(text: string) => void} report shows a message
    *  @param {(summary: import("./range.js").Summary) => import("./range.js").Range} range chooses the colour range
-   *  @param {{moved: () => void, remove: (head: number) => void, framed: (tokens: [number[], number[]]) => void,
-   *    region: (name: string) => void, open: () => void}} handlers
+   *  @param {{moved?: () => void, remove?: (head: number) => void, framed?: (tokens: [number[], number[]]) => void,
+   *    region?: (name: string) => void, open?: () => void}} [handlers]
    *    `moved` is called when another part of the map is visible, `remove` to remove a head from the lines, `framed` with the
    *    tokens of a frame that was drawn, `region` with that on an image, and `open` to show the tokens of the selected sentences, or to hide them */
-  constructor(source, onSelect, report, range, { moved, remove, framed, region, open }) {
+  constructor(source, onSelect, report, range, { moved = none, remove = none, framed = none, region = none, open = none } = {}) {
     this.source = source;
     this.onSelect = onSelect;
     this.report = report;
@@ -281,7 +283,7 @@ export class Detail {
   get selectedSentences() {
     const { view, selection: { token, keyToken } } = this;
     if (!view) return [];
-    const own = [`q${view.queries.sentences[token]}`, `k${(view.keys || view.queries).sentences[keyToken]}`];
+    const own = [`q${view.queries.units.sentences?.[token] ?? -1}`, `k${(view.keys || view.queries).units.sentences?.[keyToken] ?? -1}`];
     // Queries and keys of one text are opened together.
     return (view.keys ? own : own.map((one) => one.replace("k", "q"))).filter((one) => !one.endsWith("-1"));
   }
@@ -354,38 +356,37 @@ export class Detail {
     const at = this.tokens(row, column);
     this.readout.textContent = `${quoted(mapData.query(row))} (${at.query}) → ${quoted(mapData.key(column))} (${at.key}): ${text}${this.framedWeight}`;
     const sentences = this.selectedSentences;
-    this.opener.hidden = this.options.unit !== "sentences" || !this.matrix || !sentences.length;
+    this.opener.hidden = this.options.unit !== "sentences" || !this.matrix || !sentences.length || Boolean(this.view?.levels);
     this.opener.textContent = sentences.every((one) => this.options.opened.split(".").includes(one)) ? "Close these sentences" : "Open these sentences";
     // Merged words have no weight of their own.
     const single = this.matrix?.rows[this.query]?.length === 1 && this.matrix?.columns[this.key]?.length === 1;
     this.digits.hidden = !this.computed || !single || mapData.weight(this.query, this.key) === MASKED;
   }
 
-  /** Add the weight of the selected pair with all its digits to the readout. */
-  async #showAllDigits() {
-    const { computed, query, key, request } = this;
-    const { token, keyToken } = this.selection;
+  /** Add a number of the selected pair to the readout. @param {string} what @param {Promise<string>} number that is computed */
+  async #addNumber(what, number) {
+    const { query, key, request } = this;
     try {
-      const text = await /** @type {any} */ (this.source.weight)(.../** @type {number[]} */ (computed), token, keyToken);
+      const text = await number;
       if (query !== this.query || key !== this.key || request !== this.request) return;
       this.#updateReadout();
-      this.readout.textContent += `; in float32: ${text.replace(/^-/, "−")}`;
+      this.readout.textContent += `; ${text}`;
     } catch (error) {
-      this.report(`The weight could not be computed: ${error instanceof Error ? error.message : error}`);
+      this.report(`The ${what} could not be computed: ${error instanceof Error ? error.message : error}`);
     }
   }
 
-  /** Compute the maximum flow of the selected pair through all layers and heads, and add it to the readout. */
-  async #computeFlow() {
-    const [query, key, index] = [this.query, this.key, this.index];
-    try {
-      const flow = await /** @type {any} */ (this.source.flow)(index, query, key);
-      if (query !== this.query || key !== this.key || index !== this.index) return;
-      this.#updateReadout();
-      this.readout.textContent += `; flow through all layers: ${formatWeight(flow)}`;
-    } catch (error) {
-      this.report(`The flow could not be computed: ${error instanceof Error ? error.message : error}`);
-    }
+  /** Show the weight of the selected pair with all its digits. */
+  #showAllDigits() {
+    const { computed, source, selection: { token, keyToken } } = this;
+    this.#addNumber("weight", /** @type {any} */ (source.weight)(.../** @type {number[]} */ (computed), token, keyToken)
+      .then((/** @type {string} */ text) => `in float32: ${text.replace(/^-/, "−")}`));
+  }
+
+  /** Show the maximum flow of the selected pair through all layers and heads. */
+  #computeFlow() {
+    this.#addNumber("flow", /** @type {any} */ (this.source.flow)(this.index, this.query, this.key)
+      .then((/** @type {number} */ flow) => `flow through all layers: ${formatWeight(flow)}`));
   }
 
   /** @param {number} row */

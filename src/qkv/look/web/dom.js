@@ -65,6 +65,15 @@ export function createSection(name, title, children) {
   return section;
 }
 
+/** Create a table with a caption and a heading. @param {string} caption @param {string[]} titles of the columns @param {HTMLElement[]} rows */
+export function createTable(caption, titles, rows) {
+  return createElement("table", {}, [
+    createElement("caption", { text: caption }),
+    createElement("thead", {}, [createElement("tr", {}, titles.map((text) => createElement("th", { scope: "col", text })))]),
+    createElement("tbody", {}, rows),
+  ]);
+}
+
 /** Scroll to an element if less than half of a part of it is visible.
  *  @param {HTMLElement} part @param {HTMLElement} element */
 export function scrollIfHidden(part, element) {

@@ -1,7 +1,7 @@
 // Drawings of text, images and lines in points (1/72 inch), saved as SVG, PNG or PDF with the same layout.
 
 /** A text; rotated texts run upwards. `y` is the middle of the line.
- *  @typedef {{kind: "text", x: number, y: number, text: string, size: number, anchor: "start" | "middle" | "end", rotated?: boolean, fill?: string}} Text */
+ *  @typedef {{kind: "text", x: number, y: number, text: string, size: number, anchor: "start" | "middle" | "end", rotated?: boolean, bold?: boolean, fill?: string}} Text */
 /** An image, whose pixels stay sharp. @typedef {{kind: "image", x: number, y: number, width: number, height: number, canvas: HTMLCanvasElement}} Picture */
 /** A closed outline, filled or drawn. @typedef {{kind: "shape", points: [number, number][], fill?: string, stroke?: string}} Shape */
 /** @typedef {{width: number, height: number, title: string, paper: string, ink: string, items: (Text | Picture | Shape)[]}} Drawing */
@@ -14,6 +14,16 @@ const LINE = 0.4;
 const FAMILY = '"DejaVu Sans", "Segoe UI", Arial, sans-serif';
 
 const ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
+
+/** Give a canvas its size on the screen, or another one in CSS pixels, and return its pen, which draws in CSS pixels.
+ *  @param {HTMLCanvasElement} canvas @param {number} [width] @param {number} [height] */
+export function screenPen(canvas, width = canvas.clientWidth, height = canvas.clientHeight) {
+  const ratio = window.devicePixelRatio || 1;
+  [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
+  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  pen.scale(ratio, ratio);
+  return pen;
+}
 
 /** Return the width of a text in points. @param {string} text @param {number} size in points */
 export function textWidth(text, size) {
@@ -69,7 +79,7 @@ export function drawingToSvg({ width, height, title, paper, ink, items }) {
       return `<polygon points="${points}" fill="${item.fill || "none"}"${item.stroke ? ` stroke="${item.stroke}" stroke-width="${LINE}"` : ""}/>`;
     }
     const place = item.rotated ? `transform="translate(${short(item.x)} ${short(item.y)}) rotate(-90)"` : `x="${short(item.x)}" y="${short(item.y)}"`;
-    return `<text ${place} font-size="${short(item.size)}" text-anchor="${item.anchor}"${item.fill ? ` fill="${item.fill}"` : ""} dy="0.35em">${escapeXml(item.text)}</text>`;
+    return `<text ${place} font-size="${short(item.size)}" text-anchor="${item.anchor}"${item.bold ? ' font-weight="700"' : ""}${item.fill ? ` fill="${item.fill}"` : ""} dy="0.35em">${escapeXml(item.text)}</text>`;
   });
   return `<svg xmlns="http://www.w3.org/2000/svg" width="${short(width / 72)}in" height="${short(height / 72)}in" viewBox="0 0 ${short(width)} ${short(height)}" font-family="${escapeXml(FAMILY)}" fill="${ink}" xml:space="preserve">
 <title>${escapeXml(title)}</title>
@@ -127,11 +137,11 @@ export function paintItems(pen, items, ink, line) {
 }
 
 /** @param {CanvasRenderingContext2D} pen @param {Text} item @param {string} ink */
-export function drawText(pen, { x, y, text, size, anchor, rotated, fill }, ink) {
+export function drawText(pen, { x, y, text, size, anchor, rotated, bold, fill }, ink) {
   pen.save();
   pen.translate(x, y);
   if (rotated) pen.rotate(-Math.PI / 2);
-  pen.font = `${size}px ${FAMILY}`;
+  pen.font = `${bold ? "700 " : ""}${size}px ${FAMILY}`;
   pen.fillStyle = fill || ink;
   pen.textAlign = /** @type {CanvasTextAlign} */ ({ start: "left", middle: "center", end: "right" }[anchor]);
   pen.fillText(text, 0, 0.35 * size);

@@ -2,11 +2,11 @@
 
 import heads from "./heads.js";
 import { fromParts } from "./source.js";
+import { partOf } from "./unpack.js";
 
-const part = (/** @type {string} */ name) => document.getElementById(name)?.textContent || "";
-const meta = JSON.parse(part("data"));
+const meta = JSON.parse(partOf("data"));
 /** @type {Record<string, any>} */
-const fields = { meta, source: fromParts(meta, part), linked: true };
+const fields = { meta, source: fromParts(meta, partOf), linked: true };
 heads.render({
   model: { get: (/** @type {string} */ name) => fields[name] },
   // The page that saved this file named its state.

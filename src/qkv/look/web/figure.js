@@ -1,12 +1,13 @@
 // Figures for papers: one map, or two side by side, with their tokens, or the grid of all heads; with title, colour bar and legend.
 
+import { axisItems, curveDepths } from "./axes.js";
 import { formatWeight } from "./codes.js";
 import { cssColour, pixels } from "./colour.js";
 import { SIGNS } from "./difference.js";
 import { corners, fitText, textWidth, wrapText } from "./drawing.js";
-import { describeRange, middleShare } from "./legend.js";
+import { barLabels, describeRange } from "./legend.js";
 import { rowMaxima } from "./map.js";
-import { FAINT, shadeOf, weightAt } from "./range.js";
+import { shadeOf } from "./range.js";
 import { quoted } from "./text_names.js";
 
 /** @typedef {import("./drawing.js").Drawing} Drawing */
@@ -17,7 +18,7 @@ const PAD = 4;
 const BAR = 8;
 /** Points that the label of an axis takes. */
 const AXIS = 12;
-/** Points between two lines of the legend, or between two labels. */
+/** Points between two lines of the legend. */
 const LEADING = 9.5;
 /** Points between two lines of a title. */
 const TITLE_LEADING = 11;
@@ -40,7 +41,7 @@ export function mapsFigure(details, inches, theme) {
   const title = (/** @type {import("./detail.js").Detail} */ one) => one.title.textContent || "";
   /** @type {Drawing} */
   const drawing = { width, height: 0, title: details.map(title).join(" | "), ...theme, items: [] };
-  const rowLabel = Math.max(...details.map(({ map }) => widestLabel(/** @type {any} */ (map.mapData).query, map.part[0], map.part[2], each)));
+  const rowLabel = Math.max(...details.map(({ map }) => widestLabel(/** @type {any} */ (map.mapData), map.part, 0, each)));
   const titles = details.map((detail) => titleLines(detail, each - 2 * PAD));
   const lines = Math.max(...titles.map((one) => one.length));
   const panels = details.map((detail, i) => panelItems(detail, titles[i], PAD + 5 + TITLE_LEADING * lines, i * each, each, rowLabel, theme.ink));
@@ -101,12 +102,14 @@ export function gridFigure(overview, title, inches, theme) {
   return drawing;
 }
 
-/** Return the width of the widest label, at most a quarter of that of the map.
- *  @param {(index: number) => string} name @param {number} first @param {number} count @param {number} width */
-function widestLabel(name, first, count, width) {
+/** Return the width of the widest label of an axis, at most a quarter of that of the map.
+ *  @param {import("./map.js").MapData} mapData @param {[number, number, number, number]} part @param {0 | 1} axis @param {number} width */
+function widestLabel(mapData, part, axis, width) {
+  const [name, { pictured }] = [axis ? mapData.key : mapData.query, mapData.axes[axis]];
+  const [first, count] = [part[axis], part[axis + 2]];
   const samples = Math.min(count, 500);
   const indices = Array.from({ length: samples }, (_, i) => first + Math.floor((i * count) / samples));
-  return Math.min(width * LABEL_SHARE, Math.max(...indices.map((index) => textWidth(name(index), SIZE.tick))));
+  return Math.min(width * LABEL_SHARE, Math.max(...indices.map((index) => textWidth(name(index), SIZE.tick)))) + (pictured ? SIZE.tick + 2 : 0);
 }
 
 /** Return the lines of a title. @param {string} title @param {number} width */
@@ -163,9 +166,10 @@ function pinnedItems(detail, left, top, across, down) {
 function panelItems(detail, titles, top, x0, width, rowLabel, ink) {
   const { map } = detail;
   const mapData = /** @type {import("./map.js").MapData} */ (map.mapData);
-  const [firstRow, firstColumn, rows, columns] = map.part;
-  const columnLabel = widestLabel(mapData.key, firstColumn, columns, width);
-  const left = x0 + PAD + AXIS + rowLabel + PAD;
+  const [, , rows, columns] = map.part;
+  const columnLabel = widestLabel(mapData, map.part, 1, width);
+  const [beside, below] = curveDepths(mapData, SIZE.tick).map(({ depth }) => depth);
+  const left = x0 + PAD + AXIS + rowLabel + PAD + beside;
   const across = x0 + width - left - PAD;
   const down = Math.min(TALLEST, across * Math.max(0.25, Math.min(3, rows / columns)));
   /** @type {Drawing["items"]} */
@@ -175,26 +179,10 @@ function panelItems(detail, titles, top, x0, width, rowLabel, ink) {
     { kind: "shape", points: corners(left, top, across, down), stroke: ink },
     ...pinnedItems(detail, left, top, across, down),
   ];
-  for (const row of labelled(rows, down)) {
-    const text = fitText(mapData.query(firstRow + row), SIZE.tick, rowLabel);
-    items.push({ kind: "text", x: left - PAD, y: top + ((row + 0.5) / rows) * down, text, size: SIZE.tick, anchor: "end" });
-  }
-  for (const column of labelled(columns, across)) {
-    const text = fitText(mapData.key(firstColumn + column), SIZE.tick, columnLabel);
-    items.push({ kind: "text", x: left + ((column + 0.5) / columns) * across, y: top + down + PAD, text, size: SIZE.tick, anchor: "end", rotated: true });
-  }
-  const bottom = top + down + PAD + columnLabel + PAD;
-  items.push(
-    { kind: "text", x: x0 + PAD + 5, y: top + down / 2, text: "query (attends)", size: SIZE.axis, anchor: "middle", rotated: true },
-    { kind: "text", x: left + across / 2, y: bottom + 4, text: "key (attended)", size: SIZE.axis, anchor: "middle" },
-  );
-  return { items, top, height: down, bottom: bottom + AXIS };
-}
-
-/** Return the indices of the labels that fit. @param {number} count @param {number} points */
-function labelled(count, points) {
-  const every = Math.max(1, Math.ceil((count * LEADING) / points));
-  return Array.from({ length: Math.ceil(count / every) }, (_, i) => i * every);
+  items.push(...axisItems(mapData, { x: left, y: top, width: across, height: down }, map.part, {
+    size: SIZE.tick, nameSize: SIZE.axis, names: ["query (attends)", "key (attended)"], gap: PAD, room: [rowLabel, columnLabel], selected: [[], []],
+  }).items);
+  return { items, top, height: down, bottom: top + down + below + PAD + columnLabel + PAD + AXIS };
 }
 
 /** @param {import("./map.js").MapView} map */
@@ -222,13 +210,11 @@ function slice(image, index, side) {
  *  @param {string} quantity what the colours show */
 function barOf(range, palette, ink, quantity) {
   const { scale, signed, top, largest } = range;
-  const middle = middleShare(range);
-  const shares = signed ? [-1, -middle, 0, middle, 1] : scale === "auto" ? [0, FAINT, middle, 1] : [0, middle, 1];
-  const texts = shares.map((share) => (scale === "row" ? String(share) : formatWeight(weightAt(range, Math.abs(share)) * Math.sign(share) || 0)));
+  const labels = barLabels(range, true);
   const label = scale === "row" ? "share of the row" : quantity;
   const low = signed ? -1 : 0;
   const more = scale !== "row" && largest > top * 1.0005;
-  const width = Math.max(3 * PAD + BAR + Math.max(...texts.map((text) => textWidth(text, SIZE.tick))), 2 * PAD + textWidth(label, SIZE.tick));
+  const width = Math.max(3 * PAD + BAR + Math.max(...labels.map(({ text }) => textWidth(text, SIZE.tick))), 2 * PAD + textWidth(label, SIZE.tick));
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [1, 256];
   const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
@@ -246,7 +232,7 @@ function barOf(range, palette, ink, quantity) {
       { kind: "image", x: left, y, width: BAR, height, canvas },
       { kind: "shape", points: corners(left, y, BAR, height), stroke: ink },
       ...(more ? [arrow(1, y - 0.5, y - 6)] : []), ...(more && signed ? [arrow(-1, y + height + 0.5, y + height + 6)] : []),
-      ...shares.map((share, i) => /** @type {Text} */ ({ kind: "text", x: left + BAR + PAD, y: place(share), text: texts[i], size: SIZE.tick, anchor: "start" })),
+      ...labels.map(({ share, text }) => /** @type {Text} */ ({ kind: "text", x: left + BAR + PAD, y: place(share), text, size: SIZE.tick, anchor: "start" })),
       { kind: "text", x: left, y: y + height + 12, text: label, size: SIZE.tick, anchor: "start" },
     ];
   };

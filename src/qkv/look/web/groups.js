@@ -23,6 +23,7 @@ export function segmentsOf(view, pairs = "all") {
 /** Return the groups of the queries and of the keys of a view. @param {import("./detail.js").View} view @param {Grouping} grouping */
 export function viewGroups(view, { unit, hide, pairs, opened = "" }) {
   const segments = segmentsOf(view, pairs);
+  if (view.levels) [hide, opened] = [false, ""]; // whole maps of sentences are sent
   return [view.queries, view.keys || view.queries].map((side, i) => {
     const axis = view.keys ? "qk"[i] : "q"; // queries and keys of one text are opened together
     const own = opened.split(".").filter((one) => one[0] === axis).map((one) => Number(one.slice(1)));
@@ -31,19 +32,20 @@ export function viewGroups(view, { unit, hide, pairs, opened = "" }) {
 }
 
 /** Return lists of token indices, one for each group of tokens.
- *  @param {import("./detail.js").Side} side @param {string} unit "tokens", "words" or "sentences"
+ *  @param {import("./detail.js").Side} side @param {string} unit "tokens", or a unit of the axis
  *  @param {boolean} [hide] leave out special tokens
  *  @param {number} [segment] leave out tokens that do not belong to this text of a pair
  *  @param {Set<number>} [opened] sentences that are shown by their tokens */
 export function groupsOf(side, unit, hide = false, segment = -1, opened = new Set()) {
-  const owners = unit === "sentences" ? side.sentences : unit === "words" ? side.words : [];
+  const owners = side.units[unit] ?? [];
   /** @type {number[][]} */
   const groups = [];
+  /** @type {string | number} */
   let last = -1;
   side.tokens.forEach((_, i) => {
     if ((hide && side.special[i]) || (segment >= 0 && side.segments?.[i] !== segment)) return;
-    const owner = opened.has(owners[i]) && unit === "sentences" ? -1 : owners[i] ?? -1;
-    if (groups.length && owner >= 0 && owner === last) groups[groups.length - 1].push(i);
+    const owner = unit === "sentences" && opened.has(Number(owners[i])) ? -1 : owners[i] ?? -1;
+    if (groups.length && owner !== -1 && owner !== "" && owner === last) groups[groups.length - 1].push(i);
     else groups.push([i]);
     last = owner;
   });
@@ -57,11 +59,16 @@ export function groupOfToken(groups, token, count) {
   return Math.max(0, Math.min(count - 1, at < 0 ? count : at));
 }
 
-/** Return the text of a group of tokens without the marks of its tokens, or, of a single token, the token unless `whole`.
- *  @param {import("./detail.js").Side} side @param {number[]} group @param {boolean} whole */
-export function nameOf({ text, spans, tokens }, group, whole) {
-  return ((whole || group.length > 1) && text.slice(spans[group[0]][0], spans[group[group.length - 1]][1])) || tokens[group[0]];
+/** Return the name of a group of a unit, or its text without the marks of its tokens; of a single token of the unit "tokens", the token.
+ *  @param {import("./detail.js").Side} side @param {number[]} group @param {string} unit */
+export function nameOf({ text, spans, tokens, units }, group, unit) {
+  const named = units[unit]?.[group[0]];
+  if (named && typeof named === "string") return named;
+  return ((unit !== "tokens" || group.length > 1) && text.slice(spans[group[0]][0], spans[group[group.length - 1]][1])) || tokens[group[0]];
 }
+
+/** Return the height and the width of the image whose patches are tokens of a view. @param {import("./detail.js").View} view */
+export const imageSize = (view) => view.queries.patches?.size ?? view.keys?.patches?.size;
 
 /** Return the tokens of each place at which a phrase occurs as whole words, or the tokens or region of an image that it names.
  *  @param {import("./detail.js").Side} side @param {string} phrase @returns {number[][]} */
@@ -71,7 +78,7 @@ export function findPhrase(side, phrase) {
   const [, first, last] = POSITIONS.exec(text) ?? [];
   if (first) return [side.tokens.flatMap((_, i) => (i >= Number(first) && i <= Number(last ?? first) ? [i] : []))].filter((group) => group.length);
   const region = REGION.exec(text);
-  if (region && side.grid) return findRegion(side, side.grid, region.slice(1).map(Number));
+  if (region && side.patches) return findRegion(side, side.patches.grid, region.slice(1).map(Number));
   const wanted = text.split(/\s+/);
   const words = groupsOf(side, "words");
   const names = words.map((group) => group.map((i) => side.pieces[i]).join("").trim().toLowerCase());
@@ -85,11 +92,8 @@ export function findPhrase(side, phrase) {
   return found.length ? found : side.tokens.flatMap((token, i) => (token.toLowerCase() === text ? [[i]] : []));
 }
 
-/** Return the patch of a token, −1 for other tokens. The patches are stated for each token, or are the last tokens.
- *  @param {import("./detail.js").Side} side @param {number} token */
-export function patchOf({ grid, patches, tokens }, token) {
-  return patches ? patches[token] : grid ? Math.max(-1, token - tokens.length + grid[0] * grid[1]) : -1;
-}
+/** Return the patch of a token, −1 for other tokens. @param {import("./detail.js").Side} side @param {number} token */
+export const patchOf = ({ patches }, token) => patches?.places[token] ?? -1;
 
 /** @param {import("./detail.js").Side} side @param {[number, number]} grid @param {number[]} corners */
 function findRegion(side, [, columns], [top, left, bottom, right]) {

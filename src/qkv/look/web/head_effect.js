@@ -1,7 +1,7 @@
 // The effect of heads that are ablated or scaled: the model runs again with their outputs multiplied by factors.
 
 import { formatWeight } from "./codes.js";
-import { createElement, createSelect } from "./dom.js";
+import { createElement, createSelect, createTable } from "./dom.js";
 import { ALL_HEADS } from "./matrix.js";
 import { CAPTIONS, shareBar } from "./predicted.js";
 import { quoted } from "./text_names.js";
@@ -30,13 +30,21 @@ export class HeadEffect {
   showActive(view) {
     this.view = view;
     this.active.hidden = !this.changes.length;
-    this.active.replaceChildren(createElement("span", { text: "Changed heads (the maps show the unchanged model):" }), ...this.changes.map(([layer, head, percent], i) => {
-      const name = view.layers[layer]?.heads[head] ? `${view.layers[layer].name}, ${view.layers[layer].heads[head]}` : `${layer}, ${head}`;
-      return createElement("span", { class: "badge" }, [
-        createElement("span", { text: `${name} × ${percent / 100} ` }),
-        createElement("button", { class: "ask", text: "undo", "aria-label": `undo the change of ${name}`, onclick: () => { this.changes.splice(i, 1); this.#changed(); } }),
+    this.active.replaceChildren(createElement("span", { text: "Changed heads (the maps show the unchanged model):" }), ...this.#chips("badge", "undo the change of ",
+      (name, percent) => createElement("span", { text: `${name} × ${percent / 100} ` })));
+  }
+
+  /** Return an element for each changed head, with its content and a button that undoes the change.
+   *  @param {string} style @param {string} undo label of the button @param {(name: string, percent: number, index: number) => HTMLElement} content */
+  #chips(style, undo, content) {
+    return this.changes.map(([layer, head, percent], i) => {
+      const { name: layerName, heads } = this.view?.layers[layer] ?? { heads: [] };
+      const name = heads[head] ? `${layerName}, ${heads[head]}` : `${layer}, ${head}`;
+      return createElement("span", { class: style }, [
+        content(name, percent, i),
+        createElement("button", { class: "ask", text: "undo", "aria-label": `${undo}${name}`, onclick: () => { this.changes.splice(i, 1); this.#changed(); } }),
       ]);
-    }));
+    });
   }
 
   /** Show the effect at the selected query.
@@ -47,7 +55,11 @@ export class HeadEffect {
     const own = view.live && layer < view.layers.length && view.layers[layer].name !== ALL_HEADS && head >= 0;
     this.add.hidden = !own;
     this.add.textContent = own ? `Ablate ${view.layers[layer].name}, ${view.layers[layer].heads[head]}` : "";
-    this.#chips();
+    this.list.replaceChildren(...this.#chips("badge change", "undo ", (name, percent, i) => {
+      const own = /** @type {[string, string]} */ ([String(percent), `× ${percent / 100}`]);
+      const factors = FACTORS.some(([value]) => value === own[0]) ? FACTORS : [...FACTORS, own];
+      return createSelect(name, factors, own[0], (value) => { this.changes[i][2] = Number(value); this.#changed(); });
+    }));
     const request = ++this.request;
     if (!this.changes.length) {
       this.result.textContent = own
@@ -82,19 +94,6 @@ export class HeadEffect {
     if (this.place) this.update(this.place);
   }
 
-  /** List the changed heads with their factors. */
-  #chips() {
-    const { view } = /** @type {import("./questions.js").Place} */ (this.place);
-    this.list.replaceChildren(...this.changes.map(([layer, head, percent], i) => {
-      const name = view.layers[layer]?.heads[head] ? `${view.layers[layer].name}, ${view.layers[layer].heads[head]}` : `${layer}, ${head}`;
-      const factors = FACTORS.some(([value]) => value === String(percent)) ? FACTORS : [...FACTORS, /** @type {[string, string]} */ ([String(percent), `× ${percent / 100}`])];
-      return createElement("span", { class: "badge change" }, [
-        createSelect(name, factors, String(percent), (value) => { this.changes[i][2] = Number(value); this.#changed(); }),
-        createElement("button", { class: "ask", text: "undo", "aria-label": `undo ${name}`, onclick: () => { this.changes.splice(i, 1); this.#changed(); } }),
-      ]);
-    }));
-  }
-
   /** @param {any} found the answer of the server */
   #show(found) {
     const { view, name } = /** @type {import("./questions.js").Place} */ (this.place);
@@ -117,11 +116,7 @@ export class HeadEffect {
       createElement("button", { class: "ask", text: `${quoted(view.queries.tokens[at])} (${at}): ${told(size)}`, "aria-label": `select ${quoted(view.queries.tokens[at])} (${at})`, onclick: () => this.handlers.go(at) }));
     this.result.replaceChildren(
       ...sentences.filter(Boolean).map((text) => createElement("p", { text })),
-      ...(rows.length ? [createElement("table", {}, [
-        createElement("caption", { text: `${CAPTIONS[found.kind](name)}: unchanged, and with the changed heads` }),
-        createElement("thead", {}, [createElement("tr", {}, ["token", "unchanged", "changed"].map((text) => createElement("th", { scope: "col", text })))]),
-        createElement("tbody", {}, rows),
-      ])] : []),
+      ...(rows.length ? [createTable(`${CAPTIONS[found.kind](name)}: unchanged, and with the changed heads`, ["token", "unchanged", "changed"], rows)] : []),
       createElement("p", { class: "line" }, [createElement("span", { text: "Largest changes at:" }), ...most]),
     );
   }

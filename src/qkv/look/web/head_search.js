@@ -1,7 +1,7 @@
 // The question which heads attend from one word to another, over all texts of the page.
 
 import { formatWeight, MASKED } from "./codes.js";
-import { createElement } from "./dom.js";
+import { createElement, createTable } from "./dom.js";
 import { findPhrase, groupsOf, merge, nameOf, POSITIONS } from "./groups.js";
 import { ALL_HEADS } from "./matrix.js";
 import { quoted } from "./text_names.js";
@@ -55,7 +55,7 @@ export async function searchHeads(meta, source, query, key, shown) {
 
 /** Return the word that a token belongs to. @param {any} axis @param {number} token */
 function wordAt(axis, token) {
-  return nameOf(axis, groupsOf(axis, "words").find((group) => group.includes(token)) ?? [token], true);
+  return nameOf(axis, groupsOf(axis, "words").find((group) => group.includes(token)) ?? [token], "words");
 }
 
 export class HeadSearch {
@@ -140,11 +140,8 @@ export class HeadSearch {
     const where = many ? `, ${places} places in ${texts === 1 ? "one text" : `${texts} texts`}` : "";
     const { query, key, view } = found[0].places[0];
     const side = views[view];
-    const [from, to] = [[side.queries, query, this.query.value], [side.keys || side.queries, key, this.key.value]].map(([axis, group, text]) => quoted(POSITIONS.test(text) ? nameOf(axis, group, true) : text));
-    this.result.replaceChildren(createElement("table", {}, [
-      createElement("caption", { text: `${from} attends to ${to}: the ${lines.length} first of ${found.length} heads${where}; mean over all heads: ${formatWeight(mean)}` }),
-      createElement("thead", {}, [createElement("tr", {}, heading.map((text) => createElement("th", { scope: "col", text })))]),
-      createElement("tbody", {}, lines),
-    ]));
+    const [from, to] = [[side.queries, query, this.query.value], [side.keys || side.queries, key, this.key.value]].map(([axis, group, text]) => quoted(POSITIONS.test(text) ? nameOf(axis, group, "words") : text));
+    const caption = `${from} attends to ${to}: the ${lines.length} first of ${found.length} heads${where}; mean over all heads: ${formatWeight(mean)}`;
+    this.result.replaceChildren(createTable(caption, heading, lines));
   }
 }

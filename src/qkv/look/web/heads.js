@@ -7,7 +7,7 @@ import { paletteOf } from "./colour.js";
 import { Comparison, headOptions } from "./comparison.js";
 import { Detail } from "./detail.js";
 import { loadGrid } from "./grid_data.js";
-import { patchOf } from "./groups.js";
+import { groupsOf, imageSize, patchOf } from "./groups.js";
 import { headColour, MOST_HEADS } from "./lines.js";
 import { loadMap } from "./map_data.js";
 import { TextSearch } from "./text_search.js";
@@ -24,6 +24,8 @@ import { followWidth } from "./width.js";
 
 /** Milliseconds for which a message is shown that is not an error. */
 const NOTICE = 10_000;
+/** Number of sentences of a long text from which on their map is too large. */
+const MOST_SENTENCES = 2000;
 /** Size of the text of a map in a presentation. */
 const LARGE = 1.7;
 /** Keys that step through the heads of a presentation, with those of remote controls. */
@@ -35,7 +37,6 @@ const PAIRS = /** @type {[string, string][]} */ ([
   ["all", "all"], ["ab", "first text → second text"], ["ba", "second text → first text"], ["aa", "within the first text"],
   ["bb", "within the second text"],
 ]);
-const UNITS = /** @type {[string, string][]} */ ([["tokens", "tokens"], ["words", "words"], ["sentences", "sentences"]]);
 const REDUCTIONS = /** @type {[string, string][]} */ ([["max", "maximum"], ["mean", "mean"]]);
 const LEAD = "Each row of the map is a token that attends, each column a token that it attends to; strong colours are large weights. ";
 /** What to do, with a mouse and with a finger. */
@@ -52,46 +53,38 @@ function render({ model, el, hash }) {
   const source = model.get("source") || fromKernel(meta, model);
   const linked = model.get("linked") === true;
   const hashFields = new URLSearchParams(linked ? (hash ?? location.hash).slice(1) : "");
-  const number = (/** @type {string} */ name, /** @type {number} */ maximum) => {
-    const value = Number(hashFields.get(name) || 0);
-    return Number.isInteger(value) && value >= 0 && value <= maximum ? value : 0;
+  const number = (/** @type {string} */ name, /** @type {number} */ maximum, /** @type {number} */ otherwise = 0) => {
+    const value = Number(hashFields.get(name) || otherwise);
+    return Number.isInteger(value) && value >= 0 && value <= maximum ? value : otherwise;
   };
+  const units = unitsOf(meta.views, source);
   const view = number("view", meta.views.length - 1);
   const layer = number("layer", meta.views[view].layers.length - 1);
   // Without a link, the page opens on the head with the clearest role.
   const opening = hashFields.has("layer") ? null : meta.views[view].opening;
   const compared = ["view", "layer", "query"].some((name) => hashFields.has(name)) ? -1 : openingComparison(meta.views);
+  const text = (/** @type {string} */ name, /** @type {RegExp} */ pattern = /^/) => (hashFields.get(name) ?? "").match(pattern)?.input ?? "";
+  const flag = (/** @type {string} */ name) => hashFields.get(name) === "1";
+  /** @type {(name: string, options: string[], otherwise: string) => string} */
+  const among = (name, options, otherwise) => options.find((one) => one === hashFields.get(name)) ?? otherwise;
   const state = {
     view, layer,
     head: number("head", meta.views[view].layers[layer].heads.length - 1),
-    compare: hashFields.has("compare") ? number("compare", meta.views.length - 1) : compared,
-    query: number("query", 1e9),
-    key: number("key", 1e9),
-    scale: SCALES.some(([name]) => name === hashFields.get("scale")) ? hashFields.get("scale") : "auto",
-    top: Math.max(0, Number(hashFields.get("top")) || 0),
-    cell: hashFields.get("cell") === "mean" ? "mean" : "max",
-    part: hashFields.get("part") || "",
-    pin: hashFields.get("pin") === "1",
+    compare: hashFields.has("compare") ? number("compare", meta.views.length - 1, -1) : compared,
+    query: number("query", 1e9), key: number("key", 1e9),
+    scale: among("scale", SCALES.map(([name]) => name), "auto"), top: Math.max(0, Number(text("top")) || 0), cell: among("cell", ["mean"], "max"),
+    part: text("part"), pin: flag("pin"),
     // the pair that is pinned in the second map
-    beside: /^\d+,\d+$/.test(hashFields.get("beside") || "") ? hashFields.get("beside") || "" : "",
-    unit: UNITS.some(([name]) => name === hashFields.get("unit")) ? /** @type {string} */ (hashFields.get("unit")) : "tokens",
-    opened: hashFields.get("opened") || "",
+    beside: text("beside", /^\d+,\d+$/),
+    unit: among("unit", units, "tokens"), opened: text("opened"),
     // first and last query and key of a passage that is framed, such as "4-9,0-3"
-    frame: /^\d+-\d+,\d+-\d+$/.test(hashFields.get("frame") || "") ? hashFields.get("frame") || "" : "",
-    hide: hashFields.get("hide") === "1",
-    pairs: PAIRS.some(([name]) => name === hashFields.get("pairs")) ? hashFields.get("pairs") : "all",
-    present: hashFields.get("present") === "1",
-    values: hashFields.get("values") === "1",
-    other: hashFields.get("other") || "",
-    how: ["lines", "difference"].find((how) => how === hashFields.get("how")) ?? "map",
+    frame: text("frame", /^\d+-\d+,\d+-\d+$/),
+    hide: flag("hide"), pairs: among("pairs", PAIRS.map(([name]) => name), "all"), present: flag("present"), values: flag("values"),
+    other: text("other"), how: among("how", ["lines", "difference"], "map"),
     // layers and heads whose lines are shown together, such as "0.2_5.11"
-    lined: hashFields.get("lined") || "",
-    mean: hashFields.get("mean") === "1",
-    open: hashFields.get("open") || "",
-    ask: hashFields.get("ask") || "",
-    change: hashFields.get("change") || "",
-    find: hashFields.get("find") || "",
-    dark: hashFields.has("dark") ? hashFields.get("dark") === "1" : matchMedia("(prefers-color-scheme: dark)").matches,
+    lined: text("lined"),
+    mean: flag("mean"), open: text("open"), ask: text("ask"), change: text("change"), find: text("find"),
+    dark: hashFields.has("dark") ? flag("dark") : matchMedia("(prefers-color-scheme: dark)").matches,
   };
   if (opening) Object.assign(state, opening);
   el.classList.add("qkv-look");
@@ -154,7 +147,7 @@ function render({ model, el, hash }) {
     state.opened = [...opened].join(".");
     regroup();
   } });
-  const second = new Detail(source, () => link(), (text) => report(text), (summary) => rangeFor(second, first, summary), { moved: () => {}, remove: () => {}, framed: () => {}, region: () => {}, open: () => {} });
+  const second = new Detail(source, () => link(), (text) => report(text), (summary) => rangeFor(second, first, summary));
   second.opener.remove(); // the sentences of both are opened together
   // The maps replace these rows by those of the tokens of the link.
   if (state.pin) first.map.pinned = 0;
@@ -334,6 +327,7 @@ function render({ model, el, hash }) {
     const two = state.compare >= 0 && !comparison.subtracts;
     const options = { ...state, overlay, reduction: state.cell, palette: paletteOf(state.dark), selected: () => state, maxTokens: two ? 200 : undefined };
     try {
+      await comparison.load();
       await show(first, state.view, state.layer, comparison.head, { ...options, ...(comparison.subtracts ? { subtract: comparison.target, aligned: comparison.aligned } : {}) });
       second.element.hidden = !two;
       details.classList.toggle("two", two);
@@ -368,7 +362,7 @@ function render({ model, el, hash }) {
     comparison.build();
     el.dataset.theme = state.dark ? "dark" : "light";
     const acts = ACTS[Number(matchMedia("(pointer: coarse)").matches)];
-    lead.replaceChildren(...(view.picture ? [IMAGE_LEAD] : [createElement("span", { class: "what", text: LEAD }), acts]));
+    lead.replaceChildren(...(imageSize(view) ? [IMAGE_LEAD] : [createElement("span", { class: "what", text: LEAD }), acts]));
     headNames = headOptions(view, (l, h) => {
       const mark = markOf(view.roles[`${l},${h}`] || []);
       return mark ? ` · ${mark.what}` : "";
@@ -409,7 +403,7 @@ function render({ model, el, hash }) {
     }
   }
 
-  const names = meta.views.map((/** @type {any} */ view) => (meta.models > 1 ? `${view.name} (${view.model})` : view.name));
+  const names = meta.views.map((/** @type {any} */ view) => (meta.models > 1 && view.model ? `${view.name} (${view.model})` : view.name));
   const views = shortNames(names).map((name, i) => /** @type {[string, string, string]} */ ([String(i), name, names[i]]));
   const search = new TextSearch(state.find, {
     detail: first, view: () => meta.views[state.view], report: notify,
@@ -447,12 +441,12 @@ function render({ model, el, hash }) {
   }, "view");
   const settings = createSection("settings", "Settings and saving", [
     ...(meta.views.some((/** @type {any} */ one) => one.queries.segments && !one.levels) ? [
-      createSelect("Attention", PAIRS, /** @type {string} */ (state.pairs), (value) => { state.pairs = value; regroup(); }, "pairs"),
+      createSelect("Attention", PAIRS, state.pairs, (value) => { state.pairs = value; regroup(); }, "pairs"),
     ] : []),
-    createSelect("Scale", SCALES, /** @type {string} */ (state.scale), (value) => { state.scale = value; top.disabled = value === "row"; repaint(); }, "scale"),
+    createSelect("Scale", SCALES, state.scale, (value) => { state.scale = value; top.disabled = value === "row"; repaint(); }, "scale"),
     createElement("label", { class: "control" }, [createElement("span", { text: "Colour limit" }), top]),
     createSelect("Cell value", REDUCTIONS, state.cell, (value) => { state.cell = value; refresh(); }),
-    createSelect("Rows and columns", UNITS, state.unit, (value) => { Object.assign(state, { unit: value, opened: "" }); regroup(); }, "unit"),
+    createSelect("Rows and columns", units.map((unit) => /** @type {[string, string]} */ ([unit, unit])), state.unit, (value) => { Object.assign(state, { unit: value, opened: "" }); regroup(); }, "unit"),
     createCheckBox("Hide special tokens", state.hide, (on) => { state.hide = on; regroup(); }),
     ...(meta.views.some((/** @type {any} */ view) => view.values) ? [
       createCheckBox("× norm of the value", state.values, (on) => { state.values = on; repaint(); }),
@@ -506,6 +500,14 @@ function openingComparison(views) {
   return views.indexOf(model ?? (others.length === 1 ? others[0] : own)) || -1;
 }
 
+/** Return "tokens" and the other units in which rows or columns can be merged: those of which a group has several tokens.
+ *  @param {import("./detail.js").View[]} views @param {import("./source.js").Source} source */
+function unitsOf(views, source) {
+  const found = views.flatMap(({ queries, keys, levels }) => [queries, keys ?? queries].flatMap((axis) => Object.keys(axis.units).filter((unit) =>
+    groupsOf(axis, unit).length < (levels ? MOST_SENTENCES : axis.tokens.length) && (!levels || (unit === "sentences" && source.sentences)))));
+  return ["tokens", ...new Set(found)];
+}
+
 /** Create the tokens of numbered axes, because the server sends only their number.
  *  @param {any} meta */
 function withNumberedTokens(meta) {
@@ -514,7 +516,7 @@ function withNumberedTokens(meta) {
     const tokens = Array.from({ length: sent.count }, (_, i) => String(i));
     const numbers = tokens.map(Number);
     const spans = numbers.map((i) => [i, i + 1]);
-    return { tokens, pieces: tokens, words: numbers, sentences: numbers, special: tokens.map(() => false), text: "", spans };
+    return { tokens, pieces: tokens, units: { words: numbers }, special: tokens.map(() => false), text: "", spans };
   };
   // Every panel names its model if there are several.
   const label = (/** @type {any} */ view) => (meta.models > 1 ? view.model : "");

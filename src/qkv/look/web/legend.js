@@ -25,16 +25,14 @@ export function fillLegend(place, range, palette, also = "") {
     arrow.style.background = cssColour(palette, right ? 1 : -1);
     return arrow;
   };
-  const label = (/** @type {number} */ share) => (row ? String(share) : formatWeight(weightAt(range, Math.abs(share)) * Math.sign(share) || 0));
   const swatch = (/** @type {number} */ share, /** @type {string} */ text) => {
     const colour = createElement("span", { class: "swatch" });
     colour.style.background = cssColour(palette, share);
     return createElement("span", { class: "control" }, [colour, createElement("span", { text })]);
   };
-  const middle = middleShare(range);
-  const shares = signed ? [-1, -middle, 0, middle, 1] : [0, middle, 1];
-  const ticks = createElement("span", { class: "ticks" }, shares.map((share, i) => {
-    const tick = createElement("span", { class: i === 0 ? "tick first" : i === shares.length - 1 ? "tick last" : "tick", text: label(share) });
+  const labels = barLabels(range);
+  const ticks = createElement("span", { class: "ticks" }, labels.map(({ share, text }, i) => {
+    const tick = createElement("span", { class: i === 0 ? "tick first" : i === labels.length - 1 ? "tick last" : "tick", text });
     tick.style.left = `${signed ? 50 + 50 * share : 100 * share}%`;
     return tick;
   }));
@@ -47,10 +45,13 @@ export function fillLegend(place, range, palette, also = "") {
   );
 }
 
-/** Return the share of the colour table that is labelled between 0 and the end: the middle of the colours that are not faint.
- *  @param {import("./range.js").Range} range */
-export function middleShare({ scale }) {
-  return scale === "auto" ? (1 + FAINT) / 2 : 0.5;
+/** Return the shares of the colour table that are labelled, with their labels: 0, the ends, and the middle of the colours that are not
+ *  faint. @param {import("./range.js").Range} range @param {boolean} [faint] label the end of the faint ones, too */
+export function barLabels(range, faint = false) {
+  const { scale, signed } = range;
+  const middle = scale === "auto" ? (1 + FAINT) / 2 : 0.5;
+  const shares = signed ? [-1, -middle, 0, middle, 1] : faint && scale === "auto" ? [0, FAINT, middle, 1] : [0, middle, 1];
+  return shares.map((share) => ({ share, text: scale === "row" ? String(share) : formatWeight(weightAt(range, Math.abs(share)) * Math.sign(share) || 0) }));
 }
 
 /** What the colours between the ends follow. */

@@ -3,7 +3,7 @@
 import { formatWeight } from "./codes.js";
 import { channels, cssColour, inkOn } from "./colour.js";
 import { createElement } from "./dom.js";
-import { corners, fitText, paintItems, textWidth, wrapText } from "./drawing.js";
+import { corners, fitText, paintItems, screenPen, textWidth, wrapText } from "./drawing.js";
 import { FAINT } from "./range.js";
 import { quoted } from "./text_names.js";
 
@@ -204,11 +204,7 @@ export class Lines {
   /** @param {Pairs} pairs */
   #draw({ queries, query, heads }) {
     const { canvas } = this;
-    const ratio = window.devicePixelRatio || 1;
-    canvas.width = Math.round(canvas.clientWidth * ratio);
-    canvas.height = Math.round(canvas.clientHeight * ratio);
-    const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-    pen.scale(ratio, ratio);
+    const pen = screenPen(canvas);
     const style = getComputedStyle(canvas);
     const theme = { paper: style.getPropertyValue("--paper").trim(), ink: style.color, mark: style.getPropertyValue("--mark") };
     paintItems(pen, this.#items(1, canvas.clientWidth, theme, true), theme.ink, 2);

@@ -23,8 +23,8 @@ export async function loadHead(source, view, index, layer, head, options) {
   const norms = options.values && source.valueNorms && view.values ? await source.valueNorms(index, layer).catch(() => null) : null;
   const width = keys.tokens.length;
   const [rows, columns] = options.groups ?? viewGroups(view, options);
-  const whole = options.unit !== "tokens";
   const maps = await Promise.all(heads.map(async (one) => {
+    if (view.levels) return { weights: await /** @type {any} */ (source.sentences)(index, layer, one), error: () => 0, bound: () => 0 };
     const map = await source.map(index, layer, one);
     const single = map.weights;
     const norm = norms ? norms[one] : null;
@@ -40,8 +40,8 @@ export async function loadHead(source, view, index, layer, head, options) {
     weights, rows, columns,
     error: (row, column) => maps.reduce((sum, map) => sum + map.error(row, column), 0) / maps.length,
     bound: (row, column) => maps.reduce((sum, map) => sum + map.bound(row, column), 0) / maps.length,
-    queries: rows.map((group) => nameOf(view.queries, group, whole)),
-    keys: columns.map((group) => nameOf(keys, group, whole)),
+    queries: rows.map((group) => nameOf(view.queries, group, options.unit)),
+    keys: columns.map((group) => nameOf(keys, group, options.unit)),
     normalized: norms === null && heads.every((one) => view.ranges[layer][one].normalized),
   };
 }

@@ -1,13 +1,15 @@
 // One map on a canvas, with queries as rows and keys as columns; it supports hover, a keyboard cursor, zoom and pan.
 
+import { axisItems, curveDepths, labelAt } from "./axes.js";
 import { createElement } from "./dom.js";
 import { paletteFor, pixels } from "./colour.js";
-import { drawAxes, labelAt, MARGIN } from "./map_axes.js";
+import { corners, paintItems, screenPen } from "./drawing.js";
 import { NOT_SHARES, shadeOf, summarize, uniformWeight } from "./range.js";
 import { Pinch } from "./touch.js";
 
-/** Milliseconds in which a map becomes another one. */
-const BLEND = 160;
+/** Pixels around the cells of a map, and sizes of its labels. */
+const MARGIN = { left: 92, top: 8, right: 10, bottom: 76 };
+const LABEL = 13;
 
 /** The data of a map: a matrix in memory, or tiles loaded on demand.
  *  @typedef {Object} MapData
@@ -20,6 +22,7 @@ const BLEND = 160;
  *    => Float32Array} cells
  *  @property {(row: number, column: number) => number | null} weight null: not loaded yet
  *  @property {(row: number, column: number) => number} error largest difference from the exact weight
+ *  @property {[import("./axes.js").AxisDrawing, import("./axes.js").AxisDrawing]} axes of the rows and the columns
  *  @property {() => boolean} [loading] whether coarser weights are shown until others are loaded */
 
 export class MapView {
@@ -62,8 +65,6 @@ export class MapView {
     this.picture = null;
     /** the painted picture @type {{key: string, canvas: OffscreenCanvas} | null} */
     this.painted = null;
-    /** the picture that is being replaced, and when it began @type {{canvas: OffscreenCanvas, start: number} | null} */
-    this.before = null;
     /** size of the text, in proportion to its usual one */
     this.scale = 1;
     this.version = 0;
@@ -94,8 +95,6 @@ export class MapView {
   show(mapData) {
     const same = this.mapData && this.mapData.rows === mapData.rows && this.mapData.columns === mapData.columns;
     this.mapData = mapData;
-    const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
-    this.before = same && !still && this.painted ? { canvas: this.painted.canvas, start: performance.now() } : null;
     if (!same) this.resetZoom();
     this.refresh();
   }
@@ -147,14 +146,19 @@ export class MapView {
     return paletteFor(/** @type {import("./colour.js").Palette} */ (this.palette), this.range);
   }
 
+  /** The length of the labels of words at rows and at columns, in CSS pixels. @returns {[number, number]} */
+  get #rooms() {
+    return [this.scale * (MARGIN.left - 24), this.scale * (MARGIN.bottom - 25)];
+  }
+
   /** The rectangle of the map on the canvas, in CSS pixels. */
   get box() {
     const { canvas: { clientWidth, clientHeight }, scale } = this;
+    const [beside, below] = curveDepths(this.mapData, scale * LABEL, this.#rooms).map(({ depth, more }) => depth + more);
+    const [x, y] = [scale * MARGIN.left + beside, scale * MARGIN.top];
     return {
-      x: scale * MARGIN.left,
-      y: scale * MARGIN.top,
-      width: Math.max(10, clientWidth - scale * (MARGIN.left + MARGIN.right)),
-      height: Math.max(10, clientHeight - scale * (MARGIN.top + MARGIN.bottom)),
+      x, y, width: Math.max(10, clientWidth - x - scale * MARGIN.right),
+      height: Math.max(10, clientHeight - y - scale * MARGIN.bottom - below),
     };
   }
 
@@ -171,23 +175,13 @@ export class MapView {
   #draw(mapData) {
     const ratio = window.devicePixelRatio || 1;
     const { canvas, box, part } = this;
-    canvas.width = Math.round(canvas.clientWidth * ratio);
-    canvas.height = Math.round(canvas.clientHeight * ratio);
-    const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-    pen.scale(ratio, ratio);
+    const pen = screenPen(canvas);
     const height = Math.max(1, Math.min(part[2], Math.floor(box.height * ratio)));
     const width = Math.max(1, Math.min(part[3], Math.floor(box.width * ratio)));
     const painted = this.#paint(mapData, height, width);
     pen.imageSmoothingEnabled = false;
     pen.drawImage(painted, box.x, box.y, box.width, box.height);
-    const left = this.before ? 1 - (performance.now() - this.before.start) / BLEND : 0;
-    if (this.before && left > 0) {
-      pen.globalAlpha = left;
-      pen.drawImage(this.before.canvas, box.x, box.y, box.width, box.height);
-      pen.globalAlpha = 1;
-      this.draw();
-    } else this.before = null;
-    drawAxes(pen, canvas, this.box, part, mapData, this.selected, this.scale);
+    this.#axes(pen, mapData);
     this.#cursor(pen);
     // One finger scrolls the page unless the map is zoomed in.
     canvas.style.touchAction = this.place ? "none" : "pan-x pan-y";
@@ -198,6 +192,19 @@ export class MapView {
     if (mapData.loading?.()) canvas.setAttribute("aria-busy", "true");
     else canvas.removeAttribute("aria-busy");
     canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
+  }
+
+  /** @param {CanvasRenderingContext2D} pen @param {MapData} mapData */
+  #axes(pen, mapData) {
+    const { canvas, box, part, scale, selected } = this;
+    const style = getComputedStyle(canvas);
+    const more = curveDepths(mapData, scale * LABEL, this.#rooms).map((one) => one.more);
+    const { items, labelled: [rows, columns] } = axisItems(mapData, box, part, {
+      size: scale * LABEL, nameSize: scale * LABEL, names: ["← query (attends)", "key (attended) →"], gap: 5, room: [this.#rooms[0] + more[0], this.#rooms[1] + more[1]],
+      selected, mark: style.getPropertyValue("--mark").trim(),
+    });
+    paintItems(pen, [{ kind: "shape", points: corners(box.x, box.y, box.width, box.height), stroke: style.color }, ...items], style.color, 0.5);
+    Object.assign(canvas.dataset, { rows: rows.join(), columns: columns.join() });
   }
 
   /** Return the picture of the visible part, which changes only with the part, the weights and the colours.
@@ -274,7 +281,7 @@ export class MapView {
    *  @param {MouseEvent} event */
   #labelAt(event) {
     const edge = this.canvas.getBoundingClientRect();
-    return this.mapData && labelAt(this.canvas, this.box, this.part, event.clientX - edge.left, event.clientY - edge.top, this.scale);
+    return this.mapData && labelAt(this.canvas, this.box, this.part, event.clientX - edge.left, event.clientY - edge.top, this.scale * LABEL);
   }
 
   /** Show `factor` times as many tokens; the pair `fixed` keeps its place on the screen.

@@ -1,6 +1,8 @@
 // The data of a shown map: of a head, of the mean of a layer, of a difference, or of tiles that are loaded on demand.
 
+import { axisDrawing } from "./axes.js";
 import { subtract } from "./difference.js";
+import { imageSize } from "./groups.js";
 import { loadHead } from "./load.js";
 import { countKeys, reduce } from "./matrix.js";
 import { patchesOf } from "./picture.js";
@@ -20,7 +22,7 @@ import { Tiles } from "./tiles.js";
  *  @param {() => void} refresh called after a tile has been loaded @returns {Promise<Shown>} */
 export async function loadMap(source, shown, options, refresh) {
   const { view, index, layer, head } = shown;
-  if (view.levels) return loadTiles(source, shown, refresh);
+  if (view.levels && options.unit !== "sentences") return loadTiles(source, shown, refresh);
   const { subtract: other, aligned } = options;
   if (other && !(aligned.rows.pairs.length && aligned.columns.pairs.length)) {
     throw Object.assign(new Error("The two texts have no token in common. Show them side by side."), { name: "NoCommonTokens" });
@@ -32,12 +34,13 @@ export async function loadMap(source, shown, options, refresh) {
   ]);
   const matrix = subtracted ? subtract(own, subtracted, { queries: aligned.rows.names, keys: aligned.columns.names }) : own;
   const { weights, normalized, error, rows, columns } = matrix;
-  const pixels = view.picture && source.pixels ? await source.pixels(index) : null;
+  const size = imageSize(view);
+  const pixels = size && source.pixels ? await source.pixels(index) : null;
   const width = matrix.keys.length;
   return {
     matrix,
-    image: pixels && view.picture
-      ? { pixels, size: view.picture, rows: patchesOf(view.queries, rows), columns: patchesOf(view.keys || view.queries, columns) } : null,
+    image: pixels && size
+      ? { pixels, size, rows: patchesOf(view.queries, rows), columns: patchesOf(view.keys || view.queries, columns) } : null,
     loadRow: null,
     mapData: {
       query: (row) => matrix.queries[row],
@@ -45,6 +48,7 @@ export async function loadMap(source, shown, options, refresh) {
       rows: matrix.queries.length, columns: width, counts: countKeys(weights, width), normalized, error,
       cells: (part, height, across, reduction) => reduce(weights, width, part, height, across, reduction),
       weight: (row, column) => weights[row * width + column],
+      axes: [axisDrawing(view.queries, rows, matrix.queries, pixels), axisDrawing(view.keys || view.queries, columns, matrix.keys, pixels)],
     },
   };
 }
@@ -56,7 +60,8 @@ async function loadTiles(source, { view, index, layer, head }, refresh) {
   const { counts, error } = await source.counts(index, layer, head);
   const tiles = new Tiles(
     {
-      queries: view.queries.tokens, keys: keys.tokens, levels: view.levels || 0, base: view.base || 0,
+      queries: view.queries.tokens, keys: keys.tokens,
+      axes: [view.queries, keys].map((side) => axisDrawing(side, side.tokens.map((_, i) => [i]), side.tokens, null)), levels: view.levels || 0, base: view.base || 0,
       overview: view.overview || [1, 1],
       counts, error, normalized: view.ranges[layer][head].normalized, tile: (level, y, x) => source.tile(index, layer, head, level, y, x),
     },

@@ -2,7 +2,7 @@
 
 import { formatWeight } from "./codes.js";
 import { cssColour, paletteFor, paletteOf } from "./colour.js";
-import { createElement } from "./dom.js";
+import { createElement, createTable } from "./dom.js";
 import { ALL_HEADS } from "./matrix.js";
 import { quoted } from "./text_names.js";
 
@@ -73,11 +73,7 @@ export class PairParts {
       ]));
     this.element.replaceChildren(
       createElement("p", { text: sentence }), ...strips, readout,
-      createElement("table", {}, [
-        createElement("caption", { text: "dimensions with the largest product" }),
-        createElement("thead", {}, [createElement("tr", {}, ["dimension", ...STRIPS.map(([, label]) => label)].map((text) => createElement("th", { scope: "col", text })))]),
-        createElement("tbody", {}, rows),
-      ]),
+      createTable("dimensions with the largest product", ["dimension", ...STRIPS.map(([, label]) => label)], rows),
     );
   }
 }

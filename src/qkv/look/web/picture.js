@@ -121,5 +121,5 @@ export class Picture {
 /** Return the patch of each group of tokens, −1 for other tokens, and the grid of patches.
  *  @param {import("./detail.js").Side} side @param {number[][]} groups */
 export function patchesOf(side, groups) {
-  return { grid: /** @type {any} */ (side.grid), patches: groups.map((group) => patchOf(side, group[0])) };
+  return { grid: /** @type {any} */ (side.patches?.grid), patches: groups.map((group) => patchOf(side, group[0])) };
 }

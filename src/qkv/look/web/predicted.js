@@ -1,7 +1,7 @@
 // The tokens that a language model predicts at the selected query, beside the map.
 
 import { formatWeight } from "./codes.js";
-import { createElement } from "./dom.js";
+import { createElement, createTable } from "./dom.js";
 import { quoted } from "./text_names.js";
 
 export const CAPTIONS = /** @type {Record<string, (query: string) => string>} */ ({
@@ -38,11 +38,7 @@ export class Predicted {
     if (target !== null && rank > tokens.length) lines.push(line(`${rank}. ${target}`, probability, true));
     const said = { next: "the next token of the text", own: "the token of the text", step: "the generated token" }[/** @type {string} */ (kind)];
     this.element.replaceChildren(
-      createElement("table", {}, [
-        createElement("caption", { text: CAPTIONS[kind](name) }),
-        createElement("thead", {}, [createElement("tr", {}, ["token", "probability"].map((text) => createElement("th", { scope: "col", text })))]),
-        createElement("tbody", {}, lines),
-      ]),
+      createTable(CAPTIONS[kind](name), ["token", "probability"], lines),
       createElement("p", { class: "hint", text: target === null ? "" : `bold: ${said}` }),
     );
   }

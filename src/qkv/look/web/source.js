@@ -1,6 +1,7 @@
 // Sources of maps: a server, an exported file, or the kernel of a notebook. Each source returns weights.
 
 import { codesOf, dequantize } from "./codes.js";
+import { toKernel } from "./kernel.js";
 import { fromJson, interleave, unpack } from "./unpack.js";
 import { Vectors } from "./vectors.js";
 
@@ -21,6 +22,8 @@ export const TILE_SIZE = 256;
  *    largest weight
  *  @property {(view: number, layer: number, head: number) => Promise<{counts: ArrayLike<number>, error: number}>} counts
  *    number of keys of each query of a tiled map, and the bound of the relative error of its weights
+ *  @property {(view: number, layer: number, head: number) => Promise<Float32Array>} [sentences] weights between the sentences of a
+ *    tiled map
  *  @property {() => Promise<import("./pdf.js").Font>} font the font of PDF files
  *  @property {(view: number) => Promise<Uint8Array>} pixels red, green and blue of the image of a view
  *  @property {(view: number, start: number, stop: number) => Promise<Weights[]>} rows weights of some queries in all heads
@@ -28,6 +31,8 @@ export const TILE_SIZE = 256;
  *  @property {(view: number) => Promise<any>} predictions predicted tokens of all queries
  *  @property {(view: number, layer: number, head: number, query: number, key: number) => Promise<any>} pair query and key
  *    vector of a pair
+ *  @property {(view: number, other: number) => Promise<number[][][]>} aligned for the queries and the keys of two views, the first one
+ *    before the other, the pair of groups to which each token belongs, −1: none
  *  @property {string} [digits] how a file stores weights
  *  @property {(view: number, query: number, key: number) => Promise<number>} [flow] attention flow of a pair of tokens
  *  @property {(view: number, other: number) => Promise<[number[][], number[][]]>} [differences] between two views: layer, head
@@ -48,12 +53,14 @@ function fromRequests(meta, send) {
     rows: async (view, start, stop) => split(meta, view, allHeads(meta, view, await send("rows", view, start, stop))),
     tile: async (view, layer, head, ...place) => dequantize(codesOf(await send("tile", view, layer, head, ...place)), exponent(view, layer, head)),
     row: (...place) => json("row", ...place),
+    sentences: async (...place) => new Float32Array((await send("sentences", ...place)).slice().buffer),
     counts: async (...place) => ({ counts: new Uint32Array((await send("key_counts", ...place)).slice().buffer), error: 0 }),
     pixels: (view) => send("pixels", view),
     flow: (...place) => json("flow", ...place),
     valueNorms: (...place) => json("value_norms", ...place),
     predictions: (view) => json("predictions", view),
     differences: (...views) => json("differences", ...views),
+    aligned: (...views) => json("aligned", ...views),
     effect: (view, query, heads) => json("effect", view, query, ...heads.flat()),
     pair: (...place) => json("pair", ...place),
     weight: (...place) => json("weight", ...place),
@@ -90,24 +97,14 @@ export function fromServer(meta, base) {
   });
 }
 
-/** Create a source that sends requests to the kernel of a notebook, which may respond in any order.
- *  @param {any} meta @param {any} model of anywidget @returns {Source} */
+/** Create a source that sends requests to the kernel of a notebook. @param {any} meta @param {any} model of anywidget @returns {Source} */
 export function fromKernel(meta, model) {
-  let lastId = 0;
-  /** @type {Map<number, {resolve: (bytes: any) => void, reject: (error: Error) => void}>} */
-  const pending = new Map();
-  model.on("msg:custom", (/** @type {any} */ message, /** @type {DataView[]} */ buffers) => {
-    const request = pending.get(message.id);
-    if (!request) return;
-    pending.delete(message.id);
-    if (message.error) request.reject(new Error(message.error));
-    else request.resolve(new Uint8Array(buffers[0].buffer, buffers[0].byteOffset, buffers[0].byteLength));
+  const ask = toKernel(model);
+  return fromRequests(meta, async (what, ...place) => {
+    const [message, buffers] = await ask({ what, place });
+    if (message.error) throw new Error(message.error);
+    return new Uint8Array(buffers[0].buffer, buffers[0].byteOffset, buffers[0].byteLength);
   });
-  return fromRequests(meta, (what, ...place) =>
-    new Promise((resolve, reject) => {
-      pending.set(++lastId, { resolve, reject });
-      model.send({ id: lastId, what, place });
-    }));
 }
 
 /** Create a source from the parts of an exported file, each of which is unpacked on first use. A layer has a part
@@ -136,10 +133,10 @@ export function fromParts(meta, part) {
     const [width, first] = [count(keys || queries), head * count(queries)];
     return { weights: dequantize(codes.subarray((first + start) * width, (first + stop) * width), ranges[layer][head].exponent), error: 0 };
   };
+  // The parts of a file have the names and the bytes of requests; those that need the running model are missing.
+  const requests = fromRequests(meta, (what, ...place) => open(`${what}/${place.join("/")}`, (bytes) => bytes));
   return {
-    digits,
-    thumbnails: (view) => open(`thumbnails/${view}`, (bytes) => allHeads(meta, view, bytes)),
-    pixels: (view) => open(`pixels/${view}`, (bytes) => bytes),
+    ...requests, digits, flow: undefined, differences: undefined, effect: undefined, weight: undefined, sentences: undefined,
     map: (view, layer, head) => weights(view, layer, head, 0, count(meta.views[view].queries)),
     rows: (view, start, stop) => Promise.all(meta.views[view].ranges.flatMap((/** @type {any[]} */ heads, /** @type {number} */ layer) =>
       heads.map((_, head) => weights(view, layer, head, start, stop)))),
@@ -172,13 +169,11 @@ export function fromParts(meta, part) {
     },
     pair: async (view, layer, head, query, key) => {
       const found = (await vectors(view, layer)).pair(head, query, key);
-      return { ...found, value_norm: meta.views[view].values ? (await open(`values/${view}/${layer}`, fromJson))[head][key] : null };
+      return { ...found, value_norm: meta.views[view].values ? (await requests.valueNorms(view, layer))[head][key] : null };
     },
-    valueNorms: (view, layer) => open(`values/${view}/${layer}`, fromJson),
-    predictions: (view) => open(`predictions/${view}`, fromJson),
     font: async () => {
-      if (!part("font")) throw new Error("This file has no font for PDF. Save as SVG, or export the page again with matplotlib installed.");
-      return open("font", fromJson);
+      if (!part("font/0")) throw new Error("This file has no font for PDF. Save as SVG, or export the page again with matplotlib installed.");
+      return requests.font();
     },
   };
 }

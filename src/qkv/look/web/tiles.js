@@ -6,7 +6,7 @@ import { TILE_SIZE } from "./source.js";
 const MAX_TILES = 200;
 
 export class Tiles {
-  /** @param {{queries: string[], keys: string[], levels: number,
+  /** @param {{queries: string[], keys: string[], axes: import("./map.js").MapData["axes"], levels: number,
    *    counts: ArrayLike<number>, error: number, normalized: boolean,
    *    base: number, overview: [number, number], tile: (level: number, y: number, x: number) => Promise<Float32Array>}}
    *    options `counts` is the number of keys of each query, `error` as in `Weights`; each level above `base` pools 2 × 2 cells of the level below
@@ -20,6 +20,7 @@ export class Tiles {
     /** @type {Map<string, Promise<void>>} */
     this.pending = new Map();
     this.mapData = {
+      axes: options.axes,
       query: (/** @type {number} */ row) => options.queries[row] ?? "",
       key: (/** @type {number} */ column) => options.keys[column] ?? "",
       rows: options.queries.length,

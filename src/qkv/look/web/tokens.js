@@ -2,7 +2,7 @@
 
 import { formatWeight } from "./codes.js";
 import { cssColour, inkOn } from "./colour.js";
-import { createElement } from "./dom.js";
+import { createElement, createTable } from "./dom.js";
 import { quoted } from "./text_names.js";
 
 /** Maximum number of tokens shown; in a longer text, the tokens around the selected token are shown. */
@@ -124,7 +124,6 @@ export class Tokens {
  *  @param {{name: string, key: number, position: number, weight: number, error: number, text?: string}[]} rows @param {(key: number) => void} onSelect
  *  @param {[string, string]} [titles] heading of the last column and caption */
 export function fillTable(place, query, rows, onSelect, titles = ["weight", `${quoted(query)} attends to`]) {
-  const head = createElement("tr", {}, ["key", "position", titles[0]].map((text) => createElement("th", { scope: "col", text })));
   const lines = rows.map(({ name, key, position, weight, error, text }) => {
     const line = createElement("tr", {}, [
       createElement("th", { scope: "row" }, [createElement("button", { text: name, tabindex: -1 })]),
@@ -136,11 +135,7 @@ export function fillTable(place, query, rows, onSelect, titles = ["weight", `${q
   });
   // The same row stays focused when it selects its key.
   const focused = Array.from(place.querySelectorAll("button")).findIndex((one) => one === document.activeElement);
-  place.replaceChildren(
-    createElement("table", {}, [
-      createElement("caption", { text: titles[1] }), createElement("thead", {}, [head]), createElement("tbody", {}, lines),
-    ]),
-  );
+  place.replaceChildren(createTable(titles[1], ["key", "position", titles[0]], lines));
   const buttons = /** @type {any[]} */ (Array.from(place.querySelectorAll("button")));
   buttons[Math.max(0, focused)]?.setAttribute("tabindex", "0");
   if (focused >= 0) (buttons[focused] || buttons[0])?.focus();

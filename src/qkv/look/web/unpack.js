@@ -16,6 +16,9 @@ export async function unpack(text) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
+/** Return the text of a part of this file; empty: there is none. @param {string} name */
+export const partOf = (name) => document.getElementById(name)?.textContent || "";
+
 /** Parse the bytes of a JSON text. @param {Uint8Array} bytes */
 export function fromJson(bytes) {
   return JSON.parse(new TextDecoder().decode(bytes));
