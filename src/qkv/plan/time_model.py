@@ -10,7 +10,7 @@ are read from the table that `qkv tune` has written for this processor, otherwis
 Calls that were not measured (of other libraries, on GPUs, with readouts, longer ones) have one row for each kernel,
 library and direction, "any call" in the file, with amounts more: "whole_rows", the pairs if the normalizer needs whole
 rows, and "searched" and "searched_elements", the pairs and elements if row blocks search candidates, which takes less.
-These times were not measured and only order the kernels.
+These times were not fitted to measurements and only order the kernels.
 """
 
 from __future__ import annotations
