@@ -206,7 +206,7 @@ def test_dates_as_text_are_numbers_as_if_they_were_timestamps(missing):
         encode_columns(encodings[0], [np.array(["2024-02-30"], object)])
 
 
-@pytest.mark.parametrize("text", ["2024-02-30", "2024", "2024/1/5", "5.1.2024", "12345-01-01", "2024-01-05x"])
+@pytest.mark.parametrize("text", ["2024-02-30", "2024", "2024/1/5", "12345-01-01", "2024-01-05x"])
 def test_other_text_than_dates_stays_text(text):
     encoding = fit_encoding([np.array(["2024-01-05", text] * 3, object)])
     assert len(encoding["dates"]) == 0

@@ -28,7 +28,7 @@ from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
-from qkv.core.times import candidate_formats, parse_date
+from qkv.core.times import candidate_formats, parse_date, reads_iso
 from qkv.core.typing import Float, Int, Shaped
 from qkv.encoders.arrow_columns import is_missing
 from qkv.errors import DataError, KindError
@@ -139,8 +139,8 @@ def parse_dates(
 ) -> tuple[Float[np.ndarray, " rows"], str] | None:
     """Return a column of dates as text as microseconds since 1970, and their format, which is "" for ISO 8601.
 
-    Missing cells are NaN. The result is None unless all other cells are dates in one format of `qkv.core.times`, all
-    with a time zone or all without one.
+    Missing cells are NaN. The result is None unless all other cells are dates in one format of `qkv.core.times` or in
+    ISO 8601, all with a time zone or all without one.
 
     Args:
         column: the texts.
@@ -158,11 +158,21 @@ def parse_dates(
         return None
     for each in ["", *candidate_formats(texts[:_FIRST_TEXTS])] if form is None else [form]:
         with contextlib.suppress(ValueError):
-            known = {text: parse_date(text, each) for text in texts}
+            known = {text: _parse_date(text, each) for text in texts}
             if len({moment.tzinfo is None for moment in known.values()}) < 2:
                 units = {text: _microseconds(moment) for text, moment in known.items()}
                 return np.array([units.get(text, np.nan) for text in column.tolist()], np.float64), each
     return None
+
+
+def _parse_date(text: str, form: str) -> datetime:
+    """Return the timestamp in a text of a format or, if it cannot be mistaken for it, in ISO 8601."""
+    try:
+        return parse_date(text, form)
+    except ValueError:
+        if not reads_iso(form):
+            raise
+        return parse_date(text, "")
 
 
 def _microseconds(moment: datetime) -> float:
