@@ -19,6 +19,7 @@ from qkv.database.execute.base import Executor
 from qkv.database.execute.entries import NO_MATCHING_ROW, QueryResults, build_entries
 from qkv.database.execute.line_fit import effective_evidence, largest_effective, line_aggregates
 from qkv.database.execute.missing_values import key_cells
+from qkv.database.execute.row_lists import largest_weights, with_first_rows
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.uncertainty import Calibration, effective_rows
 from qkv.database.io.cell_notes import cell_note_of, line_note
@@ -393,6 +394,14 @@ class _Call:
     line: Coordinates | None
     rows_text: str
 
+    @property
+    def allowed(self) -> Bool[np.ndarray, " rows"] | None:
+        """The rows that take part; None if they differ between queries."""
+        given = self.options.mask
+        if isinstance(given, AllowedKeys) and np.ndim(np.asarray(given.array)) == 1:
+            return np.asarray(self.present & np.asarray(given.array))
+        return self.present if given is None else None
+
     def answer(self, queries: Queries, query: Shaped[np.ndarray, "q ..."] | None = None) -> tuple[list[Entry], Plan]:
         """Return the entries that answer some queries, and the plan.
 
@@ -419,12 +428,18 @@ class _Call:
         all_weights = np.asarray(observed.readouts[1])
         perplexity = np.exp(np.asarray(observed.readouts[2])) if sums_to_one else None
         effective = effective_rows(all_weights) if sums_to_one else None
+        output, allowed = np.asarray(observed.output), self.allowed
+        first = None if normalizer.top_k is None or normalizer.stochastic else self.comparison.first_equal
+        if first is not None and allowed is not None:
+            all_weights = with_first_rows(all_weights, first, allowed)
+            output = all_weights @ value
+            rows, weights = largest_weights(all_weights, top)
         nearest = rows[:, 0]
         if self.line is None:
-            aggregates = self.aggregator.aggregate(np.asarray(observed.output), all_weights)
+            aggregates = self.aggregator.aggregate(output, all_weights)
         else:
             column, place, at = self.aggregator.column, self.line.of(key), self.line.of(query)
-            fits = fit_rows(all_weights, place, at, column.cells)
+            fits = fit_rows(all_weights, place, at, column.cells, column.limits)
             aggregates, perplexity, effective = line_aggregates(fits, self.line, column), None, fits.rows
             rows, weights = largest_effective(effective_evidence(fits, all_weights, place, at), top)
         if self.normalizer.stochastic:

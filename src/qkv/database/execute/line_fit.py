@@ -22,6 +22,7 @@ from qkv.database.keys.comparisons import (
     DistanceComparison,
     MixedComparison,
     find_coordinates,
+    first_equal_rows,
 )
 from qkv.encoders.columns import Column
 from qkv.errors import OptionError
@@ -188,7 +189,8 @@ class LineSums(ValueSums):
                 squares=self.squares / square,
                 first=self.first / square[:, None],
                 second=self.second / square[:, None, None],
-            )
+            ),
+            like.limits,
         )
         return line_aggregates(self.fits, self.coordinates, like)
 
@@ -225,11 +227,7 @@ def largest_effective(
 
 def _group_rows(comparison: MixedComparison, numbers: str) -> Int[np.ndarray, " rows"]:
     """Return the group of each row, in which all keys but the numbers are equal."""
-    fields = [comparison.key[name] for name, _ in comparison.parts if name != numbers]
-    # The keys of identifiers are rows of integers.
-    cells = [map(tuple, field.tolist()) if field.ndim > 1 else field.tolist() for field in fields]
-    codes: dict[object, int] = {}
-    return np.array([codes.setdefault(row, len(codes)) for row in zip(*cells, strict=True)], np.int64)
+    return first_equal_rows(*(comparison.key[name] for name, _ in comparison.parts if name != numbers))
 
 
 def comparison_note(comparison: Comparison, value: Column) -> tuple[str, ...]:

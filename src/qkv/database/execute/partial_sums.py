@@ -237,7 +237,9 @@ class VoteSums(ValueSums):
 
     def rescale(self, factor: Float[np.ndarray, " q"]) -> VoteSums:
         """Return the sums with all weights multiplied by a factor for each query."""
-        return replace(self, votes=self.votes * factor[:, None])
+        votes = self.votes * factor[:, None]
+        # Rows whose weight vanishes decide no tie, as in memory.
+        return replace(self, votes=votes, first=np.where((votes == 0) & (self.votes != 0), NO_ROW, self.first))
 
     def add(self, weights: Float[np.ndarray, "q rows"], values: Num[np.ndarray, "rows ..."], first: int) -> VoteSums:
         """Return these sums with the rows of a tile, whose values are numbers of labels."""
@@ -404,13 +406,13 @@ class Accumulator:
         self.sums = sums = self.sums.rescale(np.maximum(self.sums.maximum, largest))
         shift = np.where(sums.maximum == -np.inf, 0.0, sums.maximum)[:, None]
         d = np.subtract(logits, shift.astype(logits.dtype), out=logits if overwrite else None)
-        least = d.min()
-        excluded = d == -np.inf if least == -np.inf else None
-        if not least >= _SMALLEST_EXPONENT[str(d.dtype)]:
-            np.maximum(d, _SMALLEST_EXPONENT[str(d.dtype)], out=d)
+        smallest = _SMALLEST_EXPONENT[str(d.dtype)]
+        vanishing = None if d.min() >= smallest else d < smallest
+        if vanishing is not None:
+            np.maximum(d, smallest, out=d)
         e: Float[np.ndarray, "q rows"] = np.exp(d)
-        if excluded is not None:
-            e[excluded] = 0.0
+        if vanishing is not None:
+            np.copyto(e, 0.0, where=vanishing)
         # Arrays of `sums` are changed in place: they were made here, by `rescale`, or at the start.
         if len(e) == 1:  # a dot product allocates no array
             sums.entropy_sum[0] += float(np.dot(e[0], d[0]))

@@ -54,7 +54,14 @@ from qkv.database.keys.part_registry import ParsedScore, parse_score
 from qkv.database.keys.row_sample import sample_rows
 from qkv.encoders.columns import Column
 from qkv.errors import OptionError
-from qkv.estimators.regression.bandwidth import KERNEL_WIDTHS, Bandwidth, choose_bandwidth, method_text, scott
+from qkv.estimators.regression.bandwidth import (
+    KERNEL_WIDTHS,
+    Bandwidth,
+    choose_bandwidth,
+    method_text,
+    scott,
+    square_unit,
+)
 from qkv.estimators.regression.local_linear import choose_linear_bandwidth
 from qkv.estimators.regression.neighbor_blocks import nearest_distance_quantile
 from qkv.normalizers import Softmax, TopK
@@ -330,7 +337,7 @@ class ComparisonChooser:
         firsts = np.cumsum([0, *(column.width for column in columns)])[:-1]
         for first, column in zip(firsts, columns, strict=True):
             # Both coordinates of a point have one scale, so that the circle remains one.
-            scale[first : first + column.width] = np.linalg.norm(scale[first : first + column.width])
+            scale[first : first + column.width] = np.hypot.reduce(scale[first : first + column.width])
         # A constant column has no information; a scale of 1 avoids amplifying its rounding errors.
         scale = np.where(scale > 0, scale, 1.0)
         key = self._with_excluded_at_mean((stacked - mean) / scale)
@@ -352,7 +359,13 @@ class ComparisonChooser:
         unit_name = _unit_name(columns) if alone else " standard deviations"
         text = f"{limit:.3g}{unit_name.removesuffix('s') if f'{limit:.3g}' == '1' else unit_name}"
         compared = f"compared by {type(score).__name__} of standardized columns, bandwidth {width:.3g} ({own})"
-        notes = (compared, f"bandwidth {method_text(chosen)}", f"no match beyond a distance of {text}")
+        copied = " of rows" in chosen.method
+        notes = (
+            compared,
+            f"bandwidth {method_text(chosen)}",
+            *("copies of rows count in effective rows and standard errors as other rows do",) * copied,
+            f"no match beyond a distance of {text}",
+        )
         return DistanceComparison(indices, columns, score, None, key, notes, mean, scale, unit, unit_name, limit)
 
     def _mixed(self, min_similarity: float | None, progress: Progress | None) -> MixedComparison:
@@ -433,7 +446,9 @@ class ComparisonChooser:
         complete = stacked[self.complete]
         if not len(complete):
             return np.zeros(stacked.shape[1]), np.ones(stacked.shape[1])
-        return complete.mean(axis=0), complete.std(axis=0)
+        mean = complete.mean(axis=0)
+        unit = square_unit(np.abs(complete - mean).max(axis=0))
+        return mean, ((complete - mean) / unit).std(axis=0) * unit
 
     def most_repeats(self, column: Column) -> int:
         """Return the number of complete rows that hold the most common cell of a key column."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -30,6 +31,8 @@ __all__ = [
     "DistanceComparison",
     "EqualityComparison",
     "find_coordinates",
+    "first_equal_rows",
+    "first_equal_vectors",
     "from_differences",
     "GroupedDistanceComparison",
     "KeyCells",
@@ -58,6 +61,29 @@ def from_differences(score: Score, normalizer: Normalizer, width: int) -> Score:
     """
     few = width == 1 or (normalizer.selects_keys and width <= _MOST_COLUMNS)
     return score.by_differences() if few else score
+
+
+def first_equal_rows(*fields: Shaped[np.ndarray, "rows ..."]) -> Int[np.ndarray, " rows"]:
+    """Return for each row the index of the first row with the same cells in all fields.
+
+    Example:
+        >>> first_equal_rows(np.array([[0.0, 1.0], [2.0, 1.0], [-0.0, 1.0]])).tolist()
+        [0, 1, 0]
+    """
+    cells = [each if each.dtype == object else map(np.ndarray.tobytes, np.atleast_1d(each + 0)) for each in fields]
+    first: dict[object, int] = {}
+    return np.array([first.setdefault(row, index) for index, row in enumerate(zip(*cells, strict=True))], np.int64)
+
+
+def first_equal_vectors(key: Shaped[np.ndarray, "rows ..."]) -> Int[np.ndarray, " rows"] | None:
+    """Return for each vector the index of the first equal one; None if no two are equal, or the keys are no vectors.
+
+    A matrix product rounds the logits of equal vectors differently, which would decide between them.
+    """
+    if key.dtype.kind != "f" or key.ndim != 2 or key.shape[1] < 2:
+        return None
+    first = first_equal_rows(key)
+    return None if (first == np.arange(len(first))).all() else first
 
 
 _NUMERIC = ("number", "timestamp", "boolean")
@@ -210,6 +236,11 @@ class Comparison:
         """Indices of the key columns whose different cells mean different entities: texts, categories, identifiers."""
         pairs = zip(self.columns, self.key_columns, strict=True)
         return tuple(index for index, column in pairs if column.kind in ("text", "category"))
+
+    @cached_property
+    def first_equal(self) -> Int[np.ndarray, " rows"] | None:
+        """See `first_equal_vectors`, of the keys."""
+        return first_equal_vectors(self.key)
 
     def score_of(self, row: int) -> Score:
         """Return the score with which queries are compared with a row."""
