@@ -306,3 +306,11 @@ def test_durations_with_nanoseconds_are_refused_in_a_function_and_votes_over_dat
     days = Database.open({"x": [1, 1, 1], "day": [dt.date(2024, 1, 1)] * 2 + [dt.date(2024, 1, 2)]}, "x", "day")
     (row,) = days.ask_batches({"x": [1]}, aggregate="vote", score="exact").read_all().to_pylist()
     assert row["standard_error"] == pytest.approx(np.sqrt(2 / 9 / 2))
+
+
+@pytest.mark.parametrize("type_", [pa.timestamp("ns"), pa.time64("ns"), pa.duration("ns")], ids=str)
+def test_votes_of_a_relation_keep_their_nanoseconds(type_):
+    times = pa.array([1_001, 2_002], pa.int64()).cast(type_)
+    database = Database.open(pa.table({"key": ["a", "b"], "time": times}), "key", "time")
+    answers = database.ask_batches({"key": ["b", "a", None]}, aggregate="vote").read_all()
+    assert answers["value"].cast(pa.int64()).to_pylist() == [2_002, 1_001, None]
