@@ -117,12 +117,10 @@ class InMemoryExecutor(Executor):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The key columns and the value column of all rows, as arrays."""
         return (*self.query_columns, self._value_column)
 
     @property
     def value_column(self) -> Column:
-        """The value column of all rows, as an array."""
         return self._value_column
 
     @property
@@ -148,7 +146,6 @@ class InMemoryExecutor(Executor):
         return self._chooser
 
     def restrict(self, selected: Bool[np.ndarray, " rows"], progress: Progress | None) -> Self:
-        """Return an executor over the selected rows, with the same arrays; see `Executor.restrict`."""
         out = copy.copy(self)
         out.complete, out.without_value = self.complete & selected, self.without_value & selected
         out._rows_without_value = None
@@ -166,7 +163,6 @@ class InMemoryExecutor(Executor):
         self._chooser = None
 
     def complete_positions(self) -> Int[np.ndarray, " n"]:
-        """Return the positions of the selected rows with key and value."""
         return np.flatnonzero(self.complete)
 
     def run(
@@ -242,16 +238,13 @@ class InMemoryExecutor(Executor):
     def group_rows(
         self, comparison: MixedComparison, options: AskOptions
     ) -> Iterator[tuple[MixedComparison, Bool[np.ndarray, " rows"]]]:
-        """Yield the comparison over all rows; see `Executor.group_rows`."""
         yield comparison, self.selection(options)
 
     def selection(self, options: AskOptions) -> Bool[np.ndarray, " rows"]:
-        """Return which rows are selected and have key and value; see `Executor.selection`."""
         mask = options.mask
         return np.asarray(self.complete & np.asarray(mask.array)) if isinstance(mask, AllowedKeys) else self.complete
 
     def rows_without_value(self, options: AskOptions) -> Iterator[RowsWithoutValue]:
-        """Yield the selected rows that have a key and no value; see `Executor.rows_without_value`."""
         if self._rows_without_value is None and self.without_value.any():
             rows = np.flatnonzero(self.without_value)
             self._rows_without_value = RowsWithoutValue(
@@ -261,11 +254,9 @@ class InMemoryExecutor(Executor):
             yield self._rows_without_value.masked_by(options.mask)
 
     def read_rows(self, rows: Int[np.ndarray, " n"]) -> tuple[Column, ...]:
-        """Return the key columns and the value column of some rows; see `Executor.read_rows`."""
         return tuple(column.take(rows) for column in self.columns)
 
     def sample(self, comparison: Comparison) -> tuple[Comparison, Column]:
-        """Return a comparison over a sample of the selected rows, and the value column; see `Executor.sample`."""
         rows = self.chooser.sample
         return comparison.with_rows([column.take(rows) for column in self.query_columns]), self.columns[-1].take(rows)
 

@@ -165,7 +165,6 @@ class CellLogits(Logits[_CellRows]):
         return np.array(logits)  # a copy, as a broadcast array is read-only
 
     def missing(self, rows: _CellRows) -> Bool[np.ndarray, " rows"] | None:
-        """Return a boolean array that is True for the rows with a missing cell, or None if no cell is missing."""
         return rows[1]
 
 

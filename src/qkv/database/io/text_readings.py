@@ -242,7 +242,6 @@ class BooleanCells(TextReading):
 
     @property
     def metadata(self) -> dict[bytes, str]:
-        """The texts in the metadata of the converted column."""
         return {BOOLEAN_SPELLING: self.spelling} if self.spelling else {}
 
 

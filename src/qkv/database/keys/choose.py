@@ -45,6 +45,7 @@ from qkv.database.keys.comparisons import (
     SimilarityComparison,
     displayed_distances,
     in_units,
+    row_groups,
     side_by_side,
     structured,
 )
@@ -78,16 +79,6 @@ def gaussian_of_keys(
     """Return Gaussian logits with a bandwidth for each key, whose inverse factor is the last column of `key`."""
     squares = np.square(query[:, None, :-1] - key[None, :, :-1]).sum(axis=-1)
     return np.asarray(-0.5 * squares * np.square(key[:, -1] / bandwidth))
-
-
-def group_rows(columns: list[Column]) -> Int[np.ndarray, " rows"] | None:
-    """Return the index of the group of each row, whose cells in all columns are equal, or None without columns."""
-    if not columns:
-        return None
-    codes: dict[object, int] = {}
-    cells = [column.cells.tolist() for column in columns]
-    rows = zip(*cells, strict=True) if len(cells) > 1 else cells[0]
-    return np.array([codes.setdefault(row, len(codes)) for row in rows], np.intp)
 
 
 def with_group_bandwidths(
@@ -374,7 +365,8 @@ class ComparisonChooser:
         numeric = tuple(i for i, column in enumerate(self.columns) if _is_numeric(column) and not identifiers[i])
         texts = sum(column.kind == "text" and not identifiers[i] for i, column in enumerate(self.columns))
         if numeric:
-            self._groups = group_rows([self.columns[index] for index in self._group_columns])
+            named = [self.columns[index].cells for index in self._group_columns]
+            self._groups = row_groups(*named) if named else None
             choose = partial(self.bandwidth, progress=progress)
             if self._groups is None:
                 choose = partial(self.rule_of_thumb, reason="the key has columns of several kinds")

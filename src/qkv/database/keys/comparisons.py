@@ -31,13 +31,13 @@ __all__ = [
     "DistanceComparison",
     "EqualityComparison",
     "find_coordinates",
-    "first_equal_rows",
     "first_equal_vectors",
     "from_differences",
     "GroupedDistanceComparison",
     "KeyCells",
     "MatchLimits",
     "MixedComparison",
+    "row_groups",
     "ScoreComparison",
     "SimilarityComparison",
 ]
@@ -63,16 +63,16 @@ def from_differences(score: Score, normalizer: Normalizer, width: int) -> Score:
     return score.by_differences() if few else score
 
 
-def first_equal_rows(*fields: Shaped[np.ndarray, "rows ..."]) -> Int[np.ndarray, " rows"]:
-    """Return for each row the index of the first row with the same cells in all fields.
+def row_groups(*fields: Shaped[np.ndarray, "rows ..."]) -> Int[np.ndarray, " rows"]:
+    """Return the group of each row, whose cells in all fields are equal; groups are numbered by their first rows.
 
     Example:
-        >>> first_equal_rows(np.array([[0.0, 1.0], [2.0, 1.0], [-0.0, 1.0]])).tolist()
+        >>> row_groups(np.array([[0.0, 1.0], [2.0, 1.0], [-0.0, 1.0]])).tolist()
         [0, 1, 0]
     """
-    cells = [each if each.dtype == object else map(np.ndarray.tobytes, np.atleast_1d(each + 0)) for each in fields]
-    first: dict[object, int] = {}
-    return np.array([first.setdefault(row, index) for index, row in enumerate(zip(*cells, strict=True))], np.int64)
+    cells = [each.tolist() if each.ndim == 1 else map(bytes, each + 0) for each in fields]
+    codes: dict[object, int] = {}
+    return np.array([codes.setdefault(row, len(codes)) for row in zip(*cells, strict=True)], np.int64)
 
 
 def first_equal_vectors(key: Shaped[np.ndarray, "rows ..."]) -> Int[np.ndarray, " rows"] | None:
@@ -82,8 +82,8 @@ def first_equal_vectors(key: Shaped[np.ndarray, "rows ..."]) -> Int[np.ndarray, 
     """
     if key.dtype.kind != "f" or key.ndim != 2 or key.shape[1] < 2:
         return None
-    first = first_equal_rows(key)
-    return None if (first == np.arange(len(first))).all() else first
+    _, first, group = np.unique(row_groups(key), return_index=True, return_inverse=True)
+    return None if len(first) == len(group) else first[group]
 
 
 _NUMERIC = ("number", "timestamp", "boolean")
@@ -513,7 +513,6 @@ class GroupedDistanceComparison(DistanceComparison):
         return np.concatenate([super().query_array(columns), np.array(inverse).reshape(-1, 1)], axis=1)
 
     def nearness(self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]) -> Num[np.ndarray, "q n"]:
-        """Return the Euclidean distance `(q, n)` of each query to the n rows listed for it in `rows`."""
         return replace(self, key=self.key[:, :-1]).distances(query[:, :-1], rows)
 
     def score_of(self, row: int) -> Score:
@@ -535,7 +534,6 @@ class MixedComparison(Comparison):
 
     @property
     def named_columns(self) -> tuple[int, ...]:
-        """Indices of the key columns of texts, categories and identifiers."""
         return tuple(index for _, part in self.parts for index in part.named_columns)
 
     def score_of(self, row: int) -> Score:
@@ -559,7 +557,6 @@ class MixedComparison(Comparison):
         return structured({name: part.query_array(columns) for name, part in self.parts})
 
     def with_rows(self, columns: Sequence[Column]) -> Self:
-        """Return a copy of this comparison and its parts, with keys taken from the key columns of other rows."""
         parts = tuple((name, part.with_rows(columns)) for name, part in self.parts)
         return replace(super().with_rows(columns), parts=parts)
 
