@@ -82,8 +82,15 @@ def first_equal_vectors(key: Shaped[np.ndarray, "rows ..."]) -> Int[np.ndarray, 
     """
     if key.dtype.kind != "f" or key.ndim != 2 or key.shape[1] < 2:
         return None
-    _, first, group = np.unique(row_groups(key), return_index=True, return_inverse=True)
-    return None if len(first) == len(group) else first[group]
+    # Rows of different hashes are different.
+    bits = np.ascontiguousarray(key + 0).view(f"u{key.dtype.itemsize}").astype(np.uint64, copy=False)
+    hashes = bits @ np.random.default_rng(0).integers(2**63, size=key.shape[1], dtype=np.uint64)
+    _, group, count = np.unique(hashes, return_inverse=True, return_counts=True)
+    alike = np.flatnonzero(count[group] > 1)
+    _, place, group = np.unique(row_groups(key[alike]), return_index=True, return_inverse=True)
+    first = np.arange(len(key))
+    first[alike] = alike[place[group]]
+    return None if (first == np.arange(len(key))).all() else first
 
 
 _NUMERIC = ("number", "timestamp", "boolean")
