@@ -177,3 +177,30 @@ def test_the_spread_of_values_of_any_size_is_right_or_unknown(size, known, tmp_p
         assert answer.spread == (pytest.approx(np.sqrt(5) * size, rel=1e-12) if known else None)
         assert (answer.standard_error is None) == (not known)
         assert (answer.prediction_interval is None) == (not known)
+
+
+def test_a_vote_never_names_a_cell_that_is_left_out(tmp_path):
+    table = {"k": ["a", "a", "a"], "v": [float("-inf"), 0.0, -0.0]}
+    Database.create(tmp_path / "store", table, "k", "v")
+    for database in (Database.open(table, "k", "v"), Database.open(tmp_path / "store", memory=1)):
+        assert database.ask("a", aggregate="vote").probabilities == {0.0: 1.0}
+
+
+@pytest.mark.parametrize("size", [1e-290, 1e-170, 1e170, 1e290])
+def test_numbers_of_any_size_are_compared_alike(size, tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0, 10, 200)
+    y = np.sin(x)
+    expected = Database.open({"x": x, "y": y}, "x", "y").ask([5.0, 7.0])
+    Database.create(tmp_path / "store", {"x": x * size, "y": y}, "x", "y")
+    for database in (Database.open({"x": x * size, "y": y}, "x", "y"), Database.open(tmp_path / "store", memory=1)):
+        answer = database.ask([5.0 * size, 7.0 * size])
+        np.testing.assert_allclose(answer.value, expected.value, rtol=1e-9)
+        np.testing.assert_allclose(answer.effective_rows, expected.effective_rows, rtol=1e-9)
+    values = Database.open({"x": x, "y": y * min(size, 1e170)}, "x", "y").ask([5.0, 7.0])
+    np.testing.assert_allclose(np.array(values.value) / min(size, 1e170), expected.value, rtol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [10, 49, 107])
+def test_equal_weights_have_a_whole_number_of_effective_rows(rows):
+    assert Database.open({"k": ["a"] * rows, "v": range(rows)}, "k", "v").ask("a").effective_rows == rows

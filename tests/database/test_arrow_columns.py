@@ -1,11 +1,14 @@
 """Moments, dates, clock times and durations as integers in the units of Arrow, and back."""
 
 import datetime as dt
+import pickle
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
-from qkv.encoders.arrow_columns import from_units, to_python, to_units, units_per_day, with_microseconds
+from qkv.encoders.arrow_columns import from_units, plain_scalar, to_python, to_units, units_per_day, with_microseconds
 
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 MOMENT = dt.datetime(2021, 3, 4, 5, 6, 7)
@@ -68,10 +71,10 @@ def test_nanoseconds_of_a_table_become_microseconds_if_no_digit_is_lost(units, u
 
 
 @pytest.mark.parametrize(("type_", "wanted"), [
-    (pa.timestamp("ns"), dt.datetime(1970, 1, 1, 0, 0, 0, 1)),
-    (pa.duration("ns"), dt.timedelta(microseconds=1)),
+    (pa.timestamp("ns"), dt.datetime(1970, 1, 1, 0, 0, 0, 2)),
+    (pa.duration("ns"), dt.timedelta(microseconds=2)),
 ])  # fmt: skip
-def test_nanoseconds_are_cut_to_the_microseconds_of_python(type_, wanted):
+def test_nanoseconds_are_rounded_to_the_microseconds_of_python(type_, wanted):
     found = from_units(1_999, type_)
     assert (type(found), found) == (type(wanted), wanted)
 
@@ -80,3 +83,38 @@ def test_a_timestamp_in_nanoseconds_differs_from_what_is_no_timestamp():
     moment, same, other = to_python(pa.array([10**18 + 2, 10**18 + 2, 10**18 + 3], pa.timestamp("ns")))
     assert moment == same
     assert all(moment != each for each in (other, None, 3, moment.date()))
+
+
+@pytest.mark.parametrize(
+    "type_", [pa.timestamp("ns"), pa.timestamp("ns", "UTC"), pa.time64("ns"), pa.duration("ns")], ids=str
+)
+def test_cells_keep_their_nanoseconds_in_columns_lists_records_pickles_and_texts(type_):
+    cells = pa.array([1_001, None, 86_399_999_999_999], pa.int64()).cast(type_)
+    first, none, last = found = to_python(cells)
+    assert none is None
+    assert str(first).split("+")[0].endswith("0:00:00.000001001")
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert to_units(first, type_, exact=True) == 1_001
+    assert to_units(last, type_, exact=True) == 86_399_999_999_999
+    assert to_python(pa.ListArray.from_arrays([0, 3], cells)) == [found]
+    assert to_python(pa.StructArray.from_arrays([cells], ["at"])) == [{"at": cell} for cell in found]
+    assert to_python(pa.chunked_array([cells.dictionary_encode()])) == found
+
+
+def test_durations_of_numpy_and_pandas_keep_their_nanoseconds_and_those_of_months_are_no_durations():
+    for duration in (np.timedelta64(1_001, "ns"), pd.Timedelta(1_001)):
+        assert to_units(plain_scalar(duration), pa.duration("ns")) == 1_001
+    with pytest.raises(TypeError, match="must be a duration"):
+        to_units(plain_scalar(np.timedelta64(5, "M")), pa.duration("us"))
+
+
+@pytest.mark.parametrize(("units", "type_", "text"), [
+    (10**18, pa.timestamp("us"), "33658-09-27T01:46:40.000000"),
+    (2**62, pa.duration("s"), "4611686018427387904 seconds"),
+    (86_400, pa.time32("s"), "86400 seconds"),
+])  # fmt: skip
+def test_cells_that_python_has_no_object_for_are_texts_and_no_averages(units, type_, text):
+    stored = pa.int32() if type_.bit_width == 32 else pa.int64()
+    assert to_python(pa.array([units, 5], stored).cast(type_))[0] == text
+    with pytest.raises(OverflowError):
+        from_units(units, type_)

@@ -4,6 +4,7 @@ import datetime as dt
 import json
 import random
 
+import pyarrow as pa
 import pytest
 
 from qkv.database import Database
@@ -178,3 +179,29 @@ def test_large_whole_numbers_beside_a_bad_cell_stay_exact(tmp_path):
     cells = [2**63 - 1, 2**63 - 2, 2**64 - 1, "n/a"]
     database = Database.open(write(tmp_path / "t.csv", cells), key="x", value="v")
     assert [database.ask(str(cell)).value for cell in cells[:3]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["key", "value"])
+def test_dates_of_other_years_than_1_to_9999_are_left_out_and_named(kind):
+    days = pa.array([10**18, 0, 86_400_000_000], pa.int64()).cast(pa.timestamp("us"))
+    table = pa.table({"x": [1.0, 2.0, 3.0], "day": days})
+    key, value = ("day", "x") if kind == "key" else ("x", "day")
+    answer = Database.open(table, key, value).ask(dt.datetime(1970, 1, 1) if kind == "key" else 2.0, normalizer="hard")
+    assert answer.value == (2.0 if kind == "key" else dt.datetime(1970, 1, 1))
+    said = "day: 1 cell is not a date of the years 1 to 9999, such as '33658-09-27T01:46:40.000000', left out"
+    assert said in answer.notes
+    assert "Infinity" not in repr(Database.open(table.append_column("n", pa.array([0, 1, 2])), "n", "x").ask(0))
+    with pytest.raises(DataError, match="must be dates of the years 1 to 9999"):
+        Database.open(table, key, value, on_bad_cell="refuse")
+
+
+def test_averages_of_the_first_and_last_dates_are_dates_and_lines_beyond_them_are_means():
+    last = dt.datetime.max
+    for cells in ([last] * 3, [dt.datetime.min, last, last], [dt.date.max] * 3, [dt.date.min] * 3):
+        days = Database.open({"x": [1.0, 2.0, 3.0], "day": cells}, "x", "day")
+        for aggregate in ("mean", "local-linear"):
+            assert days.ask(3.0, aggregate=aggregate, score="gaussian:0.3").value.year in (1, 9999)
+    rising = {"x": range(10), "day": [dt.date(9999, 12, 22 + day) for day in range(10)]}
+    answer = Database.open(rising, "x", "day").ask(10.0, aggregate="local-linear", score="gaussian:4", max_distance=9)
+    assert answer.value == Database.open(rising, "x", "day").ask(10.0, score="gaussian:4", max_distance=9).value
+    assert answer.fit_note == "weighted mean, because a line through the rows near the query leaves the range of times"

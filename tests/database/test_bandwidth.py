@@ -180,6 +180,7 @@ def test_a_table_with_every_row_twice_answers_like_the_table(whole_days):
     )
     np.testing.assert_allclose(twice.value, once.value, rtol=1e-9)
     assert "without 400 copies of rows over 400 rows" in " ".join(twice.notes)
+    assert "copies of rows count in effective rows and standard errors as other rows do" in twice.notes
     assert "copies" not in " ".join(once.notes)
 
 

@@ -16,6 +16,7 @@ from qkv.database.io.sources import read
 from qkv.database.keys.queries import Queries
 from qkv.encoders.columns import Column
 from qkv.errors import DataError, OptionError, QueryError
+from qkv.estimators.features import parse_dates
 from tests.effort import LONG, sample, seeds
 
 from .test_bad_cells import write
@@ -257,3 +258,18 @@ def test_a_table_of_queries_has_the_dates_of_the_key(tmp_path, capfd):
 def test_shapes_that_are_no_dates():
     assert candidate_formats(["02139-1234", "12-34-567", "1.2.3.4", "x 12 2006", "2006.06", "", "2024-01-02"]) == []
     assert parse_date("Thursday, June 15th, 2006", "%b %d, %Y") == dt.datetime(2006, 6, 15)
+
+
+def test_dates_in_a_format_and_in_iso_8601_are_both_read_and_counted(tmp_path):
+    cells = ["03/04/2024", "13/04/2024", "14/04/2024", "2024-05-01", "2024-05-02"]
+    path = write(tmp_path / "t.csv", cells, "day,price")
+    days = Database.open(path, "day", "price")
+    Database.create(tmp_path / "store", path, "day", "price")
+    for database in (days, Database.open(tmp_path / "store")):
+        answer = database.ask(["2024-05-01", "01/05/2024", "03/04/2024"], score="exact")
+        assert answer.value == [3, 3, 0]
+        assert "day is read in the format %d/%m/%Y; 2 cells are in ISO 8601, such as '2024-05-01'" in answer.notes
+    texts = Database.open({"day": ["03/04/2024", "2024-05-01"], "price": [1, 2]}, "day", "price").ask("2024-05-01")
+    assert "holds texts that look like dates" in " ".join(texts.column_notes)
+    units, form = parse_dates(np.array(["13/04/2024", "2024-05-01", "\0missing"], object))
+    assert (form, (units[1] - units[0]) / 86_400e6) == ("%d/%m/%Y", 18)

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import math
+from decimal import Decimal
 
 import duckdb
 import numpy as np
@@ -270,3 +271,46 @@ def test_a_function_of_duckdb_reports_its_options_when_it_is_created():
     one, two = (database.ask(x).value for x in (1, 2))
     assert total[0][0] == 250_000
     assert total[0][1] == pytest.approx(125_000 * (one + two))
+
+
+LARGE = 2**53
+ROUNDED = {
+    "integers": (pa.array([LARGE, LARGE + 1], pa.int64()), str(LARGE + 1), 2),
+    "decimals of many digits": (
+        pa.array([Decimal("1.0000000000000000001"), Decimal(2)]),
+        "1.00000000000000000012",
+        None,
+    ),
+    "decimals": (pa.array([Decimal("1.23"), Decimal("4.56")]), "1.234", None),
+    "timestamps of seconds": (pa.array([1, 2], pa.timestamp("s")), "timestamp '1970-01-01 00:00:01.5'", None),
+}
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_a_function_of_duckdb_does_not_round_a_query_to_a_key(kind, stored, tmp_path):
+    keys, query, value = ROUNDED[kind]
+    table = pa.table({"key": keys, "value": [1.0, 2.0]})
+    if stored:
+        Database.create(tmp_path / "store", table, "key", "value")
+    database = Database.open(tmp_path / "store", memory=1) if stored else Database.open(table, "key", "value")
+    connection = duckdb.connect()
+    database.create_function(connection, "f", score="exact")
+    assert connection.sql(f"select f({query}).value").fetchall() == [(value,)]
+
+
+def test_durations_with_nanoseconds_are_refused_in_a_function_and_votes_over_dates_have_a_share_as_error():
+    durations = Database.open(pa.table({"key": pa.array([1, 2], pa.duration("ns")), "v": [1.0, 2.0]}), "key", "v")
+    with pytest.raises(OptionError, match="must have whole microseconds"):
+        durations.create_function(duckdb.connect(), "f")
+    days = Database.open({"x": [1, 1, 1], "day": [dt.date(2024, 1, 1)] * 2 + [dt.date(2024, 1, 2)]}, "x", "day")
+    (row,) = days.ask_batches({"x": [1]}, aggregate="vote", score="exact").read_all().to_pylist()
+    assert row["standard_error"] == pytest.approx(np.sqrt(2 / 9 / 2))
+
+
+@pytest.mark.parametrize("type_", [pa.timestamp("ns"), pa.time64("ns"), pa.duration("ns")], ids=str)
+def test_votes_of_a_relation_keep_their_nanoseconds(type_):
+    times = pa.array([1_001, 2_002], pa.int64()).cast(type_)
+    database = Database.open(pa.table({"key": ["a", "b"], "time": times}), "key", "time")
+    answers = database.ask_batches({"key": ["b", "a", None]}, aggregate="vote").read_all()
+    assert answers["value"].cast(pa.int64()).to_pylist() == [2_002, 1_001, None]

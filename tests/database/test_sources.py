@@ -174,7 +174,7 @@ BAD_OBJECTS = {
     "unequal columns": ({"name": ["a"], "income": [1, 2]}, "equal length"),
     "a bare text": ({"name": "abc", "income": [1]}, "must be a list or an array"),
     "a cube": ({"name": ["a"], "income": np.zeros((1, 1, 1))}, "3 axes"),
-    "mixed cells": ({"name": ["a", 3], "income": [1, 2]}, "of one kind, got numbers such as 3 and texts"),
+    "mixed cells": ({"name": ["a", 3], "income": [1, 2]}, "column 'name' must be of one kind, got 3 .number. and 'a'"),
     "a struct": ({"name": [{"x": 1}], "income": [1]}, "column 'name' must hold texts"),
     "ragged vectors": ({"name": [[1.0], [1.0, 2.0]], "income": [1, 2]}, "lists of 1 to 2 numbers"),
     "nothing filled": (
@@ -254,3 +254,14 @@ def test_duckdb_prints_no_progress_of_slow_reads_into_answers():
         assert connection.execute(f"select {setting}").fetchall() == [(False,)]
         with pytest.raises(Exception, match="locked"):
             connection.execute("set threads = 2")
+
+
+def test_texts_within_lists_and_records_of_polars_are_texts_of_which_rows_can_be_taken():
+    frame = pl.DataFrame({"k": ["a", "b"], "v": [1, 2], "tags": [["x"], None], "more": [{"t": ["y"]}, {"t": None}]})
+    table = Database.open(frame, "k", "v").table
+    assert table.take([1, 0]).to_pylist() == frame.to_dicts()[::-1]
+
+
+def test_masked_elements_of_a_matrix_are_missing():
+    keys = np.ma.masked_array([[1.0, 2.0], [3.0, 4.0]], [[False, True], [False, False]])
+    assert Database.open({"k": keys, "v": [1, 2]}, "k", "v").missing_cells == {"k": 1}

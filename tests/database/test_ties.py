@@ -31,3 +31,29 @@ def test_the_plan_names_the_score_that_was_asked_for():
     plan = database.ask(2.5, score=scores.Gaussian(0.5), normalizer="topk:1").plan
     assert "Gaussian(0.5)" in str(plan)
     assert "Differences" not in str(plan)
+
+
+@pytest.mark.parametrize("score", ["cosine", "gaussian:1"])
+@pytest.mark.parametrize("normalizer", ["hard", "top_k:2"])
+def test_of_rows_with_equal_vectors_the_first_take_part(normalizer, score, tmp_path):
+    for seed in range(cases(20)):
+        rng = np.random.default_rng(seed)
+        rows, width = int(rng.integers(5, 60)), int(rng.integers(9, 70))
+        keys = rng.normal(size=(rows, width))
+        equal = np.sort(rng.choice(rows, 5, replace=False))
+        keys[equal] = keys[equal[0]]
+        table, folder = {"k": keys, "v": np.arange(float(rows))}, tmp_path / str(seed)
+        Database.create(folder, table, "k", "v")
+        for database in (Database.open(table, "k", "v"), Database.open(folder, memory=1)):
+            answer = database.ask([keys[equal[0]]] * 2, score=score, normalizer=normalizer)
+            for rows_of_one in answer.rows:
+                found = [row.index for row in rows_of_one if row.weight]
+                assert found == equal[: len(found)].tolist()
+            assert answer.value == [pytest.approx(np.mean(equal[: len(found)]))] * 2
+
+
+def test_a_tie_of_votes_goes_to_the_first_label_however_far_other_rows_are(tmp_path):
+    table = {"k": [0.0, 500.0, 500.0], "v": ["b", "a", "b"]}
+    Database.create(tmp_path / "store", table, "k", "v")
+    for database in (Database.open(table, "k", "v"), Database.open(tmp_path / "store", memory=1)):
+        assert database.ask([500.0, 499.0], score="gaussian:0.5", max_distance=9).value == ["a", "a"]

@@ -3,6 +3,9 @@
 import datetime as dt
 
 import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 
 from qkv.errors import DataError, KindError
@@ -206,8 +209,25 @@ def test_dates_as_text_are_numbers_as_if_they_were_timestamps(missing):
         encode_columns(encodings[0], [np.array(["2024-02-30"], object)])
 
 
-@pytest.mark.parametrize("text", ["2024-02-30", "2024", "2024/1/5", "5.1.2024", "12345-01-01", "2024-01-05x"])
+@pytest.mark.parametrize("text", ["2024-02-30", "2024", "2024/1/5", "12345-01-01", "2024-01-05x"])
 def test_other_text_than_dates_stays_text(text):
     encoding = fit_encoding([np.array(["2024-01-05", text] * 3, object)])
     assert len(encoding["dates"]) == 0
     assert encoding["levels"][0].tolist() == sorted({"2024-01-05", text})
+
+
+def test_cells_of_every_library_are_the_same_columns():
+    zoned = pa.array([0, None, 3_600_000_000], pa.timestamp("us", "Europe/Oslo"))
+    table = pa.table(
+        {"color": pa.array(["red", None, "blue"]).dictionary_encode(), "at": zoned, "ok": [True, None, False]}
+    )
+    color, at, ok = read_columns(table)
+    assert color.tolist() == ["red", "\0missing", "blue"]
+    objects = pd.DataFrame({name: pd.Series(table[name].to_pylist(), dtype=object) for name in table.column_names})
+    for frame in (table.to_pandas(), table.to_pandas(types_mapper=pd.ArrowDtype), pl.from_arrow(table), objects):
+        for found, expected in zip(read_columns(frame), (color, at, ok), strict=True):
+            np.testing.assert_array_equal(found, expected)
+    for cells in (pa.array([[1.0], [2.0]], pa.list_(pa.float64(), 1)), pa.array([1], pa.time64("ns"))):
+        for frame in (pa.table({"x": cells}), pl.from_arrow(pa.table({"x": cells}))):
+            with pytest.raises(KindError, match="cells of x must be"):
+                read_columns(frame)

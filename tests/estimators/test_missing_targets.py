@@ -48,8 +48,10 @@ def test_missing_targets_of_typed_columns_are_an_error(estimator, targets):
 
 
 def test_labels_of_texts_and_numbers_are_an_error():
-    with pytest.raises(DataError, match=r"y must hold labels of one type, got int and str"):
+    with pytest.raises(DataError, match=r"y must hold values of one kind, got number and text"):
         AttentionClassifier(metric="none").fit(ROWS, np.array(LABELS["mixed"] * 6, object))
+    with pytest.raises(DataError, match=r"y must hold values of one kind, got number and text"):
+        AttentionClassifier(metric="none").fit(ROWS, LABELS["mixed"] * 6)
 
 
 def test_missing_labels_of_further_rows_and_missing_classes_are_an_error():
@@ -58,3 +60,16 @@ def test_missing_labels_of_further_rows_and_missing_classes_are_an_error():
         model.partial_fit(ROWS[:2], np.array(["a", pd.NA], object))
     with pytest.raises(DataError, match="classes must have no missing values"):
         AttentionClassifier(metric="none").partial_fit(ROWS, ["a", "b"] * 6, classes=["a", "b", pd.NA])
+
+
+@pytest.mark.parametrize("dtype", ["Int64", "boolean"])
+def test_labels_of_pandas_that_can_be_missing_are_no_floats(dtype):
+    labels = pd.Series([2**53, 2**53 + 1] * 6 if dtype == "Int64" else [True, False] * 6, dtype=dtype)
+    assert AttentionClassifier(metric="none").fit(ROWS, labels).classes_.tolist() == sorted(set(labels))
+
+
+def test_targets_that_are_dates_or_durations_are_refused_by_a_regressor():
+    days = np.arange("2024-01-01", "2024-01-13", dtype="datetime64[D]")
+    for targets in (days, days - days[0], days.tolist(), pd.Series(days)):
+        with pytest.raises(DataError, match="y must hold numbers, got dates or times"):
+            AttentionRegressor(metric="none").fit(ROWS, targets)

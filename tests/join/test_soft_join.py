@@ -1,5 +1,6 @@
 """The soft join: weights with a key for no match, what labels and tables teach it, and its files."""
 
+import datetime as dt
 import os
 from dataclasses import asdict
 from itertools import pairwise
@@ -492,3 +493,16 @@ def test_people_without_duplicates_have_none(sets):
     kept = [row for row, id_ in enumerate(people.column("rec_id").to_pylist()) if id_.endswith("org")]
     assert len(kept) == 500
     assert len(SoftJoin(id="rec_id").join(people.take(kept))) <= 2
+
+
+def test_texts_of_dates_are_compared_with_dates_and_texts_that_are_none_are_not():
+    names = ["Ann Ray", "Bo Li", "Al Fox", "Cy Kim", "Di Moe"]
+    days = [dt.date(2024, 4, day) for day in (3, 4, 5, 13, 14)]
+    here = {"name": names, "day": ["03/04/2024", "04/04/2024", "2024-04-05", "13/04/2024", "14/04/2024"]}
+    there = {"name": [f"{name}e" for name in names], "day": days}
+    for left, right in ((here, there), (there, here)):
+        joined = SoftJoin("name,day").join(left, right)
+        assert [(pair.left, pair.right) for pair in joined] == [(row, row) for row in range(5)]
+        assert "texts of day are read as dates in the format %d/%m/%Y" in joined.notes
+    texts = {**here, "day": [*here["day"][:4], "soon"]}
+    assert "are read as dates" not in " ".join(SoftJoin("name,day").join(texts, there).notes)

@@ -3,6 +3,10 @@
 import gzip
 import json
 
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 
 from qkv.errors import DataError
@@ -113,8 +117,35 @@ def test_a_folder_gives_its_texts_and_no_hidden_files(tmp_path):
     ]
 
 
-def test_rows_are_counted_where_the_ids_of_a_table_repeat():
-    assert [each.name for each in read_texts({"id": [7, 7], "text": ["a", "b"]})] == ["1", "2"]
+def test_repeated_ids_of_a_table_are_refused():
+    with pytest.raises(DataError, match="the ids of the dict must be unique, got 'a' more than once"):
+        read_texts({"id": ["a", "a"], "text": ["One.", "Two."]})
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_ids_titles_and_texts_of_a_file_are_read_as_they_are_written(named, tmp_path):
+    rows = [
+        ("007", "2001", "12"),
+        ("1e5", "n/a", "05.01.2024"),
+        ("100000", "01/02", "hello there"),
+        ("2.50", "x", "TRUE"),
+    ]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["id,title,Text", *map(",".join, rows)]) + "\n")
+    found = read_texts(path, "Text" if named else None)
+    assert [(document.name, document.title, document.text) for document in found] == rows
+    other = tmp_path / "n.csv"
+    other.write_text("id,n\n1,5\n2,6\n3,7\n4,none of them\n")
+    assert [document.text for document in read_texts(other, "n")] == ["5", "6", "7", "none of them"]
+
+
+def test_texts_of_any_list_are_numbered_and_missing_ones_are_refused():
+    texts = ["One.", "Two."]
+    for source in (tuple(texts), np.array(texts), pd.Series(texts), pl.Series(texts), pa.array(texts)):
+        assert [(document.name, document.text) for document in read_texts(source)] == [("1", "One."), ("2", "Two.")]
+    with pytest.raises(DataError, match="must be texts, got None at index 1"):
+        read_texts(["One.", None])
+    assert [document.name for document in read_texts(pd.DataFrame({"id": [1.0, 2.0], "text": texts}))] == ["1", "2"]
 
 
 def test_a_list_of_texts_is_numbered_from_one():

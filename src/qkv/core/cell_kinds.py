@@ -1,13 +1,40 @@
-"""What the cells of an Arrow type mean, without their size and unit."""
+"""What cells mean, without their size and unit: of an Arrow type, and of Python objects."""
 
 from __future__ import annotations
 
+import datetime as dt
+import numbers
+import uuid
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["cell_kind"]
+__all__ = ["cell_kind", "object_kind"]
+
+_OBJECTS: dict[str, tuple[type, ...]] = {
+    "text": (str, uuid.UUID),
+    "bytes": (bytes, bytearray, memoryview),
+    "boolean": (bool, np.bool_),
+    "date": (dt.date, np.datetime64),
+    "time": (dt.time,),
+    "duration": (dt.timedelta, np.timedelta64),
+    "number": (numbers.Number,),  # NumPy's durations are among them
+}
+
+
+def object_kind(type_: type) -> str:
+    """Return what Python objects of a type mean; "" for other types, and "missing cell" for NaT.
+
+    Example:
+        >>> object_kind(int), object_kind(dt.datetime), object_kind(list)
+        ('number', 'date', '')
+    """
+    if type_.__name__ == "NaTType":
+        return "missing cell"
+    return next((kind for kind, types in _OBJECTS.items() if issubclass(type_, types)), "")
 
 
 def cell_kind(type_: pa.DataType) -> str:

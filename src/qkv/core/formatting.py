@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
+from fractions import Fraction
 
 import numpy as np
 
@@ -100,7 +101,7 @@ def format_key(key: object) -> str:
     if isinstance(key, decimal.Decimal):
         return _decimal_text(key)
     if isinstance(key, dt.timedelta):
-        return format_key(key / dt.timedelta(days=1))
+        return _days_text(key)
     if isinstance(key, dt.datetime):
         return key.isoformat(" ")
     if isinstance(key, np.ndarray | list) and len(key) <= 4:
@@ -108,6 +109,17 @@ def format_key(key: object) -> str:
     if isinstance(key, str):
         return printable_key(key)
     return str(key) if isinstance(key, int) else format_value(key)
+
+
+def _days_text(length: dt.timedelta) -> str:
+    """Return a duration as a number of days that is read as the same nanoseconds."""
+    below = getattr(length, "nanosecond", 0) or getattr(length, "nanoseconds", 0)
+    nanoseconds = length // dt.timedelta(microseconds=1) * 1000 + below
+    text = format_key(nanoseconds / 86_400e9)
+    if round(Fraction(text) * 86_400 * 10**9) == nanoseconds:
+        return text
+    with decimal.localcontext(prec=40):
+        return f"{decimal.Decimal(nanoseconds) / (86_400 * 10**9):.15f}".rstrip("0")
 
 
 def _decimal_text(value: decimal.Decimal) -> str:

@@ -47,6 +47,7 @@ __all__ = [
     "numeric_order",
     "parse_date",
     "read_time",
+    "reads_iso",
     "split_zone",
     "zone_reading",
 ]
@@ -404,6 +405,11 @@ def read_time(text: str, form: str = "") -> dt.datetime:
     if len(known) != 1:
         raise ValueError(text)
     return parse_date(text, known[0])
+
+
+def reads_iso(form: str) -> bool:
+    """Return whether a column of dates in a format may also hold dates in ISO 8601, which differ from its own."""
+    return bool(form) and not form.startswith("%Y")
 
 
 def _parse_iso(text: str) -> dt.datetime:

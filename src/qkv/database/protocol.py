@@ -351,6 +351,12 @@ class Queryable(ABC):
         """
         return self._executor().column(name)
 
+    def largest(self, name: str) -> float:
+        """Return the largest magnitude of the numbers of a key column that is compared as numbers; otherwise 0."""
+        executor = self._executor()
+        found = [column for column in executor.query_columns if column.name == name and column.kind == "number"]
+        return executor.chooser.largest(found[0]) if found else 0.0
+
     def complete_columns(self, where: str | None = None) -> tuple[Column, ...]:
         """Return the key columns and the value column of the rows that have all of them and satisfy a predicate.
 

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import math
 import re
 import zoneinfo
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from fractions import Fraction
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from qkv.core.cell_kinds import cell_kind
 from qkv.core.times import read_time
-from qkv.core.typing import Bool, Num
+from qkv.core.typing import Bool, Int, Num
+from qkv.encoders.nanoseconds import nanoseconds_below, with_nanoseconds
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ASSUMED",
     "BOOLEAN_SPELLING",
+    "beyond_python",
     "DATE_FORMAT",
     "decoded_chunks",
     "float_dtype",
@@ -34,7 +39,6 @@ __all__ = [
     "has_time_zone",
     "is_missing",
     "metadata_text",
-    "NanosecondDatetime",
     "null_mask",
     "NUMBER_FORMAT",
     "plain_scalar",
@@ -43,6 +47,7 @@ __all__ = [
     "row_numbers",
     "stored_numbers",
     "Temporal",
+    "temporal_range",
     "time_zone",
     "to_python",
     "to_records",
@@ -55,60 +60,52 @@ __all__ = [
 ]
 
 
-class NanosecondDatetime(dt.datetime):
-    """A datetime with up to 999 nanoseconds after its microsecond.
-
-    Example:
-        >>> first = NanosecondDatetime.of(dt.datetime(2020, 1, 1), 7)
-        >>> first.isoformat(" "), first == NanosecondDatetime.of(dt.datetime(2020, 1, 1), 8)
-        ('2020-01-01 00:00:00.000000007', False)
-    """
-
-    nanosecond: int = 0
-
-    @classmethod
-    def of(cls, moment: dt.datetime, nanosecond: int) -> Self:
-        """Return a datetime with nanoseconds."""
-        out = cls(*moment.timetuple()[:6], moment.microsecond, moment.tzinfo, fold=moment.fold)
-        out.nanosecond = nanosecond
-        return out
-
-    def isoformat(self, sep: str = "T", timespec: str = "auto") -> str:
-        """Return the timestamp in ISO 8601, with nine digits of a second unless `timespec` is given."""
-        if timespec != "auto":
-            return super().isoformat(sep, timespec)
-        text = super().isoformat(sep, "microseconds")
-        end = text.index(".") + 7
-        return f"{text[:end]}{self.nanosecond:03d}{text[end:]}"
-
-    def __str__(self) -> str:
-        return self.isoformat(" ")
-
-    def __eq__(self, other: object) -> bool:
-        equal = isinstance(other, dt.datetime) and super().__eq__(other)
-        return equal and self.nanosecond == getattr(other, "nanosecond", 0)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other  # the base class has its own
-
-    def __hash__(self) -> int:
-        return hash((super().__hash__(), self.nanosecond))
-
-
 def to_python(column: pa.Array | pa.ChunkedArray) -> list[object]:
-    """Return the cells of an Arrow array as Python objects, with all digits of timestamps in nanoseconds."""
+    """Return the cells of an Arrow array as Python objects, with all nanoseconds, also within lists and records.
+
+    Dates and durations that Python cannot represent are texts.
+    """
     import pyarrow as pa
 
-    type_ = column.type
-    if not (pa.types.is_timestamp(type_) and type_.unit == "ns"):
+    type_, types = column.type, pa.types
+    if types.is_dictionary(type_) and types.is_temporal(type_.value_type):
+        return to_python(column.cast(type_.value_type))
+    if types.is_struct(type_):
+        flat = column.flatten() if column.type.num_fields else []
+        records = zip(*map(to_python, flat), strict=True) if flat else [()] * len(column)
+        names = [field.name for field in type_]
+        given = zip(records, column.is_valid().to_pylist(), strict=True)
+        return [dict(zip(names, record, strict=True)) if valid else None for record, valid in given]
+    lists = types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_)
+    if lists and (types.is_temporal(type_.value_type) or types.is_nested(type_.value_type)):
+        return [to_python(cell.values) if cell.is_valid else None for cell in column]
+    if not types.is_temporal(type_) or types.is_interval(type_):
         return list(column.to_pylist())
+    if getattr(type_, "unit", "") != "ns":
+        return _representable(column)
     units = column.cast(pa.int64()).to_pylist()
     whole = pa.array([None if unit is None else unit // 1000 for unit in units], pa.int64())
-    moments = whole.cast(pa.timestamp("us", type_.tz)).to_pylist()
-    return [
-        moment if moment is None or not unit % 1000 else NanosecondDatetime.of(moment, unit % 1000)
-        for moment, unit in zip(moments, units, strict=True)
-    ]
+    coarse = {"time": pa.time64("us"), "duration": pa.duration("us")}.get(cell_kind(type_))
+    cells = _representable(whole.cast(coarse or pa.timestamp("us", type_.tz)))
+    pairs = zip(cells, units, strict=True)
+    return [cell if unit is None else with_nanoseconds(cell, unit % 1000) for cell, unit in pairs]
+
+
+def _representable(column: pa.Array | pa.ChunkedArray) -> list[object]:
+    """Return dates, times or durations as Python objects, and those that Python cannot represent as texts."""
+    import pyarrow as pa
+
+    type_, kind = column.type, cell_kind(column.type)
+    if kind != "time":  # pyarrow takes times modulo a day
+        with contextlib.suppress(OverflowError, ValueError):
+            return list(column.to_pylist())
+    first, last = temporal_range(type_)
+    unit = "D" if pa.types.is_date32(type_) else getattr(type_, "unit", "ms")
+    text: Any = np.datetime64 if kind.startswith("date") else np.timedelta64
+    units = column.cast(pa.int32() if type_.bit_width == 32 else pa.int64()).to_pylist()
+    known = pa.array([None if each is None or not first <= each <= last else each for each in units], type_)
+    pairs = zip(known.to_pylist(), units, strict=True)
+    return [str(text(each, unit)) if cell is None and each is not None else cell for cell, each in pairs]
 
 
 def to_records(table: pa.Table) -> list[dict[str, object]]:
@@ -146,14 +143,19 @@ def is_missing(cell: object) -> bool:
     return isinstance(cell, float | Decimal | np.generic) and bool(cell != cell)
 
 
-def plain_scalar(value: np.generic) -> object:
-    """Return a NumPy scalar as a Python object, except a duration; a timestamp has all its digits."""
-    if isinstance(value, np.timedelta64):
-        return value  # Python has no nanoseconds
-    if not isinstance(value, np.datetime64) or np.datetime_data(value)[0] != "ns" or np.isnat(value):
+def plain_scalar(value: Any) -> Any:
+    """Return a NumPy scalar or a duration of pandas as a Python object; times have all their digits.
+
+    Dates and durations that Python cannot represent, such as months, are returned as they are.
+    """
+    value = value.to_timedelta64() if hasattr(value, "to_timedelta64") else value
+    if not isinstance(value, np.generic):
+        return value
+    if not isinstance(value, np.datetime64 | np.timedelta64) or np.isnat(value):
         return value.item()
-    moment, rest = value.astype("datetime64[us]").item(), int(value.astype(np.int64)) % 1000
-    return NanosecondDatetime.of(moment, rest) if rest else moment
+    below = int(value.astype(np.int64)) % 1000 if np.datetime_data(value)[0] == "ns" else 0
+    plain = (value.astype(f"{value.dtype.kind}8[us]") if below else value).item()
+    return value if isinstance(plain, int) else with_nanoseconds(plain, below)
 
 
 Temporal = dt.date | dt.datetime | dt.time | dt.timedelta
@@ -176,6 +178,8 @@ BOOLEAN_SPELLING = b"qkv boolean spelling"
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _EPOCH = dt.datetime(1970, 1, 1)
 _SECONDS_PER_DAY = 86_400
+_FIRST_YEAR, _LAST_YEAR = (int((dt.datetime(year, 1, 1) - _EPOCH).total_seconds()) for year in (1, 9999))
+_LONGEST = dt.timedelta.max.days * _SECONDS_PER_DAY
 _FRACTION = re.compile(r":\d\d[.,]\d{6}(\d+)")
 
 
@@ -280,6 +284,36 @@ def with_metadata(table: pa.Table, name: str, key: bytes, text: str) -> pa.Table
     return table.set_column(table.column_names.index(name), marked, table.column(name))
 
 
+def temporal_range(type_: pa.DataType) -> tuple[int, int]:
+    """Return the first and the last integer of an Arrow type that Python represents: dates of the years 1 to 9999.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> temporal_range(pa.date32()), temporal_range(pa.time32("s"))
+        ((-719162, 2932896), (0, 86399))
+    """
+    import pyarrow as pa
+
+    if pa.types.is_date32(type_):
+        return _FIRST_YEAR // _SECONDS_PER_DAY, _LAST_YEAR // _SECONDS_PER_DAY + 364
+    per_second = _PER_SECOND["ms" if pa.types.is_date64(type_) else type_.unit]
+    if pa.types.is_time(type_):
+        return 0, _SECONDS_PER_DAY * per_second - 1
+    if pa.types.is_duration(type_):
+        return max(-_LONGEST * per_second, -(2**63) + 1), min(_LONGEST * per_second, 2**63 - 1)
+    # In its time zone, a timestamp may be a day earlier or later.
+    margin = 0 if getattr(type_, "tz", None) in (None, "UTC") else _SECONDS_PER_DAY
+    first = (_FIRST_YEAR + margin) * per_second
+    last = (_LAST_YEAR + 365 * _SECONDS_PER_DAY - margin) * per_second - 1
+    return max(first, -(2**63) + 1), min(last, 2**63 - 1)
+
+
+def beyond_python(units: Int[np.ndarray, " rows"], type_: pa.DataType) -> Bool[np.ndarray, " rows"]:
+    """Return a boolean array that is True for the integers outside of `temporal_range`."""
+    first, last = temporal_range(type_)
+    return np.asarray((units < first) | (units > last))
+
+
 def units_per_day(type_: pa.DataType) -> float:
     """Return the length of one day in the units of an Arrow date, time, timestamp or duration type."""
     import pyarrow as pa
@@ -310,20 +344,23 @@ def to_units(value: Any, type_: pa.DataType, date_format: str = "", exact: bool 
     import pyarrow as pa
 
     if pa.types.is_duration(type_):
-        length = dt.timedelta(days=float(value)) if isinstance(value, str | int | float) else value
-        return _whole_units(length, type_.unit, exact)
+        if isinstance(value, str | int | float):
+            return _units_of_days(value, type_.unit, exact)
+        if not isinstance(value, dt.timedelta):
+            raise TypeError(f"value must be a duration, got {value!r}. Pass a timedelta or a number of days.")
+        return _whole_units(_nanoseconds(value), type_.unit, exact)
     if pa.types.is_time(type_):
         clock = dt.time.fromisoformat(value.strip()) if isinstance(value, str) else value
-        below, rest = _digits_below(value) if isinstance(value, str) else (0, False)
+        below, rest = _digits_below(value) if isinstance(value, str) else (nanoseconds_below(value), False)
         if exact and rest:
             raise ArithmeticError(value)
         if isinstance(clock, dt.datetime):
             clock = clock.time()
-        return _whole_units(dt.datetime.combine(_EPOCH, clock) - _EPOCH, type_.unit, exact, below)
+        return _whole_units(_nanoseconds(dt.datetime.combine(_EPOCH, clock) - _EPOCH) + below, type_.unit, exact)
     if isinstance(value, int) and date_format:
         value = str(value)  # 20240131
     timestamp = read_time(value, date_format) if isinstance(value, str) else value
-    below = getattr(timestamp, "nanosecond", 0)
+    below = nanoseconds_below(timestamp)
     if isinstance(value, str) and not date_format:
         below, rest = _digits_below(value)
         if exact and rest:
@@ -341,7 +378,7 @@ def to_units(value: Any, type_: pa.DataType, date_format: str = "", exact: bool 
         return (timestamp - _EPOCH).days
     if below and exact and (pa.types.is_date64(type_) or type_.unit != "ns"):
         raise ArithmeticError(value)
-    units = _whole_units(timestamp - _EPOCH, "ms" if pa.types.is_date64(type_) else type_.unit, exact)
+    units = _whole_units(_nanoseconds(timestamp - _EPOCH), "ms" if pa.types.is_date64(type_) else type_.unit, exact)
     return units + below if pa.types.is_timestamp(type_) and type_.unit == "ns" else units
 
 
@@ -363,14 +400,20 @@ def has_time_zone(value: object, date_format: str = "") -> bool:
 
 
 def from_units(number: int, type_: pa.DataType) -> Temporal:
-    """Convert an integer in the units of an Arrow type to a Python date, time, datetime or timedelta."""
+    """Convert an integer in the units of an Arrow type to a Python date, time, datetime or timedelta.
+
+    Raises:
+        OverflowError: It is outside of `temporal_range`.
+    """
     import pyarrow as pa
 
-    # Python's timestamps and durations have microseconds.
-    if pa.types.is_timestamp(type_) and type_.unit == "ns":
-        number, type_ = number // 1000, pa.timestamp("us", type_.tz)
-    elif pa.types.is_duration(type_) and type_.unit == "ns":
-        number, type_ = number // 1000, pa.duration("us")
+    # An average has the digits of float64, and Python's types have microseconds.
+    if getattr(type_, "unit", "") == "ns":
+        coarse = {"time": pa.time64("us"), "duration": pa.duration("us")}.get(cell_kind(type_))
+        number, type_ = (number + 500) // 1000, coarse or pa.timestamp("us", type_.tz)
+    first, last = temporal_range(type_)
+    if not first <= number <= last:
+        raise OverflowError(number)
     stored = pa.int32() if type_.bit_width == 32 else pa.int64()
     converted: Temporal = pa.array([number], stored).view(type_)[0].as_py()
     return converted
@@ -395,15 +438,27 @@ def _time_zone(name: str) -> dt.tzinfo:
     return zoneinfo.ZoneInfo(name)
 
 
-def _whole_units(length: Any, unit: str, exact: bool, below: int = 0) -> int:
-    """Return a duration and some nanoseconds in a unit."""
-    if hasattr(length, "to_timedelta64"):
-        length = length.to_timedelta64()  # pandas has nanoseconds
-    if isinstance(length, np.timedelta64):
-        nanoseconds = int(length.astype("timedelta64[ns]").astype(np.int64))
-    else:
-        nanoseconds = length // dt.timedelta(microseconds=1) * 1000 + below
+def _units_of_days(value: str | float, unit: str, exact: bool) -> int:
+    """Return a number of days, or a text of one, in a unit, from which it may differ by the rounding of a float64."""
+    if not np.isfinite(float(value)):
+        raise ValueError(f"could not convert {value!r} to a number of days")
+    number = Fraction(value.strip() if isinstance(value, str) else value) * (_SECONDS_PER_DAY * _PER_SECOND[unit])
+    nearest = round(number)
+    if abs(number - nearest) <= abs(number) / 2**52:
+        return nearest
+    if exact:
+        raise ArithmeticError(value)
+    return math.floor(number)
+
+
+def _nanoseconds(length: dt.timedelta) -> int:
+    """Return a duration in nanoseconds; durations of pandas have digits below the microsecond."""
+    seconds = length.days * _SECONDS_PER_DAY + length.seconds
+    return (seconds * 10**6 + length.microseconds) * 1000 + nanoseconds_below(length)
+
+
+def _whole_units(nanoseconds: int, unit: str, exact: bool) -> int:
     units, rest = divmod(nanoseconds * _PER_SECOND[unit], 10**9)
     if exact and rest:
-        raise ArithmeticError(length)
+        raise ArithmeticError(nanoseconds)
     return units

@@ -10,7 +10,7 @@
 
 `KINDS` says how the cells of each kind are written, compared and averaged; `qkv.encoders.table_vectors` how they are
 encoded, and `qkv.join.comparison_vectors` how two tables are compared. A cell is missing if it is null, if its number
-is not finite, or if its text is empty after folding.
+is not finite, if its date is not in the years 1 to 9999, or if its text is empty after folding.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ PERIOD = b"qkv period"
 """The name in the metadata of an Arrow field of the period of a cyclic column."""
 
 _MOST_SLICES = 1000
+_MICROSECONDS_PER_DAY = 86_400e6
 
 
 def fold(text: str) -> str:
@@ -214,8 +215,15 @@ class Column:
         """Convert a number of time units after `origin` to the nearest date, time, datetime or timedelta.
 
         The unit is that of the column. Halves are rounded up, whatever the origin and despite rounding errors.
+
+        Raises:
+            OverflowError: The time is before year 1 or after year 9999.
         """
-        return arrow_columns.from_units(math.floor(round(number, 6) + 0.5) + self.origin, self.type)
+        units = math.floor(round(number, 6) + 0.5) + self.origin
+        first, last = arrow_columns.temporal_range(self.type)
+        nearest = min(max(units, first), last)
+        # A float64 may be beyond the last time by its rounding error.
+        return arrow_columns.from_units(nearest if abs(units - nearest) <= abs(number) * 2**-50 else units, self.type)
 
     def text(self, row: int) -> str:
         """Return the cell of a row as text that is read as the same cell; a vector is abbreviated."""
@@ -226,7 +234,15 @@ class Column:
 
     def duration(self, number: float) -> dt.timedelta:
         """Convert a number of the column's time units to a timedelta."""
-        return dt.timedelta(days=number / self.units_per_day)
+        return dt.timedelta(microseconds=number * (_MICROSECONDS_PER_DAY / self.units_per_day))
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The first and the last cell that the column can hold, relative to its origin; infinite for numbers."""
+        if self.kind != "timestamp":
+            return -math.inf, math.inf
+        first, last = arrow_columns.temporal_range(self.type)
+        return float(first - self.origin), float(last - self.origin)
 
     @property
     def units_per_day(self) -> float:
@@ -346,6 +362,7 @@ def _read_numbers(chunked: pa.ChunkedArray, name: str, kind: Kind, origin: int |
     missing = np.concatenate([np.zeros(0, bool), *map(arrow_columns.null_mask, chunks)])
     if kind == "timestamp":
         units = np.concatenate([np.zeros(0, np.int64), *map(arrow_columns.stored_numbers, chunks)])
+        missing |= arrow_columns.beyond_python(units, type_)
         if origin is None:
             origin = int(units[~missing].min()) if not missing.all() else 0
         cells = np.where(missing, 0, units - origin).astype(np.float64)

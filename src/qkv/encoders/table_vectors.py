@@ -266,7 +266,6 @@ class TableVectors(Encoder):
         return self
 
     def fit_encode(self, inputs: Table, progress: Progress | None = None) -> Float[np.ndarray, "rows width"]:
-        """Fit the encoder to a table, and return the vectors of its rows."""
         return self.fit(inputs).encode(inputs)
 
     def encode(self, inputs: Table, *, progress: Progress | None = None) -> Float[np.ndarray, "rows width"]:

@@ -46,7 +46,6 @@ class BagOfWordsEncoder(TextEncoder):
         self._terms: list[str] = []
 
     def word_contributions(self, text: str) -> WordContributions:
-        """Return the words of a text that are in the vocabulary, and the vector that each word contributes."""
         rows: csr_array = self._weighting.apply(self.vocabulary.transform([text]))
         vectors = self._word_vectors(rows)
         return [self._terms[column] for column in rows.indices], vectors
@@ -62,7 +61,6 @@ class BagOfWordsEncoder(TextEncoder):
 
     @classmethod
     def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
-        """Restore a fitted encoder from the results of its methods `settings` and `arrays`."""
         encoder = cls(**settings)
         encoder._terms = unpack_words(arrays["known"])
         encoder.vocabulary = Vocabulary(encoder.vocabulary.stem, encoder._terms)
@@ -164,7 +162,6 @@ class LatentEncoder(BagOfWordsEncoder):
         return texts, asked
 
     def settings(self) -> dict[str, Any]:
-        """Return the arguments `n_components`, `weighting` and `stem` of the constructor."""
         return {"n_components": self.n_components, **super().settings()}
 
     def arrays(self) -> dict[str, Shaped[np.ndarray, "*_"]]:
@@ -173,7 +170,6 @@ class LatentEncoder(BagOfWordsEncoder):
 
     @classmethod
     def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
-        """Restore a fitted encoder from the results of its methods `settings` and `arrays`."""
         if "rank" in settings:  # as older versions saved it
             settings["n_components"] = settings.pop("rank")
         encoder = super().from_state(settings, arrays)
@@ -181,7 +177,6 @@ class LatentEncoder(BagOfWordsEncoder):
         return encoder
 
     def check_state(self) -> None:
-        """Raise a `ValueError` if the arrays are not those of the words of the vocabulary."""
         super().check_state()
         if self._components.ndim != 2 or self._components.shape[1] != len(self._terms):
             raise ValueError(f"components must have shape (width, {len(self._terms)}), got {self._components.shape}")

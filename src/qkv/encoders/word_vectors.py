@@ -346,7 +346,6 @@ class WordVectors(Encoder):
 
     @property
     def width(self) -> int:
-        """Number of elements of each vector."""
         return int(self.vectors.shape[1])
 
     def arrays(self) -> dict[str, Shaped[np.ndarray, "*_"]]:

@@ -16,6 +16,7 @@ from sklearn.utils import Tags, check_consistent_length, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from threadpoolctl import threadpool_limits
 
+from qkv.core.cell_kinds import object_kind
 from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import ProgressBar
 from qkv.core.typing import ArrayLike, Float, Int, Shaped
@@ -332,6 +333,8 @@ class AttentionEstimator(SavedEstimator, ABC):
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         columns = self._read_columns(X, reset)
+        # scikit-learn makes floats of the integers of pandas that can be missing.
+        y = y.to_numpy() if hasattr(y, "notna") and y.ndim == 1 else y
         require_values(y)
         y = self._check_y(y)
         check_consistent_length(columns[0], y)
@@ -454,7 +457,7 @@ def _has_objects(X: ArrayLike) -> bool:
 
 
 def require_values(values: ArrayLike, name: str = "y") -> None:
-    """Raise a `DataError` that names the first missing value: None, NaN, NaT or `pandas.NA`.
+    """Raise a `DataError` that names the first missing value: None, NaN, NaT or `pandas.NA`, or values of two kinds.
 
     Floats are checked where they are read.
     """
@@ -471,4 +474,10 @@ def require_values(values: ArrayLike, name: str = "y") -> None:
         raise DataError(
             f"{name} must have no missing values, got {len(missing):,}, the first at index "
             f"{int(missing[0]) // (array.size // len(array)):,}: {array.ravel()[missing[0]]!s}. Leave out these rows."
+        )
+    kinds = sorted({object_kind(each) or "object" for each in set(map(type, array.ravel().tolist()))})
+    if array.dtype == object and len(kinds) > 1:
+        # NumPy would read numbers among texts as texts.
+        raise DataError(
+            f"{name} must hold values of one kind, got {' and '.join(kinds)}. Convert all of them to texts."
         )

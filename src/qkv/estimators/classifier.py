@@ -143,9 +143,6 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         y = column_or_1d(y, warn=True)
         if y.dtype.kind == "f":
             assert_all_finite(y, input_name="y")
-        kinds = sorted({type(label).__name__ for label in y.tolist()}) if y.dtype.kind == "O" else []
-        if len(kinds) > 1 and "str" in kinds:
-            raise DataError(f"y must hold labels of one type, got {' and '.join(kinds)}. Convert all of them to texts.")
         check_classification_targets(y)
         return np.asarray(y)
 

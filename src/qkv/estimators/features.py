@@ -28,9 +28,10 @@ from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
-from qkv.core.times import candidate_formats, parse_date
+from qkv.core.cell_kinds import cell_kind
+from qkv.core.times import candidate_formats, parse_date, reads_iso
 from qkv.core.typing import Float, Int, Shaped
-from qkv.encoders.arrow_columns import is_missing
+from qkv.encoders.arrow_columns import is_missing, to_python
 from qkv.errors import DataError, KindError
 
 __all__ = [
@@ -81,13 +82,17 @@ def read_columns(X: Any) -> list[Shaped[np.ndarray, " rows"]]:
 
 def _cells(column: Any) -> Shaped[np.ndarray, " rows"]:
     """Return a column of a frame as an array, with missing cells as NaN, NaT or None."""
-    if hasattr(column, "combine_chunks"):  # pyarrow
-        return np.asarray(column.to_numpy(zero_copy_only=False))
+    if hasattr(column, "to_pylist"):  # pyarrow, which gives a null of a dictionary one of its values
+        column = column.cast(column.type.value_type) if hasattr(column.type, "index_type") else column
+        times = cell_kind(column.type) == "time"
+        return np.array(to_python(column)) if times else np.asarray(column.to_numpy(zero_copy_only=False))
     nullable = hasattr(column, "isna") and str(column.dtype)[:1] in ("I", "U", "F")
     return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan) if nullable else column.to_numpy())
 
 
 def _as_numbers(column: Shaped[np.ndarray, " rows"], name: object) -> Shaped[np.ndarray, " rows"]:
+    if column.ndim > 1:
+        raise KindError(f"cells of {name} must be single values, got vectors. Pass one column for each element.")
     if column.dtype.kind not in "biufmM":
         column = _infer_dtype(column, name)
         if column.dtype == object:
@@ -116,10 +121,15 @@ def _infer_dtype(column: Shaped[np.ndarray, " rows"], name: object) -> Shaped[np
                 f"{type(cell).__name__} (argument must be a string or a number)."
             )
     if present and all(isinstance(cell, date) for cell in present):
-        return np.array([None if is_missing(cell) else cell for cell in column], "datetime64[us]")
+        return np.array([None if is_missing(cell) else _in_utc(cell) for cell in column], "datetime64[us]")
     if any(isinstance(cell, str | date) for cell in present):
         return as_text(column)
     return np.array([np.nan if is_missing(cell) else float(cell) for cell in column], np.float64)
+
+
+def _in_utc(moment: date) -> date:
+    zoned = isinstance(moment, datetime) and moment.tzinfo is not None
+    return moment.astimezone(UTC).replace(tzinfo=None) if zoned else moment  # type: ignore[attr-defined]
 
 
 def _is_text(column: Shaped[np.ndarray, " rows"]) -> bool:
@@ -139,8 +149,8 @@ def parse_dates(
 ) -> tuple[Float[np.ndarray, " rows"], str] | None:
     """Return a column of dates as text as microseconds since 1970, and their format, which is "" for ISO 8601.
 
-    Missing cells are NaN. The result is None unless all other cells are dates in one format of `qkv.core.times`, all
-    with a time zone or all without one.
+    Missing cells are NaN. The result is None unless all other cells are dates in one format of `qkv.core.times` or in
+    ISO 8601, all with a time zone or all without one.
 
     Args:
         column: the texts.
@@ -158,11 +168,21 @@ def parse_dates(
         return None
     for each in ["", *candidate_formats(texts[:_FIRST_TEXTS])] if form is None else [form]:
         with contextlib.suppress(ValueError):
-            known = {text: parse_date(text, each) for text in texts}
+            known = {text: _parse_date(text, each) for text in texts}
             if len({moment.tzinfo is None for moment in known.values()}) < 2:
                 units = {text: _microseconds(moment) for text, moment in known.items()}
                 return np.array([units.get(text, np.nan) for text in column.tolist()], np.float64), each
     return None
+
+
+def _parse_date(text: str, form: str) -> datetime:
+    """Return the timestamp in a text of a format or, if it cannot be mistaken for it, in ISO 8601."""
+    try:
+        return parse_date(text, form)
+    except ValueError:
+        if not reads_iso(form):
+            raise
+        return parse_date(text, "")
 
 
 def _microseconds(moment: datetime) -> float:

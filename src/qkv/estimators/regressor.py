@@ -10,9 +10,10 @@ import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d
 
+from qkv.core.cell_kinds import object_kind
 from qkv.core.checks import check_choice
 from qkv.core.typing import ArrayLike, Float, Shaped
-from qkv.errors import OptionError, RefusedError
+from qkv.errors import DataError, OptionError, RefusedError
 from qkv.estimators.base import AttentionEstimator
 from qkv.estimators.features import Features, encode_columns
 from qkv.estimators.fitted_rows import RowExplanation
@@ -287,6 +288,12 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         check_choice("trend", self.trend, _TRENDS)
 
     def _check_y(self, y: ArrayLike) -> Shaped[np.ndarray, "rows ..."]:
+        kind = getattr(getattr(y, "dtype", None), "kind", "")
+        first = next(iter(np.asarray(y, object).ravel().tolist()), 0.0) if kind in ("", "O") else 0.0
+        if kind in ("m", "M") or object_kind(type(first)) in ("date", "time", "duration"):
+            raise DataError(
+                "y must hold numbers, got dates or times. Convert them, for example to days since the first."
+            )
         y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y", estimator=self)
         return np.asarray(y if y.ndim == 2 and y.shape[1] > 1 else column_or_1d(y, warn=False))
 

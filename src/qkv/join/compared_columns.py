@@ -4,7 +4,7 @@
     code      texts that consist mostly of digits, such as telephone numbers and postcodes; also columns of
               non-negative integers, if at least 90 % have the same number of digits, four or more
     number    numbers, and texts such as "8.70 %" that are a number with a unit
-    date      dates and times, in days
+    date      dates and times, in days; texts beside them that are all dates in one format or in ISO 8601
 
 If the kinds of both tables differ, the more general kind is used. A cell without letters and digits ("-", "") is
 missing.
@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from qkv.core.typing import Bool, Shaped
+from qkv.core.typing import Bool, Float, Shaped
 from qkv.encoders.columns import Column, fold
 from qkv.errors import DataError
+from qkv.estimators.features import MISSING, parse_dates
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,6 +50,7 @@ class ComparedColumn:
         name, kind: name and kind of the column.
         left, right: cells `(rows,)`: normalized strings, or float64.
         left_missing, right_missing: boolean arrays `(rows,)` that are True for missing cells.
+        reading: how texts are read as dates, as a sentence; "" if none are.
     """
 
     name: str
@@ -57,6 +59,7 @@ class ComparedColumn:
     right: Shaped[np.ndarray, " right"]
     left_missing: Bool[np.ndarray, " left"]
     right_missing: Bool[np.ndarray, " right"]
+    reading: str = ""
 
 
 def clean(text: str) -> str:
@@ -106,11 +109,15 @@ def _compare_columns(left: Column, right: Column, kind: ComparedAs | None) -> Co
             )
     kind = kind or _kind(left, right)
     (left_cells, left_missing), (right_cells, right_missing) = (_convert(column, kind) for column in (left, right))
-    return ComparedColumn(left.name, kind, left_cells, right_cells, left_missing, right_missing)
+    texts = [column for column in (left, right) if kind == "date" and column.kind != "timestamp"]
+    forms = ", ".join(dict.fromkeys(dates[1] or "ISO 8601" for column in texts if (dates := _dates(column))))
+    reading = f"texts of {left.name} are read as dates in the format {forms}" if forms else ""
+    return ComparedColumn(left.name, kind, left_cells, right_cells, left_missing, right_missing, reading)
 
 
 def _kind(left: Column, right: Column) -> ComparedAs:
-    if left.kind == right.kind == "timestamp":
+    timestamps = [column.kind == "timestamp" for column in (left, right)]
+    if all(timestamps) or (any(timestamps) and all(map(_dates, (left, right)))):
         return "date"
     if {left.kind, right.kind} <= {"number", "boolean", "cyclic"}:
         return "code" if _are_integer_codes(left) and _are_integer_codes(right) else "number"
@@ -171,12 +178,12 @@ def _convert(column: Column, kind: ComparedAs) -> tuple[Shaped[np.ndarray, " row
         DataError: `kind` is `"date"` and the column holds no dates.
     """
     if kind == "date":
-        if column.kind != "timestamp":
+        if (dates := _dates(column)) is None:
             raise DataError(
                 f"column {column.name!r} must hold dates, because the model was fitted to dates, got cells of kind "
                 f"{column.kind!r}. Convert the column to dates, or fit the model again."
             )
-        return (column.cells + column.origin) / column.units_per_day, column.missing
+        return np.nan_to_num(dates[0]), np.isnan(dates[0])
     if kind == "number" and column.kind in ("number", "boolean", "cyclic"):
         return column.numbers(column.cells), column.missing
     raw = _as_texts(column)
@@ -186,6 +193,16 @@ def _convert(column: Column, kind: ComparedAs) -> tuple[Shaped[np.ndarray, " row
     normalize = clean if kind == "text" else _remove_separators
     cells = np.array([normalize(text) for text in raw], dtype=object)
     return cells, cells == ""
+
+
+def _dates(column: Column) -> tuple[Float[np.ndarray, " rows"], str] | None:
+    """Return dates in days, NaN where they are missing, and their format; None if some texts are no dates."""
+    if column.kind == "timestamp":
+        return np.where(column.missing, np.nan, (column.cells + column.origin) / column.units_per_day), ""
+    if column.original is None or column.missing.all():
+        return None
+    dates = parse_dates(np.array([text if _WORD.search(text) else MISSING for text in _as_texts(column)], object))
+    return None if dates is None else (dates[0] / 86_400e6, dates[1])
 
 
 def _remove_separators(text: str) -> str:

@@ -222,7 +222,9 @@ class SoftJoin:
 
         edges = collect_matches(scored(), candidate_pairs.rows)
         pairs = matched(edges, threshold, one_to_one, many, candidate_pairs.self_join)
-        return JoinResult(*tables, *pairs, edges.no_match, threshold, (*model.notes, candidate_pairs.note), on, ids)
+        readings = (field.reading for field in candidate_pairs.measures.fields if field.reading)
+        notes = (*model.notes, candidate_pairs.note, *readings)
+        return JoinResult(*tables, *pairs, edges.no_match, threshold, notes, on, ids)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the fitted model as JSON, without the tables.

@@ -58,7 +58,7 @@ def read_texts(source: object, column: str | None = None) -> list[Document]:
             similar, or the only column of text. Columns named id and title are used if present.
 
     Raises:
-        DataError: the source contains no text or no column of texts, or a file is not UTF-8.
+        DataError: the source contains no text or no column of texts, ids are not unique, or a file is not UTF-8.
 
     Example:
         >>> [document.name for document in read_texts({"id": ["a", "b"], "text": ["One.", "Two."]})]
@@ -75,8 +75,13 @@ def read_texts(source: object, column: str | None = None) -> list[Document]:
             if not text.strip():
                 raise DataError(f"the file {str(path)!r} must contain text, got an empty or blank file.")
             return [Document(path.name, text)]
-    elif isinstance(source, Sequence) and source and all(isinstance(text, str) for text in source):
-        return [Document(str(number), text) for number, text in enumerate(source, 1)]
+    series = (getattr(source, name, None) for name in ("tolist", "to_list") if not hasattr(source, "columns"))
+    texts = next((to_list() for to_list in series if to_list is not None), source)
+    if not isinstance(texts, str) and isinstance(texts, Sequence) and any(isinstance(text, str) for text in texts):
+        other = next((number for number, text in enumerate(texts) if not isinstance(text, str)), None)
+        if other is not None:
+            raise DataError(f"the texts of a list must be texts, got {texts[other]!r} at index {other}. Leave it out.")
+        return [Document(str(number), text) for number, text in enumerate(texts, 1)]
     return _table(source, column)
 
 
@@ -159,10 +164,13 @@ def _folder(folder: Path) -> list[Document]:
 
 
 def _table(source: object, column: str | None) -> list[Document]:
+    from qkv.database.io.read_options import ReadOptions
     from qkv.database.io.sources import describe, read, require_columns
 
-    table = read(source, () if column is None else (column,))
-    where = describe(source)
+    # Cells such as 007 and 05.01.2024 are read as they are written.
+    known = (name for each in (*_TEXT_NAMES, *_ID_NAMES, *_TITLE_NAMES) for name in (each, each.title(), each.upper()))
+    required, where = () if column is None else (column,), describe(source)
+    table = read(source, required, ReadOptions(assumed=tuple((name, "text") for name in (*required, *known))))
     if column is None:
         column = _text_column(table, where)
     require_columns(table, [column], where)
@@ -170,8 +178,14 @@ def _table(source: object, column: str | None) -> list[Document]:
     lowered = {name.lower(): name for name in reversed(table.column_names) if name != column}
     titles = next((_strings(table, lowered[name]) for name in _TITLE_NAMES if name in lowered), None)
     names = next((_strings(table, lowered[name]) for name in _ID_NAMES if name in lowered), None)
-    if names is None or len(set(names)) < len(names):
+    if names is None:
         names = [str(row) for row in range(1, len(texts) + 1)]
+    elif len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(
+            f"the ids of {where} must be unique, got {twice!r} more than once. Correct them, or rename their column to "
+            "number the rows."
+        )
     documents = [
         Document(name, text, title) for name, text, title in zip(names, texts, titles or [""] * len(texts), strict=True)
     ]
@@ -181,15 +195,17 @@ def _table(source: object, column: str | None) -> list[Document]:
 
 
 def _strings(table: pa.Table, column: str) -> list[str]:
-    return ["" if cell is None else str(cell) for cell in table.column(column).to_pylist()]
+    from qkv.core.formatting import format_key
+    from qkv.encoders.arrow_columns import is_missing, to_python
+
+    cells = to_python(table.column(column))
+    return [cell if isinstance(cell, str) else "" if is_missing(cell) else format_key(cell) for cell in cells]
 
 
 def _text_column(table: pa.Table, where: str) -> str:
-    import pyarrow as pa
+    from qkv.core.cell_kinds import cell_kind
 
-    texts = [
-        field.name for field in table.schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
-    ]
+    texts = [field.name for field in table.schema if cell_kind(field.type) == "text"]
     named = [name for preferred in _TEXT_NAMES for name in texts if name.lower() == preferred]
     if named or len(texts) == 1:
         return str((named or texts)[0])

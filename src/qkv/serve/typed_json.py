@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from qkv.core.untrusted_json import NUMBERS
-from qkv.encoders.arrow_columns import NanosecondDatetime, plain_scalar
+from qkv.encoders.arrow_columns import plain_scalar
+from qkv.encoders.nanoseconds import nanoseconds_below, plain_time, with_nanoseconds
 from qkv.errors import QueryError
 
 __all__ = ["decode", "encode"]
@@ -36,8 +37,7 @@ def encode(value: object) -> Any:
         >>> encode((dt.date(2026, 11, 23), 1.5))
         {'$': 'tuple', 'v': [{'$': 'date', 'v': '2026-11-23'}, 1.5]}
     """
-    if isinstance(value, np.generic):
-        value = plain_scalar(value)
+    value = plain_scalar(value)
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -56,19 +56,14 @@ def encode(value: object) -> Any:
 
 
 def _encode_scalar(value: object) -> dict[str, object]:
-    if isinstance(value, NanosecondDatetime):
-        plain = dt.datetime(*value.timetuple()[:6], value.microsecond, value.tzinfo, fold=value.fold)
-        return {**_typed("datetime", plain.isoformat()), "ns": value.nanosecond}
+    if isinstance(value, dt.datetime | dt.time | dt.timedelta) and (below := nanoseconds_below(value)):
+        return {**_encode_scalar(plain_time(value)), "ns": below}
     if isinstance(value, dt.datetime):
         return _typed("datetime", value.isoformat())
     if isinstance(value, dt.date):
         return _typed("date", value.isoformat())
     if isinstance(value, dt.time):
         return _typed("time", value.isoformat())
-    if hasattr(value, "to_timedelta64"):
-        value = value.to_timedelta64()  # pandas has nanoseconds
-    if isinstance(value, np.timedelta64) and value.astype("timedelta64[us]") == value:
-        value = value.astype("timedelta64[us]").item()
     if isinstance(value, dt.timedelta):
         return _typed("timedelta", [value.days, value.seconds, value.microseconds])
     if isinstance(value, decimal.Decimal):
@@ -100,16 +95,11 @@ def _decimal(value: Mapping[str, Any]) -> decimal.Decimal:
     return number
 
 
-def _datetime(value: Mapping[str, Any]) -> dt.datetime:
-    moment = dt.datetime.fromisoformat(value["v"])
-    return NanosecondDatetime.of(moment, int(value["ns"])) if value.get("ns") else moment
-
-
 _READERS: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "array": _array,
     "bytes": lambda value: base64.b64decode(value["v"], validate=True),
     "date": lambda value: dt.date.fromisoformat(value["v"]),
-    "datetime": _datetime,
+    "datetime": lambda value: dt.datetime.fromisoformat(value["v"]),
     "decimal": _decimal,
     "dict": lambda value: {decode(name): decode(item) for name, item in value["v"]},
     "float": lambda value: float(value["v"]),
@@ -138,7 +128,7 @@ def decode(value: object) -> Any:
         return {name: decode(item) for name, item in value.items()}
     name = value["$"]
     try:
-        return _READERS[name](value)
+        return with_nanoseconds(_READERS[name](value), int(value.get("ns", 0)) % 1000)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
         raise QueryError(
             f"a value with the name '$' must have one of the types {', '.join(_READERS)} and a content of this type, "

@@ -116,7 +116,6 @@ class LanceIndex(VectorIndex):
         return np.asarray(self.index.to_table(columns=[self.id])[self.id].to_numpy(), np.int64)
 
     def search(self, vectors: Float[np.ndarray, "q width"], count: int) -> Int[np.ndarray, "q count"]:
-        """Return the labels of the nearest rows; see `VectorIndex.search`."""
         out = np.full((len(vectors), count), -1)
         named = self.id or "_rowaddr"
         for row, vector in enumerate(vectors):

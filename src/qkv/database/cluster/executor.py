@@ -71,7 +71,6 @@ class ClusterCall(StreamedCall):
     def sums(
         self, query: Shaped[np.ndarray, "q ..."], evidence: int, progress: Progress | None
     ) -> tuple[PartialSums, Int[np.ndarray, " rows"]]:
-        """Return the sums over all rows, and the indices of the rows with the largest weights of some query."""
         if self.local_reason:
             return super().sums(query, evidence, progress)
         merged = self._run(query, evidence)
@@ -82,7 +81,6 @@ class ClusterCall(StreamedCall):
         return merged.sums, self._rows_of(merged)
 
     def candidates(self, query: Shaped[np.ndarray, "q ..."], progress: Progress | None) -> Int[np.ndarray, " rows"]:
-        """Return the indices of the rows that can have non-zero weight for some query."""
         if self.local_reason:
             return super().candidates(query, progress)
         merged = self._run(query, self.top)

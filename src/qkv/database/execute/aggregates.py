@@ -145,7 +145,9 @@ class _Averages(Aggregator):
     def targets(self, rows: Int[np.ndarray, " selected"]) -> Float[np.ndarray, "selected n"] | str:
         """Return the cells of some rows as a matrix of at most 16 columns, which have the largest variances."""
         cells = _as_matrix(self.column.cells[rows])
-        widest = np.argsort(-cells.var(axis=0) if len(rows) else cells.sum(axis=0), kind="stable")[:_MOST_TARGETS]
+        if cells.shape[1] <= _MOST_TARGETS or not len(rows):
+            return cells[:, :_MOST_TARGETS]
+        widest = np.argsort(-cells.var(axis=0), kind="stable")[:_MOST_TARGETS]
         return np.asarray(cells[:, np.sort(widest)])
 
     def aggregate(self, output: Float[np.ndarray, "q n"], weights: Float[np.ndarray, "q rows"]) -> list[Aggregate]:
@@ -272,12 +274,15 @@ def _number_codes(column: Column, labels: dict[object, int]) -> Int[np.ndarray, 
     assert integers is not None
     assert column.source is not None
     compared = integers[:, 0] if integers.shape[1] == 1 else integers
-    _, first, inverse = np.unique(compared, axis=0, return_index=True, return_inverse=True)
+    present = np.flatnonzero(~column.missing)
+    _, first, inverse = np.unique(compared[present], axis=0, return_index=True, return_inverse=True)
     order = np.argsort(first)
     codes = np.empty(len(first), np.intp)
-    for place, row in zip(order.tolist(), first[order].tolist(), strict=True):
+    for place, row in zip(order.tolist(), present[first[order]].tolist(), strict=True):
         codes[place] = labels.setdefault(to_python(column.source.slice(row, 1))[0], len(labels))
-    return np.asarray(codes[inverse.reshape(-1)])
+    every = np.full(len(compared), labels.setdefault(None, len(labels)) if column.missing.any() else 0)
+    every[present] = codes[inverse.reshape(-1)]
+    return every
 
 
 def rounded_deviation(variance: float, mean: Float[np.ndarray, " width"]) -> float | None:
@@ -302,7 +307,10 @@ def _deviation(weights: Float[np.ndarray, " rows"], cells: Float[np.ndarray, "ro
     weights = weights / weights.sum()
     mean = weights @ cells
     with np.errstate(over="ignore", invalid="ignore"):
-        return rounded_deviation(float(weights @ np.square(cells - mean).sum(axis=1)), mean)
+        offset = cells - mean
+        # Rounding moves the mean; the first moment corrects for it.
+        variance = weights @ np.square(offset).sum(axis=1) - np.square(weights @ offset).sum()
+        return rounded_deviation(float(variance), mean)
 
 
 def _as_matrix(cells: Float[np.ndarray, "rows ..."]) -> Float[np.ndarray, "rows width"]:

@@ -21,7 +21,7 @@ from qkv.database.execute.partial_sums import Accumulator, ValueSums
 from qkv.database.execute.row_lists import RowLists
 from qkv.database.execute.row_reader import RowTile
 from qkv.database.execute.scan import CellLogits, DeviceProducts, Logits, VectorNorms, fast_logits
-from qkv.database.keys.comparisons import Comparison
+from qkv.database.keys.comparisons import Comparison, first_equal_vectors
 from qkv.encoders.columns import Column
 from qkv.normalizers.base import Normalizer
 
@@ -240,6 +240,9 @@ class BlockScan:
         loaded = self.cells.load(RowTile.of_table(table))
         assert loaded is not None
         logits = np.asarray(self.cells.compute(loaded, 0, len(positions)), np.float64)
+        first = first_equal_vectors(np.asarray(loaded[0].key))
+        if first is not None:
+            logits = logits[:, first]
         return replace(rows, logit=logits[rows.query, np.searchsorted(positions, rows.position)])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -127,7 +128,7 @@ def build_entries(
             ambiguous = Entry(original, False, None, None, 0.0, reason, {}, *evidence, candidates=candidates)
             entries.append(replace(ambiguous, calls=(own,), nearest=near))
             continue
-        effective = np.nan if results.effective_rows is None else float(results.effective_rows[i])
+        effective = np.nan if results.effective_rows is None else _near_whole(float(results.effective_rows[i]))
         fit = aggregate.fit
         precision = mean_precision(aggregate.deviation, effective) if fit is None else fit.precision
         entry = Entry(
@@ -139,7 +140,7 @@ def build_entries(
             "",
             aggregate.probabilities,
             *evidence,
-            standard_error=standard_error(precision, value),
+            standard_error=standard_error(aggregate.center, precision, value),
             prediction_interval=prediction_interval(aggregate.center, precision, value, partial(factors_of, i)),
             effective_rows=None if np.isnan(effective) else effective,
             gradient={} if fit is None else fit.gradient,
@@ -151,6 +152,11 @@ def build_entries(
         )
         entries.append(entry)
     return entries
+
+
+def _near_whole(number: float) -> float:
+    """Return the whole number from which a number differs by rounding errors, otherwise the number."""
+    return float(round(number)) if math.isfinite(number) and abs(number - round(number)) < 1e-12 * number else number
 
 
 def _call_of_row(call: Call, comparison: Comparison, row: int) -> tuple[Call, tuple[str, ...]]:

@@ -19,6 +19,7 @@ from qkv.database.execute.base import Executor
 from qkv.database.execute.entries import NO_MATCHING_ROW, QueryResults, build_entries
 from qkv.database.execute.line_fit import effective_evidence, largest_effective, line_aggregates
 from qkv.database.execute.missing_values import key_cells
+from qkv.database.execute.row_lists import largest_weights, with_first_rows
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.uncertainty import Calibration, effective_rows
 from qkv.database.io.cell_notes import cell_note_of, line_note
@@ -116,12 +117,10 @@ class InMemoryExecutor(Executor):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The key columns and the value column of all rows, as arrays."""
         return (*self.query_columns, self._value_column)
 
     @property
     def value_column(self) -> Column:
-        """The value column of all rows, as an array."""
         return self._value_column
 
     @property
@@ -147,7 +146,6 @@ class InMemoryExecutor(Executor):
         return self._chooser
 
     def restrict(self, selected: Bool[np.ndarray, " rows"], progress: Progress | None) -> Self:
-        """Return an executor over the selected rows, with the same arrays; see `Executor.restrict`."""
         out = copy.copy(self)
         out.complete, out.without_value = self.complete & selected, self.without_value & selected
         out._rows_without_value = None
@@ -165,7 +163,6 @@ class InMemoryExecutor(Executor):
         self._chooser = None
 
     def complete_positions(self) -> Int[np.ndarray, " n"]:
-        """Return the positions of the selected rows with key and value."""
         return np.flatnonzero(self.complete)
 
     def run(
@@ -241,16 +238,13 @@ class InMemoryExecutor(Executor):
     def group_rows(
         self, comparison: MixedComparison, options: AskOptions
     ) -> Iterator[tuple[MixedComparison, Bool[np.ndarray, " rows"]]]:
-        """Yield the comparison over all rows; see `Executor.group_rows`."""
         yield comparison, self.selection(options)
 
     def selection(self, options: AskOptions) -> Bool[np.ndarray, " rows"]:
-        """Return which rows are selected and have key and value; see `Executor.selection`."""
         mask = options.mask
         return np.asarray(self.complete & np.asarray(mask.array)) if isinstance(mask, AllowedKeys) else self.complete
 
     def rows_without_value(self, options: AskOptions) -> Iterator[RowsWithoutValue]:
-        """Yield the selected rows that have a key and no value; see `Executor.rows_without_value`."""
         if self._rows_without_value is None and self.without_value.any():
             rows = np.flatnonzero(self.without_value)
             self._rows_without_value = RowsWithoutValue(
@@ -260,11 +254,9 @@ class InMemoryExecutor(Executor):
             yield self._rows_without_value.masked_by(options.mask)
 
     def read_rows(self, rows: Int[np.ndarray, " n"]) -> tuple[Column, ...]:
-        """Return the key columns and the value column of some rows; see `Executor.read_rows`."""
         return tuple(column.take(rows) for column in self.columns)
 
     def sample(self, comparison: Comparison) -> tuple[Comparison, Column]:
-        """Return a comparison over a sample of the selected rows, and the value column; see `Executor.sample`."""
         rows = self.chooser.sample
         return comparison.with_rows([column.take(rows) for column in self.query_columns]), self.columns[-1].take(rows)
 
@@ -393,6 +385,14 @@ class _Call:
     line: Coordinates | None
     rows_text: str
 
+    @property
+    def allowed(self) -> Bool[np.ndarray, " rows"] | None:
+        """The rows that take part; None if they differ between queries."""
+        given = self.options.mask
+        if isinstance(given, AllowedKeys) and np.ndim(np.asarray(given.array)) == 1:
+            return np.asarray(self.present & np.asarray(given.array))
+        return self.present if given is None else None
+
     def answer(self, queries: Queries, query: Shaped[np.ndarray, "q ..."] | None = None) -> tuple[list[Entry], Plan]:
         """Return the entries that answer some queries, and the plan.
 
@@ -419,12 +419,18 @@ class _Call:
         all_weights = np.asarray(observed.readouts[1])
         perplexity = np.exp(np.asarray(observed.readouts[2])) if sums_to_one else None
         effective = effective_rows(all_weights) if sums_to_one else None
+        output, allowed = np.asarray(observed.output), self.allowed
+        first = None if normalizer.top_k is None or normalizer.stochastic else self.comparison.first_equal
+        if first is not None and allowed is not None:
+            all_weights = with_first_rows(all_weights, first, allowed)
+            output = all_weights @ value
+            rows, weights = largest_weights(all_weights, top)
         nearest = rows[:, 0]
         if self.line is None:
-            aggregates = self.aggregator.aggregate(np.asarray(observed.output), all_weights)
+            aggregates = self.aggregator.aggregate(output, all_weights)
         else:
             column, place, at = self.aggregator.column, self.line.of(key), self.line.of(query)
-            fits = fit_rows(all_weights, place, at, column.cells)
+            fits = fit_rows(all_weights, place, at, column.cells, column.limits)
             aggregates, perplexity, effective = line_aggregates(fits, self.line, column), None, fits.rows
             rows, weights = largest_effective(effective_evidence(fits, all_weights, place, at), top)
         if self.normalizer.stochastic:

@@ -22,6 +22,7 @@ from qkv.database.keys.comparisons import (
     DistanceComparison,
     MixedComparison,
     find_coordinates,
+    row_groups,
 )
 from qkv.encoders.columns import Column
 from qkv.errors import OptionError
@@ -131,7 +132,6 @@ class LineSums(ValueSums):
         return np.concatenate([coordinates, cells[:, None]], axis=1), missing
 
     def rescale(self, factor: Float[np.ndarray, " q"]) -> LineSums:
-        """Return the sums with all weights multiplied by a factor for each query."""
         square = np.square(factor)
         return self._with(
             self.mass * factor,
@@ -163,7 +163,6 @@ class LineSums(ValueSums):
         return self.merge(part)
 
     def merge(self, other: LineSums) -> LineSums:
-        """Return the sums over the rows of both, which must be disjoint."""
         with np.errstate(over="ignore", invalid="ignore"):
             means = self.mass[:, None], self.mean, other.mass[:, None], other.mean
             mean, difference, weight = map(np.asarray, merge_means(*means))
@@ -188,7 +187,8 @@ class LineSums(ValueSums):
                 squares=self.squares / square,
                 first=self.first / square[:, None],
                 second=self.second / square[:, None, None],
-            )
+            ),
+            like.limits,
         )
         return line_aggregates(self.fits, self.coordinates, like)
 
@@ -223,15 +223,6 @@ def largest_effective(
     return rows, np.take_along_axis(weights, np.maximum(rows, 0), axis=1) * (rows >= 0)
 
 
-def _group_rows(comparison: MixedComparison, numbers: str) -> Int[np.ndarray, " rows"]:
-    """Return the group of each row, in which all keys but the numbers are equal."""
-    fields = [comparison.key[name] for name, _ in comparison.parts if name != numbers]
-    # The keys of identifiers are rows of integers.
-    cells = [map(tuple, field.tolist()) if field.ndim > 1 else field.tolist() for field in fields]
-    codes: dict[object, int] = {}
-    return np.array([codes.setdefault(row, len(codes)) for row in zip(*cells, strict=True)], np.int64)
-
-
 def comparison_note(comparison: Comparison, value: Column) -> tuple[str, ...]:
     """Return a sentence if local linear regression predicts rows that are left out clearly better than the mean."""
     coordinates = find_coordinates(comparison)
@@ -241,7 +232,7 @@ def comparison_note(comparison: Comparison, value: Column) -> tuple[str, ...]:
     if isinstance(comparison, MixedComparison):
         if any(column.kind == "vector" for _, part in comparison.parts for column in part.key_columns):
             return ()  # equal vectors are no groups
-        groups = _group_rows(comparison, coordinates.field)
+        groups = row_groups(*(comparison.key[name] for name, _ in comparison.parts if name != coordinates.field))
     elif not isinstance(comparison, DistanceComparison) or not (
         isinstance(form := comparison.score.form, SquaredDistance) and form.factor is not None
     ):

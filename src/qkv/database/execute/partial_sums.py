@@ -137,12 +137,10 @@ class AverageSums(ValueSums):
         return super().read(table, like, folded, complete)
 
     def rescale(self, factor: Float[np.ndarray, " q"]) -> AverageSums:
-        """Return the sums with all weights multiplied by a factor for each query."""
         weighted = np.asarray(rescale(self.weighted, factor[:, None]))
         return replace(self, weighted=weighted, squares=self.squares * factor, mass=self.mass * factor)
 
     def add(self, weights: Float[np.ndarray, "q rows"], values: Num[np.ndarray, "rows ..."], first: int) -> AverageSums:
-        """Return the sums with the rows of a tile."""
         # One query over plain numbers is accumulated in their own dtype, everything else in float64.
         dtype = np.result_type(weights, values) if len(weights) == 1 and values.ndim == 1 else np.dtype(np.float64)
         values = values.astype(dtype, copy=False)
@@ -155,7 +153,6 @@ class AverageSums(ValueSums):
         return sums
 
     def merge(self, other: AverageSums) -> AverageSums:
-        """Return the sums over the rows of both."""
         if not (self.weighted.shape[1] and other.weighted.shape[1]):
             return self if self.weighted.shape[1] else other
         with np.errstate(over="ignore", invalid="ignore"):
@@ -168,7 +165,6 @@ class AverageSums(ValueSums):
     def aggregates(
         self, like: Column, scale: Float[np.ndarray, "q 1"], total: Float[np.ndarray, "q 1"]
     ) -> list[Aggregate]:
-        """Return the average of each query."""
         aggregates = []
         for query, mass in enumerate(self.mass.tolist()):
             if self.negative[query] or not mass > 0:
@@ -236,8 +232,9 @@ class VoteSums(ValueSums):
         return label_codes(column, self.labels)
 
     def rescale(self, factor: Float[np.ndarray, " q"]) -> VoteSums:
-        """Return the sums with all weights multiplied by a factor for each query."""
-        return replace(self, votes=self.votes * factor[:, None])
+        votes = self.votes * factor[:, None]
+        # Rows whose weight vanishes decide no tie, as in memory.
+        return replace(self, votes=votes, first=np.where((votes == 0) & (self.votes != 0), NO_ROW, self.first))
 
     def add(self, weights: Float[np.ndarray, "q rows"], values: Num[np.ndarray, "rows ..."], first: int) -> VoteSums:
         """Return these sums with the rows of a tile, whose values are numbers of labels."""
@@ -275,7 +272,6 @@ class VoteSums(ValueSums):
     def aggregates(
         self, like: Column, scale: Float[np.ndarray, "q 1"], total: Float[np.ndarray, "q 1"]
     ) -> list[Aggregate]:
-        """Return the vote of each query."""
         labels = list(self.labels)
         votes, first = self.votes[:, : len(labels)] * scale, self.first[:, : len(labels)]
         each = zip(votes, first, total[:, 0].tolist(), self.negative.tolist(), strict=True)
@@ -404,13 +400,13 @@ class Accumulator:
         self.sums = sums = self.sums.rescale(np.maximum(self.sums.maximum, largest))
         shift = np.where(sums.maximum == -np.inf, 0.0, sums.maximum)[:, None]
         d = np.subtract(logits, shift.astype(logits.dtype), out=logits if overwrite else None)
-        least = d.min()
-        excluded = d == -np.inf if least == -np.inf else None
-        if not least >= _SMALLEST_EXPONENT[str(d.dtype)]:
-            np.maximum(d, _SMALLEST_EXPONENT[str(d.dtype)], out=d)
+        smallest = _SMALLEST_EXPONENT[str(d.dtype)]
+        vanishing = None if d.min() >= smallest else d < smallest
+        if vanishing is not None:
+            np.maximum(d, smallest, out=d)
         e: Float[np.ndarray, "q rows"] = np.exp(d)
-        if excluded is not None:
-            e[excluded] = 0.0
+        if vanishing is not None:
+            np.copyto(e, 0.0, where=vanishing)
         # Arrays of `sums` are changed in place: they were made here, by `rescale`, or at the start.
         if len(e) == 1:  # a dot product allocates no array
             sums.entropy_sum[0] += float(np.dot(e[0], d[0]))

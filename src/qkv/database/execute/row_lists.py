@@ -19,7 +19,7 @@ from qkv.normalizers.linear import LinearNormalizer
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FRAGMENT_ROWS", "RowLists", "largest_weights", "rows_of_any_query", "select_rows"]
+__all__ = ["FRAGMENT_ROWS", "RowLists", "largest_weights", "rows_of_any_query", "select_rows", "with_first_rows"]
 
 FRAGMENT_ROWS = 2**40
 """Number of positions of a fragment."""
@@ -129,6 +129,28 @@ def rows_of_any_query(top: RunningTopK) -> Int[np.ndarray, " rows"]:
     """Return the indices of the rows that are among the top rows of any query, in ascending order."""
     rows = np.unique(top.index)
     return rows[rows >= 0]
+
+
+def with_first_rows(
+    weights: Float[np.ndarray, "q rows"], first: Int[np.ndarray, " rows"], allowed: Bool[np.ndarray, " rows"]
+) -> Float[np.ndarray, "q rows"]:
+    """Return weights with those of rows of equal keys in descending order, so that ties go to the first of them.
+
+    Args:
+        weights: the weights.
+        first: the index of the first row with the key of each row.
+        allowed: the rows that take part.
+
+    Example:
+        >>> with_first_rows(np.array([[0.0, 0.3, 0.7]]), np.array([0, 1, 0]), np.ones(3, bool)).tolist()
+        [[0.7, 0.3, 0.0]]
+    """
+    rows = np.flatnonzero(allowed)
+    rows = rows[np.argsort(first[rows], kind="stable")]
+    out = np.array(weights)
+    for place, row in enumerate(weights):
+        out[place, rows] = row[rows[np.lexsort((-row[rows], first[rows]))]]
+    return out
 
 
 def largest_weights(

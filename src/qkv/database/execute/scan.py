@@ -165,7 +165,6 @@ class CellLogits(Logits[_CellRows]):
         return np.array(logits)  # a copy, as a broadcast array is read-only
 
     def missing(self, rows: _CellRows) -> Bool[np.ndarray, " rows"] | None:
-        """Return a boolean array that is True for the rows with a missing cell, or None if no cell is missing."""
         return rows[1]
 
 
@@ -436,6 +435,11 @@ def _norms(matrix: Float[np.ndarray, "rows width"], kind: str) -> Float[np.ndarr
     return np.asarray(np.where(np.isfinite(norms), norms, norms.dtype.type(np.nan)))
 
 
+def _has_square(factor: Float[np.ndarray, " width"], most: float) -> Bool[np.ndarray, " width"]:
+    """Return whether the squares of factors, and of differences near their inverses, are in the range of a dtype."""
+    return np.asarray((factor > 1 / most) & (factor < most))
+
+
 class NumberLogits(Logits[list[Num[np.ndarray, " rows"]]]):
     """Logits of a Gaussian with bandwidth h over columns of numbers, −Σ_j ((k_j − q_j) / (scale_j h √2))²."""
 
@@ -452,7 +456,7 @@ class NumberLogits(Logits[list[Num[np.ndarray, " rows"]]]):
         self.factor = np.sqrt(factor) / comparison.scale
         # Where float32 rounds the query by more than the tolerance, the column is read in float64.
         rounding = _EPSILON * np.abs(self.query).max(axis=0, initial=0) * self.factor
-        self.float32_suffices = rounding < _TOLERANCE / 10
+        self.float32_suffices = (rounding < _TOLERANCE / 10) & _has_square(self.factor, 1e15)
         self._float32 = False
 
     def load(self, tile: RowTile) -> list[Num[np.ndarray, " rows"]] | None:
@@ -460,6 +464,8 @@ class NumberLogits(Logits[list[Num[np.ndarray, " rows"]]]):
 
         An array is float64 unless the column is stored as float32 and float32 is accurate enough.
         """
+        if not _has_square(self.factor, 1e140).all():
+            return None  # `CellLogits` scales before it squares
         columns = []
         for name, float32_suffices in zip(self.names, self.float32_suffices, strict=True):
             column = tile.table.column(name)

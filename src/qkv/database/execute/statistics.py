@@ -26,6 +26,7 @@ from qkv.database.keys.row_sample import MOST_ROWS, RowSampler
 from qkv.encoders import arrow_columns
 from qkv.encoders.columns import Column
 from qkv.errors import DamagedError
+from qkv.estimators.regression.bandwidth import square_unit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -241,7 +242,7 @@ class _StatisticsScan:
             if variance.count:
                 shift = column.origin - self.earliest[name] if column.kind == "timestamp" else 0
                 statistics.mean = (variance.mean + shift).tolist()
-                statistics.deviation = np.sqrt(variance.squares / variance.count).tolist()
+                statistics.deviation = variance.deviation.tolist()
             statistics.origin = self.earliest.get(name, 0)
         incomplete = np.array(incomplete_tiles, np.int64)
         sample = self.sampler.rows
@@ -308,17 +309,26 @@ class _RunningVariance:
     def __init__(self) -> None:
         self.count = 0
         self.mean: Float[np.ndarray, " width"] = np.zeros(1)
-        self.squares: Float[np.ndarray, " width"] = np.zeros(1)
+        self.squares: Float[np.ndarray, " width"] = np.zeros(1)  # of numbers divided by `unit`
+        self.unit: Float[np.ndarray, " width"] = np.zeros(1)
 
     def add(self, cells: Float[np.ndarray, "rows width"]) -> None:
         if not len(cells):
             return
         mean, masses = cells.mean(axis=0), (np.array([float(self.count)]), np.array([float(len(cells))]))
-        with np.errstate(over="ignore"):  # squares of values of 1e200 are infinite
-            merged, difference, weight = merge_means(masses[0], np.broadcast_to(self.mean, mean.shape), masses[1], mean)
-            between = np.square(np.asarray(difference)) * np.asarray(weight)
-            self.squares = np.asarray(self.squares + np.square(cells - mean).sum(axis=0) + between)
-        self.mean, self.count = np.asarray(merged), self.count + len(cells)
+        merged, difference, weight = merge_means(masses[0], np.broadcast_to(self.mean, mean.shape), masses[1], mean)
+        spread = np.maximum(np.abs(cells - mean).max(axis=0), np.abs(np.asarray(difference)))
+        own = np.maximum(self.unit, np.where(spread > 0, square_unit(spread), 0.0))
+        unit = np.where(own > 0, own, 1.0)
+        between = np.square(np.asarray(difference) / unit) * np.asarray(weight)
+        squares = np.square((cells - mean) / unit).sum(axis=0)
+        self.squares = self.squares * np.square(self.unit / unit) + squares + between
+        self.mean, self.count, self.unit = np.asarray(merged), self.count + len(cells), own
+
+    @property
+    def deviation(self) -> Float[np.ndarray, " width"]:
+        """The standard deviation of each column."""
+        return np.asarray(np.sqrt(self.squares / self.count) * self.unit)
 
 
 class _TextCounts:

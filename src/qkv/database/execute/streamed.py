@@ -417,7 +417,6 @@ class StreamedExecutor(Executor):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The key columns and the value column of a sample of the selected rows, as arrays."""
         if self._columns is None:
             self._columns = self.read_columns(self.table.take(self.statistics.sample, self._names))
         return self._columns
@@ -433,7 +432,6 @@ class StreamedExecutor(Executor):
         return self._chooser
 
     def restrict(self, selected: Bool[np.ndarray, " rows"], progress: Progress | None) -> Self:
-        """Return an executor over the selected rows, with statistics of these rows; see `Executor.restrict`."""
         out = copy.copy(self)
         columns = self.key, self.value, self.fold
         out.statistics = restricted_statistics(self.statistics, self.table, *columns, selected, progress)
@@ -452,13 +450,11 @@ class StreamedExecutor(Executor):
 
     @property
     def value_column(self) -> Column:
-        """The value column of a few rows, as an array."""
         return self.examples[-1]
 
     def run(
         self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
     ) -> tuple[list[Entry], StreamedPlan]:
-        """Answer queries in one or two passes over the rows for each group of queries; see `Executor.run`."""
         self._check(comparison, normalizer, queries)
         present = self.selection(options)
         call = self.call(self, comparison, normalizer, present, options, queries)
@@ -477,11 +473,9 @@ class StreamedExecutor(Executor):
         return tuple(Column.from_table(table, column.name, self.fold, column) for column in like)
 
     def read_rows(self, rows: Int[np.ndarray, " n"]) -> tuple[Column, ...]:
-        """Return the key columns and the value column of some rows; see `Executor.read_rows`."""
         return self.read_columns(self.table.take(rows, self._names))
 
     def rows_without_value(self, options: AskOptions) -> Iterator[RowsWithoutValue]:
-        """Yield the selected rows that have a key and no value; see `Executor.rows_without_value`."""
         if self._rows_without_value is not None:
             yield self._rows_without_value.masked_by(options.mask)
             return
@@ -496,7 +490,6 @@ class StreamedExecutor(Executor):
     def group_rows(
         self, comparison: MixedComparison, options: AskOptions
     ) -> Iterator[tuple[MixedComparison, Bool[np.ndarray, " rows"]]]:
-        """Yield a comparison over each tile of rows, in one pass; see `Executor.group_rows`."""
         selected = self.selection(options)
         for tile in self.table.tiles(tuple(dict.fromkeys((*self.key, self.value)))):
             columns = self.read_columns(tile.table)
@@ -506,7 +499,6 @@ class StreamedExecutor(Executor):
             yield comparison.with_rows(columns[:-1]), present
 
     def sample(self, comparison: Comparison) -> tuple[Comparison, Column]:
-        """Return a comparison over a sample of the selected rows, and the value column; see `Executor.sample`."""
         return comparison.with_rows(self.columns[:-1]), self.columns[-1]
 
     def _empty_column(self, name: str) -> Column:
@@ -535,7 +527,6 @@ class StreamedExecutor(Executor):
             raise comparison.unsupported(error) from None
 
     def selection(self, options: AskOptions) -> Bool[np.ndarray, " rows"] | None:
-        """Return which rows predicate and mask select, or None without both; see `Executor.selection`."""
         present, mask = self.selected, options.mask
         if mask is None:
             return present

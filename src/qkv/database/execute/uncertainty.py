@@ -123,12 +123,15 @@ def mean_precision(spread: float | None, rows: float) -> Precision | None:
     return Precision.known(spread * math.sqrt(rows / (rows - 1.0)), rows, rows - 1.0)
 
 
-def standard_error(precision: Precision | None, column: Column) -> float | dt.timedelta | None:
-    """Return the standard error of an answer in the unit of the value column, or None if it is not known."""
+def standard_error(center: float | None, precision: Precision | None, column: Column) -> float | dt.timedelta | None:
+    """Return the standard error of an answer in the unit of the value column, or None if it is not known.
+
+    The arguments are those of `prediction_interval`. That of a vote is a share, whatever the labels are.
+    """
     if precision is None:
         return None
     error = precision.noise / math.sqrt(precision.rows)
-    return column.duration(error) if column.kind == "timestamp" else error
+    return error if center is None or column.kind != "timestamp" else column.duration(error)
 
 
 def prediction_interval(

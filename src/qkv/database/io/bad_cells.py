@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.cell_kinds import cell_kind
 from qkv.core.printable import quoted_name
 from qkv.core.times import is_compact_date
 from qkv.core.typing import Num
@@ -31,7 +32,7 @@ from qkv.database.io.text_readings import (
     numbers_remark,
     text_remark,
 )
-from qkv.encoders.arrow_columns import null_mask, stored_numbers, with_metadata
+from qkv.encoders.arrow_columns import beyond_python, null_mask, stored_numbers, to_python, with_metadata
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
@@ -242,6 +243,8 @@ def add_cell_notes(table: pa.Table, names: Sequence[str], on_bad_cell: str, sour
             found = np.concatenate([np.zeros(0), *infinite])
             example = str(found[0]) if len(found) else ""
             note = _bad_note(name, len(found), example, "finite number", on_bad_cell, source)
+        elif pa.types.is_temporal(column.type) and not pa.types.is_interval(column.type):
+            note = _bad_note(name, *_beyond_python(column), on_bad_cell, source)
         elif note is None and pa.types.is_integer(column.type):
             remark = numbers_remark(column.slice(0, _FIRST_TEXTS).to_pylist())
             note = CellNote(remark=remark) if remark else None
@@ -270,6 +273,15 @@ def _with_whole_numbers(table: pa.Table, name: str, on_bad_cell: str, source: st
     note = _bad_note(name, len(other), example, "whole number", on_bad_cell, source)
     field = table.schema.field(name).with_type(integers.type)
     return table.set_column(table.column_names.index(name), field, integers), note
+
+
+def _beyond_python(column: pa.ChunkedArray) -> tuple[int, str, str]:
+    """Return the number of dates or durations that Python cannot represent, one of them, and what the others are."""
+    masks = [beyond_python(stored_numbers(chunk), chunk.type) & ~null_mask(chunk) for chunk in column.chunks]
+    found = np.flatnonzero(np.concatenate([np.zeros(0, bool), *masks]))
+    example = str(to_python(column.slice(int(found[0]), 1))[0]) if len(found) else ""
+    nouns = {"time": "time of day", "duration": "duration of at most 999,999,999 days"}
+    return len(found), example, nouns.get(cell_kind(column.type), "date of the years 1 to 9999")
 
 
 def _infinite_cells(chunk: pa.Array) -> Num[np.ndarray, " infinite"]:

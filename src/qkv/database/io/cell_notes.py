@@ -73,7 +73,7 @@ class CellNote:
     @property
     def plural(self) -> str:
         """The noun in the plural."""
-        return re.sub("(number|date)", r"\1s", self.noun, count=1)
+        return re.sub("(number|date|duration|time)", r"\1s", self.noun, count=1)
 
     def dump(self) -> str:
         """Return the count as JSON text, for the metadata of a column."""

@@ -10,9 +10,10 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from qkv.core.cell_kinds import cell_kind, object_kind
+from qkv.core.printable import first_line
 from qkv.encoders.arrow_columns import is_missing
+from qkv.encoders.nanoseconds import nanoseconds_below
 from qkv.errors import DataError
 
 if TYPE_CHECKING:
@@ -23,17 +24,20 @@ __all__ = ["exact_array"]
 _MOST_DIGITS = 76
 
 
-def exact_array(cells: Sequence[object]) -> pa.Array:
+def exact_array(cells: Sequence[object], column: str = "a column") -> pa.Array:
     """Return Python objects as an Arrow array. No digit is lost, and UUIDs become texts.
 
     Integers beyond 64 bits, and integers beyond 2^53 beside floats, become decimals of up to 76 digits. A float has
     the value of its shortest decimal text. Dates beside timestamps become timestamps. NaT and `pandas.NA` are null, and
     so is NaN beside other cells than numbers.
 
+    Args:
+        cells: the objects.
+        column: names the column in errors.
+
     Raises:
         DataError: The cells are of several kinds, such as dates and numbers, which Arrow would cast; the numbers have
-            more digits; or some timestamps have a time zone and others have none.
-        pyarrow.ArrowException: The objects have different types, or a type that Arrow does not support.
+            more digits; some timestamps have a time zone and others have none; or Arrow does not support the objects.
 
     Example:
         >>> exact_array([2**64 - 1, 0]).type, exact_array([2**70, None]).type, exact_array([2**53 + 1, 0.1]).type
@@ -44,84 +48,68 @@ def exact_array(cells: Sequence[object]) -> pa.Array:
     import pyarrow as pa
 
     types = set(map(type, cells)) - {type(None)}
-    kinds = {_kind(type_) for type_ in types}
+    kinds = {object_kind(type_) for type_ in types}
     if len(kinds) > 1:
         cells = [None if is_missing(cell) else cell for cell in cells]
-        examples = {_kind(type(cell)): cell for cell in cells if cell is not None}
+        examples = {object_kind(type(cell)): cell for cell in cells if cell is not None}
         kinds = set(examples)
         if len(kinds) > 1:
-            found = " and ".join(f"{kind} such as {examples[kind]!r:.40}" for kind in sorted(kinds))
-            raise DataError(f"the cells of a column must be of one kind, got {found}. Convert them, such as to texts.")
+            found = " and ".join(f"{examples[kind]!r:.40} ({kind or 'object'})" for kind in sorted(kinds))
+            raise DataError(f"the cells of {column} must be of one kind, got {found}. Convert them, such as to texts.")
     if any(issubclass(type_, uuid.UUID) for type_ in types):
         cells = [None if cell is None else str(cell) for cell in cells]
-    if kinds == {"dates"}:
-        cells = _timestamps(cells)
-    if kinds == {"times"} and any(isinstance(cell, dt.time) and cell.tzinfo is not None for cell in cells):
-        raise DataError("the times of a column must have no time zone, got some with one. Add the dates to them.")
+    if kinds == {"date"}:
+        cells = _timestamps(cells, column)
+    if kinds == {"time"} and any(isinstance(cell, dt.time) and cell.tzinfo is not None for cell in cells):
+        raise DataError(f"the times of {column} must have no time zone, got some with one. Add the dates to them.")
     try:
         array = pa.array(cells)
-    except (OverflowError, TypeError, pa.ArrowInvalid):
+    except (OverflowError, TypeError, pa.ArrowException) as error:
         exact = [_exact(cell) for cell in cells]
         if any(number is None and cell is not None for number, cell in zip(exact, cells, strict=True)):
-            raise
-        return _decimals(exact)
-    return _with_items(_with_nanoseconds(array, cells), cells)
+            raise DataError(
+                f"the cells of {column} must be of one type that Arrow supports, got others: {first_line(error)}. "
+                "Convert them, such as to texts."
+            ) from None
+        return _decimals(exact, column)
+    return _with_items(_with_nanoseconds(array, cells, column), cells, column)
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "texts": (str, uuid.UUID),
-    "bytes": (bytes, bytearray, memoryview),
-    "booleans": (bool, np.bool_),
-    "dates": (dt.date, np.datetime64),
-    "times": (dt.time,),
-    "durations": (dt.timedelta, np.timedelta64),
-    "numbers": (numbers.Number,),  # NumPy's durations are among them
-}
-
-
-def _kind(type_: type) -> str:
-    """Return the kind of cells of a type; cells of several kinds are not converted to one another."""
-    if type_.__name__ == "NaTType":
-        return "missing cells"
-    return next((kind for kind, types in _KINDS.items() if issubclass(type_, types)), "objects")
-
-
-def _with_nanoseconds(array: pa.Array, cells: Sequence[object]) -> pa.Array:
-    """Return timestamps or durations with the nanoseconds of the cells, which Arrow leaves out."""
+def _with_nanoseconds(array: pa.Array, cells: Sequence[object], column: str) -> pa.Array:
+    """Return timestamps, times or durations with the nanoseconds of the cells, which Arrow leaves out."""
     import pyarrow as pa
 
     type_ = array.type
-    if not (pa.types.is_timestamp(type_) or pa.types.is_duration(type_)) or type_.unit != "us":
+    if not pa.types.is_temporal(type_) or getattr(type_, "unit", "") != "us" or not any(map(nanoseconds_below, cells)):
         return array
-    below = [getattr(cell, "nanosecond", 0) or getattr(cell, "nanoseconds", 0) for cell in cells]
-    if not any(below):
-        return array
-    units = zip(array.cast(pa.int64()).to_pylist(), below, strict=True)
+    units = zip(array.cast(pa.int64()).to_pylist(), map(nanoseconds_below, cells), strict=True)
     exact = [None if unit is None else 1000 * unit + rest for unit, rest in units]
     if any(unit is not None and abs(unit) >= 2**63 for unit in exact):
         raise DataError(
-            "timestamps and durations in nanoseconds must be within 292 years of 1970 or 0, got others in a column. "
+            f"timestamps and durations in nanoseconds must be within 292 years of 1970 or 0, got others in {column}. "
             "Round them to microseconds."
         )
-    finer = pa.timestamp("ns", type_.tz) if pa.types.is_timestamp(type_) else pa.duration("ns")
-    return pa.array(exact, pa.int64()).cast(finer)
+    finer = {"time": pa.time64("ns"), "duration": pa.duration("ns")}.get(cell_kind(type_))
+    return pa.array(exact, pa.int64()).cast(finer or pa.timestamp("ns", type_.tz))
 
 
-def _with_items(array: pa.Array, cells: Sequence[Any]) -> pa.Array:
+def _with_items(array: pa.Array, cells: Sequence[Any], column: str) -> pa.Array:
     """Return lists and records whose items are converted as columns are; for numbers, Arrow does it."""
     import pyarrow as pa
 
     type_, present = array.type, [cell for cell in cells if cell is not None]
     if pa.types.is_struct(type_):
-        fields = [exact_array([None if cell is None else cell.get(field.name) for cell in cells]) for field in type_]
+        fields = [
+            exact_array([None if cell is None else cell.get(field.name) for cell in cells], column) for field in type_
+        ]
         return pa.StructArray.from_arrays(fields, names=[field.name for field in type_], mask=array.is_null())
     if pa.types.is_list(type_) and (pa.types.is_temporal(type_.value_type) or pa.types.is_nested(type_.value_type)):
-        items = exact_array([item for cell in present for item in cell])
+        items = exact_array([item for cell in present for item in cell], column)
         return pa.ListArray.from_arrays(array.offsets, items, mask=array.is_null())
     return array
 
 
-def _decimals(exact: Sequence[decimal.Decimal | None]) -> pa.Array:
+def _decimals(exact: Sequence[decimal.Decimal | None], column: str) -> pa.Array:
     """Return numbers without trailing zeros as unsigned integers or as decimals of up to 76 digits."""
     import pyarrow as pa
 
@@ -136,21 +124,21 @@ def _decimals(exact: Sequence[decimal.Decimal | None]) -> pa.Array:
     if digits > _MOST_DIGITS:
         longest = max(present, key=lambda number: len(number.as_tuple().digits))
         raise DataError(
-            f"the numbers of a column must have at most {_MOST_DIGITS} digits together, got {digits}, one of them "
+            f"the numbers of {column} must have at most {_MOST_DIGITS} digits together, got {digits}, one of them "
             f"{str(longest)[:40]}. Pass the column as texts, which are compared by equality if all are digits."
         )
     type_ = pa.decimal128(digits, scale) if digits <= 38 else pa.decimal256(digits, scale)
     return pa.array([None if number is None or number.is_nan() else number for number in exact], type_)
 
 
-def _timestamps(cells: Sequence[object]) -> Sequence[object]:
+def _timestamps(cells: Sequence[object], column: str) -> Sequence[object]:
     """Return dates and timestamps with all dates as timestamps if there are both, as Arrow reads all like the first."""
     present = [cell for cell in cells if isinstance(cell, dt.date)]
     moments = [cell for cell in present if isinstance(cell, dt.datetime)]
     zoned = sum(cell.tzinfo is not None for cell in moments)
     if 0 < zoned < len(present):
         raise DataError(
-            "the timestamps of a column must all have a time zone or all have none, got "
+            f"the timestamps of {column} must all have a time zone or all have none, got "
             f"{zoned:,} with one among {len(present):,}. Convert them, for example with replace(tzinfo=timezone.utc)."
         )
     if len(moments) in (0, len(present)):

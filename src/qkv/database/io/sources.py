@@ -8,7 +8,6 @@ of columns, a list of records, or any object that exports an Arrow stream (pyarr
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import io
 import os
@@ -463,10 +462,12 @@ def _read_object(source: Any) -> pa.Table:
     if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
         return pa.table(source)
     if isinstance(source, Mapping):
-        return pa.table({str(name): _column(values) for name, values in source.items()})
+        return pa.table({str(name): _column(values, f"column {name!r}") for name, values in source.items()})
     if isinstance(source, Sequence) and source and all(isinstance(row, Mapping) for row in source):
         names = dict.fromkeys(name for row in source for name in row)
-        return pa.table({str(name): exact_array([row.get(name) for row in source]) for name in names})
+        return pa.table(
+            {str(name): exact_array([row.get(name) for row in source], f"column {name!r}") for name in names}
+        )
     raise DataError(
         "source must be a path, a pandas or polars frame, a pyarrow table, a dict of columns or a list of records, "
         f"got a {type(source).__name__}. Convert the source to one of these types."
@@ -474,55 +475,63 @@ def _read_object(source: Any) -> pa.Table:
 
 
 def _frame_table(frame: Any) -> pa.Table:
-    """Return a pandas frame as an Arrow table, with the digits of large integers and the times in object columns."""
+    """Return a pandas frame as an Arrow table, with the kinds and all digits of the cells of object columns."""
     import pyarrow as pa
 
-    with contextlib.suppress(OverflowError, pa.ArrowInvalid, pa.ArrowTypeError):
-        table = pa.Table.from_pandas(frame, preserve_index=False)
-        fields = zip(table.schema, frame.dtypes, strict=True)
-        # Arrow converts dates, booleans and bytes silently to the kind of other cells.
-        converted = (pa.types.is_temporal, pa.types.is_floating, pa.types.is_binary, pa.types.is_nested)
-        if not any(test(field.type) for field, dtype in fields if dtype.kind == "O" for test in converted):
-            return table
     objects = [name for name in frame.columns if frame[name].dtype == object]
     table = pa.Table.from_pandas(frame.drop(columns=objects), preserve_index=False)
     columns = dict(zip(table.column_names, table.columns, strict=True))
-    for name in objects:
-        columns[str(name)] = exact_array(frame[name].astype(object).where(frame[name].notna(), None).tolist())
+    columns |= {str(name): _column(frame[name], f"column {name!r}") for name in objects}
     return pa.table({str(name): columns[str(name)] for name in frame.columns})
 
 
-def _column(values: Any) -> pa.Array | pa.ChunkedArray:
+def _column(values: Any, name: str) -> pa.Array | pa.ChunkedArray:
     """Return a list or an array as an Arrow array. A matrix becomes an Arrow array with one vector per row."""
     import pyarrow as pa
 
     if isinstance(values, np.ndarray) and values.ndim == 2:
-        flat = pa.array(np.ascontiguousarray(values).reshape(-1))
-        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+        return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
     if isinstance(values, np.ndarray) and values.ndim != 1:
         raise DataError(
-            "each column must be an array with 1 axis for single values or 2 axes for vectors, "
-            f"got {values.ndim} axes. Reshape the array."
+            f"{name} must be an array with 1 axis for single values or 2 axes for vectors, got {values.ndim} axes. "
+            "Reshape the array."
         )
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise DataError(f"each column must be a list or an array, got {values!r}. Put the value in a list.")
-    if isinstance(values, (pa.Array, pa.ChunkedArray)):
-        return values
+        raise DataError(f"{name} must be a list or an array, got {values!r}. Put the value in a list.")
+    given: Any = values
+    if isinstance(given, (pa.Array, pa.ChunkedArray)):
+        return given
+    if hasattr(given, "notna") and given.dtype == object:  # Arrow casts cells of several kinds
+        return exact_array(given.where(given.notna(), None).tolist(), name)
     if hasattr(values, "__arrow_c_stream__") or hasattr(values, "__arrow_c_array__"):
         return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else pa.array(values)
-    return pa.array(values) if isinstance(values, np.ndarray) and values.dtype != object else exact_array(list(values))
+    plain = isinstance(values, np.ndarray) and values.dtype != object
+    return pa.array(values) if plain else exact_array(list(values), name)
 
 
 def _without_views(table: pa.Table) -> pa.Table:
     """Return a table without the views of texts and bytes that polars exports, of which pyarrow takes no rows."""
-    import pyarrow as pa
-
-    types = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
     for index, field in enumerate(table.schema):
-        if field.type in types:
-            type_ = types[field.type]
+        if (type_ := _without_view(field.type)) != field.type:
             table = table.set_column(index, field.with_type(type_), table.column(index).cast(type_))
     return table
+
+
+def _without_view(type_: pa.DataType) -> pa.DataType:
+    """Return an Arrow type without views, also within lists, records and dictionaries."""
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_struct(type_):
+        return pa.struct([field.with_type(_without_view(field.type)) for field in type_])
+    if types.is_dictionary(type_):
+        return pa.dictionary(type_.index_type, _without_view(type_.value_type), type_.ordered)
+    if types.is_fixed_size_list(type_):
+        return pa.list_(type_.value_field.with_type(_without_view(type_.value_type)), type_.list_size)
+    for new, test in ((pa.list_, types.is_list), (pa.large_list, types.is_large_list)):
+        if test(type_):
+            return new(type_.value_field.with_type(_without_view(type_.value_type)))
+    return {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}.get(type_, type_)
 
 
 def _check_stated(name: str, options: ReadOptions) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from qkv.core.printable import quoted_name, sql_text
 from qkv.core.times import (
+    ISO,
     candidate_formats,
     choose_format,
     date_reading,
@@ -24,6 +25,7 @@ from qkv.core.times import (
     has_format,
     is_compact_date,
     iso_sql,
+    reads_iso,
     split_zone,
     zone_reading,
 )
@@ -125,7 +127,8 @@ def text_remark(texts: Iterable[str], stated: bool = False) -> str:
     example = present[0]
     like_dates = sum(_LIKE_DATES.fullmatch(text) is not None or _has_eight_digits(text) for text in present)
     formats = candidate_formats(present[:100])
-    if like_dates >= least or (stated and formats and sum(bool(candidate_formats([t])) for t in present) >= least):
+    dated = sum(bool(ISO.fullmatch(text) or candidate_formats([text])) for text in present) if stated and formats else 0
+    if like_dates >= least or dated >= least:
         remedy = "convert them" if stated else "write them in ISO 8601, or pass --date-format,"
         return f"holds texts that look like dates, such as {example!r}; {remedy} to compare them as dates"
     affixes = affix_counts(present)
@@ -192,7 +195,8 @@ class TextReading:
     def sql(self, cell: str) -> str:
         """Return the SQL expression of the converted cell, which is null for bad cells."""
         if self.date_format:
-            return f"{format_sql(cell, self.date_format)}::{self.type}"
+            formatted = f"{format_sql(cell, self.date_format)}::{self.type}"
+            return f"coalesce({formatted}, {iso_sql(cell, self.type)})" if reads_iso(self.date_format) else formatted
         if self.noun.startswith("date"):
             return iso_sql(cell, self.type)
         if self.number_format is not None:
@@ -238,7 +242,6 @@ class BooleanCells(TextReading):
 
     @property
     def metadata(self) -> dict[bytes, str]:
-        """The texts in the metadata of the converted column."""
         return {BOOLEAN_SPELLING: self.spelling} if self.spelling else {}
 
 
@@ -323,8 +326,10 @@ def detect_reading(
         reading = number_reading(relation, name, decimal, mixed=True)
         if reading is not None and reading.noun == "whole number":
             return replace(reading, bad_cells=counts["filled"]), None
-    elif reading is not None and reading.date_format not in ("", options.date_format):
-        reading = _with_contradictions(column, reading, counts)
+    elif reading is not None and reading.date_format:
+        if reading.date_format != options.date_format:
+            reading = _with_contradictions(column, reading, counts)
+        reading = _with_iso_cells(column, reading, counts)
     elif reading is not None and reading.type in ("timestamp", "timestamptz") and not reading.date_format:
         digits = "coalesce(bool_or(regexp_matches(x, ':[0-9]{2}[.,][0-9]{7}')), false)"
         ((finer,),) = column.aggregate(digits).fetchall()
@@ -435,6 +440,17 @@ def _with_contradictions(
         f"first, too; --date-format {other} (in Python: date_format) reads the {first} first"
     )
     return replace(reading, said=said)
+
+
+def _with_iso_cells(column: duckdb.DuckDBPyRelation, reading: TextReading, counts: Mapping[str, int]) -> TextReading:
+    """Return the reading of a column of dates in a format, which says if some cells are in ISO 8601."""
+    form = reading.date_format
+    if counts[form] == counts["filled"] or not reads_iso(form):
+        return reading
+    iso = f"filter ({format_sql('x', form)} is null and {reading.sql('x')} is not null)"
+    ((count, example),) = column.aggregate(f"count(*) {iso}, min(trim(x)) {iso}").fetchall()
+    cells = "1 cell is" if count == 1 else f"{count:,} cells are"
+    return replace(reading, said=f"{reading.said}; {cells} in ISO 8601, such as {example!r}") if count else reading
 
 
 def _in_number_format(

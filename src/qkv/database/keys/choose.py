@@ -45,6 +45,7 @@ from qkv.database.keys.comparisons import (
     SimilarityComparison,
     displayed_distances,
     in_units,
+    row_groups,
     side_by_side,
     structured,
 )
@@ -54,7 +55,14 @@ from qkv.database.keys.part_registry import ParsedScore, parse_score
 from qkv.database.keys.row_sample import sample_rows
 from qkv.encoders.columns import Column
 from qkv.errors import OptionError
-from qkv.estimators.regression.bandwidth import KERNEL_WIDTHS, Bandwidth, choose_bandwidth, method_text, scott
+from qkv.estimators.regression.bandwidth import (
+    KERNEL_WIDTHS,
+    Bandwidth,
+    choose_bandwidth,
+    method_text,
+    scott,
+    square_unit,
+)
 from qkv.estimators.regression.local_linear import choose_linear_bandwidth
 from qkv.estimators.regression.neighbor_blocks import nearest_distance_quantile
 from qkv.normalizers import Softmax, TopK
@@ -71,16 +79,6 @@ def gaussian_of_keys(
     """Return Gaussian logits with a bandwidth for each key, whose inverse factor is the last column of `key`."""
     squares = np.square(query[:, None, :-1] - key[None, :, :-1]).sum(axis=-1)
     return np.asarray(-0.5 * squares * np.square(key[:, -1] / bandwidth))
-
-
-def group_rows(columns: list[Column]) -> Int[np.ndarray, " rows"] | None:
-    """Return the index of the group of each row, whose cells in all columns are equal, or None without columns."""
-    if not columns:
-        return None
-    codes: dict[object, int] = {}
-    cells = [column.cells.tolist() for column in columns]
-    rows = zip(*cells, strict=True) if len(cells) > 1 else cells[0]
-    return np.array([codes.setdefault(row, len(codes)) for row in rows], np.intp)
 
 
 def with_group_bandwidths(
@@ -330,7 +328,7 @@ class ComparisonChooser:
         firsts = np.cumsum([0, *(column.width for column in columns)])[:-1]
         for first, column in zip(firsts, columns, strict=True):
             # Both coordinates of a point have one scale, so that the circle remains one.
-            scale[first : first + column.width] = np.linalg.norm(scale[first : first + column.width])
+            scale[first : first + column.width] = np.hypot.reduce(scale[first : first + column.width])
         # A constant column has no information; a scale of 1 avoids amplifying its rounding errors.
         scale = np.where(scale > 0, scale, 1.0)
         key = self._with_excluded_at_mean((stacked - mean) / scale)
@@ -352,7 +350,13 @@ class ComparisonChooser:
         unit_name = _unit_name(columns) if alone else " standard deviations"
         text = f"{limit:.3g}{unit_name.removesuffix('s') if f'{limit:.3g}' == '1' else unit_name}"
         compared = f"compared by {type(score).__name__} of standardized columns, bandwidth {width:.3g} ({own})"
-        notes = (compared, f"bandwidth {method_text(chosen)}", f"no match beyond a distance of {text}")
+        copied = " of rows" in chosen.method
+        notes = (
+            compared,
+            f"bandwidth {method_text(chosen)}",
+            *("copies of rows count in effective rows and standard errors as other rows do",) * copied,
+            f"no match beyond a distance of {text}",
+        )
         return DistanceComparison(indices, columns, score, None, key, notes, mean, scale, unit, unit_name, limit)
 
     def _mixed(self, min_similarity: float | None, progress: Progress | None) -> MixedComparison:
@@ -361,7 +365,8 @@ class ComparisonChooser:
         numeric = tuple(i for i, column in enumerate(self.columns) if _is_numeric(column) and not identifiers[i])
         texts = sum(column.kind == "text" and not identifiers[i] for i, column in enumerate(self.columns))
         if numeric:
-            self._groups = group_rows([self.columns[index] for index in self._group_columns])
+            named = [self.columns[index].cells for index in self._group_columns]
+            self._groups = row_groups(*named) if named else None
             choose = partial(self.bandwidth, progress=progress)
             if self._groups is None:
                 choose = partial(self.rule_of_thumb, reason="the key has columns of several kinds")
@@ -433,7 +438,9 @@ class ComparisonChooser:
         complete = stacked[self.complete]
         if not len(complete):
             return np.zeros(stacked.shape[1]), np.ones(stacked.shape[1])
-        return complete.mean(axis=0), complete.std(axis=0)
+        mean = complete.mean(axis=0)
+        unit = square_unit(np.abs(complete - mean).max(axis=0))
+        return mean, ((complete - mean) / unit).std(axis=0) * unit
 
     def most_repeats(self, column: Column) -> int:
         """Return the number of complete rows that hold the most common cell of a key column."""

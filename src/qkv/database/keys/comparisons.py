@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -30,11 +31,13 @@ __all__ = [
     "DistanceComparison",
     "EqualityComparison",
     "find_coordinates",
+    "first_equal_vectors",
     "from_differences",
     "GroupedDistanceComparison",
     "KeyCells",
     "MatchLimits",
     "MixedComparison",
+    "row_groups",
     "ScoreComparison",
     "SimilarityComparison",
 ]
@@ -58,6 +61,36 @@ def from_differences(score: Score, normalizer: Normalizer, width: int) -> Score:
     """
     few = width == 1 or (normalizer.selects_keys and width <= _MOST_COLUMNS)
     return score.by_differences() if few else score
+
+
+def row_groups(*fields: Shaped[np.ndarray, "rows ..."]) -> Int[np.ndarray, " rows"]:
+    """Return the group of each row, whose cells in all fields are equal; groups are numbered by their first rows.
+
+    Example:
+        >>> row_groups(np.array([[0.0, 1.0], [2.0, 1.0], [-0.0, 1.0]])).tolist()
+        [0, 1, 0]
+    """
+    cells = [each.tolist() if each.ndim == 1 else map(bytes, each + 0) for each in fields]
+    codes: dict[object, int] = {}
+    return np.array([codes.setdefault(row, len(codes)) for row in zip(*cells, strict=True)], np.int64)
+
+
+def first_equal_vectors(key: Shaped[np.ndarray, "rows ..."]) -> Int[np.ndarray, " rows"] | None:
+    """Return for each vector the index of the first equal one; None if no two are equal, or the keys are no vectors.
+
+    A matrix product rounds the logits of equal vectors differently, which would decide between them.
+    """
+    if key.dtype.kind != "f" or key.ndim != 2 or key.shape[1] < 2:
+        return None
+    # Rows of different hashes are different.
+    bits = np.ascontiguousarray(key + 0).view(f"u{key.dtype.itemsize}").astype(np.uint64, copy=False)
+    hashes = bits @ np.random.default_rng(0).integers(2**63, size=key.shape[1], dtype=np.uint64)
+    _, group, count = np.unique(hashes, return_inverse=True, return_counts=True)
+    alike = np.flatnonzero(count[group] > 1)
+    _, place, group = np.unique(row_groups(key[alike]), return_index=True, return_inverse=True)
+    first = np.arange(len(key))
+    first[alike] = alike[place[group]]
+    return None if (first == np.arange(len(key))).all() else first
 
 
 _NUMERIC = ("number", "timestamp", "boolean")
@@ -210,6 +243,11 @@ class Comparison:
         """Indices of the key columns whose different cells mean different entities: texts, categories, identifiers."""
         pairs = zip(self.columns, self.key_columns, strict=True)
         return tuple(index for index, column in pairs if column.kind in ("text", "category"))
+
+    @cached_property
+    def first_equal(self) -> Int[np.ndarray, " rows"] | None:
+        """See `first_equal_vectors`, of the keys."""
+        return first_equal_vectors(self.key)
 
     def score_of(self, row: int) -> Score:
         """Return the score with which queries are compared with a row."""
@@ -482,7 +520,6 @@ class GroupedDistanceComparison(DistanceComparison):
         return np.concatenate([super().query_array(columns), np.array(inverse).reshape(-1, 1)], axis=1)
 
     def nearness(self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]) -> Num[np.ndarray, "q n"]:
-        """Return the Euclidean distance `(q, n)` of each query to the n rows listed for it in `rows`."""
         return replace(self, key=self.key[:, :-1]).distances(query[:, :-1], rows)
 
     def score_of(self, row: int) -> Score:
@@ -504,7 +541,6 @@ class MixedComparison(Comparison):
 
     @property
     def named_columns(self) -> tuple[int, ...]:
-        """Indices of the key columns of texts, categories and identifiers."""
         return tuple(index for _, part in self.parts for index in part.named_columns)
 
     def score_of(self, row: int) -> Score:
@@ -528,7 +564,6 @@ class MixedComparison(Comparison):
         return structured({name: part.query_array(columns) for name, part in self.parts})
 
     def with_rows(self, columns: Sequence[Column]) -> Self:
-        """Return a copy of this comparison and its parts, with keys taken from the key columns of other rows."""
         parts = tuple((name, part.with_rows(columns)) for name, part in self.parts)
         return replace(super().with_rows(columns), parts=parts)
 

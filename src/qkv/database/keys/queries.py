@@ -251,10 +251,7 @@ def _as_number(value: object, column: Column) -> object:
 def _parse_cell(value: Any, column: Column, folded: bool) -> Cell:
     if arrow_columns.is_missing(value):
         return None
-    if isinstance(value, np.generic):
-        value = plain_scalar(value)
-    if isinstance(value, np.timedelta64) and column.kind != "timestamp":
-        raise _kind_error(value, column)
+    value = plain_scalar(value)
     if column.kind in ("text", "category"):
         value = _text(value)
         if not isinstance(value, str):
@@ -307,8 +304,7 @@ def _integers(
             elements = [exact_cells.query_integers(each, column.type.value_type) for each in _elements(value)]
             found = None if None in elements else tuple(word for each in elements for word in each or ())
         else:
-            cell = plain_scalar(value) if isinstance(value, np.generic) else value
-            found = exact_cells.query_integers(cell, column.type, column.date_format)
+            found = exact_cells.query_integers(plain_scalar(value), column.type, column.date_format)
         if found is None:
             unequal[index] = True
         else:

@@ -89,7 +89,7 @@ def answer_table(partial: QueryPartial) -> pa.Table:
     errors, spreads, effective = [], [], []
     for aggregate, rows in zip(results.aggregates, results.effective.tolist(), strict=True):
         precision = None if aggregate is None else mean_precision(aggregate.deviation, rows)
-        errors.append(standard_error(precision, results.value))
+        errors.append(standard_error(None if aggregate is None else aggregate.center, precision, results.value))
         spreads.append(None if aggregate is None else aggregate.spread)
         effective.append(None if aggregate is None or np.isnan(rows) else rows)
     columns |= {"standard_error": errors, "spread": spreads, "effective_rows": effective, "found": found}

@@ -21,6 +21,7 @@ from qkv.core.progress import report
 from qkv.core.typing import Int
 from qkv.database.answer import Answer, Entry, call_notes, call_text
 from qkv.database.execute.ask_options import AskOptions
+from qkv.database.io.python_cells import exact_array
 from qkv.database.io.sources import suggest_name
 from qkv.database.keys.part_registry import parse_normalizer
 from qkv.database.relations.query_relation import QueryRelation
@@ -123,7 +124,13 @@ class AnswerColumns:
         import pyarrow as pa
 
         columns = answer.cells(self.votes)
-        simple = [pa.array(cells, self.schema.field(name).type) for name, cells in columns.items()]
+        types = {name: self.schema.field(name).type for name in columns}
+        # Of timestamps, times and durations, `pa.array` leaves out nanoseconds.
+        exact = {name: getattr(type_, "unit", "") == "ns" for name, type_ in types.items()}
+        simple = [
+            exact_array(cells).cast(types[name]) if exact[name] else pa.array(cells, types[name])
+            for name, cells in columns.items()
+        ]
         return [*simple, self._evidence(answer.entries)]
 
     def _evidence_type(self) -> pa.DataType:

@@ -13,6 +13,7 @@ from qkv.database.execute.ask_options import AskOptions
 from qkv.database.relations.answer_relation import AnswerRelation, samples
 from qkv.database.relations.query_relation import QueryRelation
 from qkv.encoders.columns import Column
+from qkv.encoders.exact_cells import MOST_DIGITS
 from qkv.errors import OptionError, QueryError
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ __all__ = ["create_function"]
 _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
 _EXACT_FLOATS = 2**53
 """Integers up to this size are float64 without rounding."""
+_EXACT_DIGITS = 15
+"""Decimals of so many digits are the shortest texts of different float64."""
 
 
 def create_function(
@@ -42,7 +45,7 @@ def create_function(
         raise OptionError(
             f"normalizer must not sample in a function of DuckDB, got {options.normalizer}. Use ask_batches."
         )
-    schema = pa.schema([(key, _parameter(database.column(key))) for key in database.key])
+    schema = pa.schema([(key, _parameter(database.column(key), database.largest(key))) for key in database.key])
     relation = AnswerRelation(database, QueryRelation(name, schema, iter(()), database.key), options, id)
     fields = list(relation.answer_schema)
     lock = threading.Lock()
@@ -67,22 +70,29 @@ def create_function(
         ) from None
 
 
-def _parameter(column: Column) -> pa.DataType:
-    """Return the type of the parameter for a key column.
+def _parameter(column: Column, largest: float) -> pa.DataType:
+    """Return the type of the parameter for a key column whose largest magnitude is given.
 
-    Numbers are float64, to which DuckDB converts every number, unless that would round the keys.
+    Numbers are float64, to which DuckDB converts every number, unless that would round the keys. DuckDB rounds a query
+    to the type of the parameter, which therefore has more digits than the keys.
     """
     type_ = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if column.kind in ("text", "category"):
         return pa.string()
     if column.kind == "vector":
         return pa.list_(pa.float64())
-    if column.kind == "timestamp" and pa.types.is_date(type_):
+    if pa.types.is_duration(type_) and type_.unit == "ns" and ((column.cells + column.origin) % 1000).any():
+        raise OptionError(
+            f"the key {column.name!r} must have whole microseconds in a function of DuckDB, whose intervals have no "
+            "nanoseconds, got others. Use ask_batches."
+        )
+    if column.kind == "timestamp" and (pa.types.is_date(type_) or type_ in (pa.timestamp("s"), pa.timestamp("ms"))):
         return pa.timestamp("us")
-    if column.kind not in ("number", "cyclic") or pa.types.is_decimal(type_):
+    if pa.types.is_decimal(type_) and type_.precision > _EXACT_DIGITS:
+        return pa.decimal128(MOST_DIGITS, type_.scale + MOST_DIGITS - type_.precision)
+    if column.kind not in ("number", "cyclic"):
         return type_
-    large = pa.types.is_integer(type_) and bool((abs(column.cells) >= _EXACT_FLOATS).any())
-    return type_ if large else pa.float64()
+    return type_ if pa.types.is_integer(type_) and largest >= _EXACT_FLOATS else pa.float64()
 
 
 def _with_durations(column: pa.ChunkedArray) -> pa.ChunkedArray:

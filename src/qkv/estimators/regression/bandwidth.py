@@ -57,6 +57,17 @@ _SHARED_ROWS = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125)
 _ROUNDING = 1e-9
 
 
+def square_unit(largest: Float[np.ndarray, "*n"]) -> Float[np.ndarray, "*n"]:
+    """Return powers of two, divided by which numbers of some largest magnitudes have squares in the range of float64.
+
+    Example:
+        >>> square_unit(np.array([3e200, 1.0, 0.0])) / [3e200, 1, 1] > 0.5
+        array([ True,  True,  True])
+    """
+    known = (largest > 0) & (largest < np.inf)
+    return np.asarray(np.ldexp(1.0, np.where(known, np.frexp(largest)[1] - 1, 0)))
+
+
 @dataclass(frozen=True)
 class GroupBandwidths:
     """The bandwidths of groups, in units of the points.
@@ -218,6 +229,7 @@ def _residuals(
 ) -> tuple[Float[np.ndarray, "rows width"], Float[np.ndarray, " groups"]]:
     """Return values relative to the mean of their group, and each group's mean squared residual."""
     count = np.maximum(np.bincount(groups), 1)
+    values = values - values.mean(axis=0)  # squares of large, nearly equal values would hide their differences
     means = np.stack([np.bincount(groups, column) / count for column in values.T], axis=1)
     residuals = values - means[groups]
     squares = np.bincount(groups, np.square(residuals).sum(axis=1)) / count
@@ -357,6 +369,8 @@ def leave_one_out(
     total = len(points) if total is None else total
     if len(points) < 3:
         return scott(total, width, "fewer than three rows")
+    unit = square_unit(np.abs(values - values.mean()).max(axis=None, keepdims=True)).item()
+    values = values / unit
     spread = values.std()
     if not spread > 0:
         return scott(total, width, "the values are all equal")
@@ -371,11 +385,13 @@ def leave_one_out(
     one_group = np.zeros(len(points), np.int64)
     means = _group_errors(errors, one_group, widest, _MOST_PAIRS, progress)[:, 0] / len(points)
     # Ties go to the wider kernel, which gives a smoother function.
-    best, scale = int(np.argmin(means)), float(spread) ** 2
+    best = int(np.argmin(means))
+    with np.errstate(over="ignore", under="ignore"):  # the errors of huge values are infinite
+        scale = float(np.square(spread * unit))
     widths = series_widths(widest, len(means))
     value = float(widths[best]) * (total / len(points)) ** (-1.0 / (width + 4))
     baseline = float(np.square(values).sum(axis=1).mean()) * scale
-    tried = tuple(zip(widths.tolist(), (means * scale).tolist(), strict=True))
+    tried = tuple((width, mean * scale) for width, mean in zip(widths.tolist(), means.tolist(), strict=True))
     return Bandwidth(value, "leave-one-out", len(points), float(means[best]) * scale, baseline, tried, total)
 
 

@@ -23,6 +23,7 @@ with 1, v, x, v x and x x.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -30,7 +31,7 @@ import numpy as np
 
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int
-from qkv.estimators.regression.bandwidth import Bandwidth, scott
+from qkv.estimators.regression.bandwidth import Bandwidth, scott, square_unit
 
 __all__ = [
     "choose_linear_bandwidth",
@@ -119,7 +120,7 @@ def choose_linear_bandwidth(
     if len(points) < 3:
         return scott(total, width, "fewer than three rows")
     values = targets[:, 0]
-    if not values.std() > 0:
+    if not np.ptp(values) > 0:
         return scott(total, width, "the values are all equal")
     count = min(_MOST_TARGETS, len(points), max(200, _MOST_LINE_PAIRS // len(points)))
     chosen = _draw(len(points), count)
@@ -129,7 +130,8 @@ def choose_linear_bandwidth(
     best = int(np.argmin(np.maximum(means, _ERROR_ROUNDING)))
     value = float(errors.bandwidths[best]) * (total / len(points)) ** (-1.0 / (width + 4))
     method = "local linear leave-one-out" + (f" at {count:,} rows" if count < len(points) else "")
-    square = errors.deviation**2
+    with np.errstate(over="ignore", under="ignore"):  # the errors of huge values are infinite
+        square = float(np.square(errors.deviation))
     tried = tuple(zip(errors.bandwidths.tolist(), (means * square).tolist(), strict=True))
     baseline = float(np.square(_standardized(values, groups)[0]).mean()) * square
     return Bandwidth(value, method, len(points), float(means[best]) * square, baseline, tried, total)
@@ -153,7 +155,7 @@ def compare_fits(
         >>> found.clear, found.linear < found.mean
         (True, True)
     """
-    if len(points) < _FEWEST_ROWS or not values.std() > 0:
+    if len(points) < _FEWEST_ROWS or not np.ptp(values) > 0:
         return None
     rows = np.sort(_draw(len(points), min(len(points), _COMPARED_ROWS)))
     points, values = points[rows], values[rows]
@@ -180,7 +182,8 @@ def _standardized(
         values = values - (np.bincount(groups, values) / counts)[groups]
     else:
         values = values - values.mean()
-    deviation = float(values.std()) or 1.0
+    unit = square_unit(np.abs(values).max(axis=None, keepdims=True)).item()
+    deviation = float((values / unit).std()) * unit or 1.0
     return values / deviation, deviation
 
 
@@ -280,6 +283,7 @@ _RESIDUAL_ROUNDING = 1e-12
 ONE_KEY = "the rows near the query have one distinct key"
 COLLINEAR = "the keys near the query are collinear, and the query is not on their line"
 ONE_SIDE = "all rows near the query lie on one side of it"
+BEYOND = "a line through the rows near the query leaves the range of times"
 WEAK = "a line through the rows near the query is less certain than one row"
 PARTIAL = "the keys near the query vary in {rank} of {width} directions, and no slope is known in the others"
 
@@ -344,8 +348,9 @@ def fit_rows(
     key: Float[np.ndarray, "rows width"],
     query: Float[np.ndarray, "q width"],
     cells: Float[np.ndarray, " rows"],
+    limits: tuple[float, float] = (-math.inf, math.inf),
 ) -> LocalFits:
-    """Return the line of each query through all rows.
+    """Return the line of each query through all rows; see `solve` for the limits.
 
     Example:
         >>> x = np.arange(5.0)
@@ -354,7 +359,7 @@ def fit_rows(
         (array([3.]), array([[2.]]))
     """
     moments = [_moments(row, key, one, cells) for row, one in zip(weights, query, strict=True)]
-    return solve(stack_moments(moments, key.shape[1]))
+    return solve(stack_moments(moments, key.shape[1]), limits)
 
 
 def stack_moments(moments: Sequence[LocalMoments], width: int) -> LocalMoments:
@@ -416,10 +421,11 @@ def spanned_inverse(
     return spanned, projection, np.stack([one_key, outside, far & ~outside])
 
 
-def solve(moments: LocalMoments) -> LocalFits:
+def solve(moments: LocalMoments, limits: tuple[float, float] = (-math.inf, math.inf)) -> LocalFits:
     """Return the line of each query from the moments of the rows.
 
-    Where there is no line, or where its variance is larger than that of one row, the answer is the weighted mean.
+    Where there is no line, where its variance is larger than that of one row, or where its value is not between the
+    limits, the answer is the weighted mean.
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         finite = np.isfinite(moments.covariance).all(axis=(1, 2))
@@ -432,7 +438,9 @@ def solve(moments: LocalMoments) -> LocalFits:
         first = moments.first - q0[:, None] * m
         squares = q0 - 2 * (slope * first).sum(axis=1) + np.einsum("qi,qij,qj->q", slope, second, slope)
         weak = squares > 1.0 + 1e-9
-        fallback = one_key | outside | far | weak
+        value = moments.center - (slope * moments.cross).sum(axis=1)
+        beyond = (value < limits[0]) | (value > limits[1])
+        fallback = one_key | outside | far | weak | beyond
         inverse = np.where(fallback[:, None, None], 0.0, inverse)
         slope = np.where(fallback[:, None], 0.0, slope)
         squares = np.where(fallback, q0, squares)
@@ -455,7 +463,7 @@ def solve(moments: LocalMoments) -> LocalFits:
         degrees=share * (1.0 / np.where(q0 > 0, q0, np.nan)),
         intercept=1.0 + (slope * m).sum(axis=1),
         slope=slope,
-        notes=_notes(projection, (one_key, outside, far, weak)),
+        notes=_notes(projection, (one_key, outside, far, weak, beyond)),
     )
 
 
@@ -466,7 +474,7 @@ def _notes(
     ranks = np.einsum("qii->q", projection).round().astype(int)
     notes = []
     for rank, *found in zip(ranks.tolist(), *(reason.tolist() for reason in reasons), strict=True):
-        texts = [text for text, true in zip((ONE_KEY, COLLINEAR, ONE_SIDE, WEAK), found, strict=True) if true]
+        texts = [text for text, true in zip((ONE_KEY, COLLINEAR, ONE_SIDE, WEAK, BEYOND), found, strict=True) if true]
         partial = PARTIAL.format(rank=rank, width=width) if rank < width else ""
         notes.append(f"weighted mean, because {texts[0]}" if texts else partial)
     return tuple(notes)
