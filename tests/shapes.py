@@ -4,8 +4,6 @@ Only functions that annotate an array with its axes are decorated, and of their 
 are checked: mypy checks the others, and arguments of a wrong kind raise the errors of the library.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import functools

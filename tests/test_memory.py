@@ -1,7 +1,5 @@
 """Peak memory of a new process: it grows linearly where documented, and does not exceed the plan's peak."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Damaged files are read correctly or refused: a sample of the faults of `make fuzz`."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The fused kernel: PyTorch's fused attention, with mapped batch axes, split masks and a finiteness check."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -4,8 +4,6 @@ The list is of what `scaled_dot_product_attention` silently takes to its array o
 call runs forward and backward in a process of its own, forked after the imports; its peak is read as VmHWM.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Calls under torch.compile: one operator in the graph, and the answers of a call without the compiler."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import subprocess

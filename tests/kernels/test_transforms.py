@@ -1,7 +1,5 @@
 """Calls under transforms of torch.func: the answers of one call for each element, in linear memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Modules under `vmap(grad)` with one set of parameters for each element give what each set gives alone."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Every cache that is empty, emptied, cropped or reordered continues as a new one with the tokens that are left."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from typing import Any

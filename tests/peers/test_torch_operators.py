@@ -5,8 +5,6 @@ FlashAttention.
 The 25 of `scaled_dot_product_attention`, in four dtypes, are run by `tests/nn/test_torch_suites.py`.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

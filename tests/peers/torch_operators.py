@@ -7,8 +7,6 @@ sides; `torch_samples.py` tests that dropout has the right mean. `make test` run
 attention, and none in float32; `make test-long` runs all.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Tests that decoding steps with different numbers of keys share plans, and get the results of plans of their own."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

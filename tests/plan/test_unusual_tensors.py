@@ -1,7 +1,5 @@
 """Sparse, nested, quantized, fake and meta tensors raise errors of this package, wherever they are given."""
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Any
 

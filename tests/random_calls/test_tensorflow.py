@@ -1,7 +1,5 @@
 """Random calls in TensorFlow against plain float64 NumPy: eager with gradients, and compiled by `tf.function`."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from typing import Any

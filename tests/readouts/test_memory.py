@@ -1,7 +1,5 @@
 """Maps and received mass are put together strip by strip: neither weights nor a list of maps are kept."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

@@ -5,8 +5,6 @@
 It starts `qkv serve` over drawn stores, speaks to 127.0.0.1 alone, has at most eight connections, and stops by itself.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

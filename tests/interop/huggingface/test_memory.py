@@ -1,7 +1,5 @@
 """Recording needs little more memory than running, and allocates no array of q · k elements."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
