@@ -1,15 +1,10 @@
 """Random sequences of cache operations give the outputs of plain attention over the tokens of each sequence."""
 
-import importlib.util
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
