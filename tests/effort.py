@@ -69,8 +69,12 @@ def thin(items: list[pytest.Item]) -> None:
                 case.add_marker("long")
 
 
+EVERY = {"reader": 3, "half": 2, "jax": 3}
+"""Of so many cases of a contract's test one runs: kernels of a readout, half precisions, and JAX, which compiles."""
+
+
 def take_turns(items: list[pytest.Item]) -> None:
-    """Mark as long every other case of a contract's test among the kernels of a readout, half precisions, and JAX.
+    """Mark as long the cases of a contract's test among those of `EVERY` whose turn it is not.
 
     Classes and tests take turns, so that each test runs with each of them in some class.
     """
@@ -79,9 +83,9 @@ def take_turns(items: list[pytest.Item]) -> None:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         library, _, dtype = str(params.get("setting", "")).partition("-")
         alike = "reader" if "reader" in params else "half" if dtype in ("float16", "bfloat16") else library
-        if alike in ("reader", "half", "jax") and not item.get_closest_marker("long"):
+        if alike in EVERY and not item.get_closest_marker("long"):
             tests.setdefault((item.nodeid.partition("[")[0], alike), []).append(item)
-    for (name, _), cases in tests.items():
+    for (name, alike), cases in tests.items():
         for number, case in enumerate(cases, zlib.crc32(name.encode())):
-            if number % 2 and len(cases) > 1:
+            if number % min(EVERY[alike], len(cases)):
                 case.add_marker("long")

@@ -1,7 +1,5 @@
 """Run the contract suites of the kernels on the GPU of this machine; `make test-gpu` starts it."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -8,8 +8,6 @@ detect more mutants. The sample is stratified by package: at least `--least` mut
 The report lists every mutant that no test detected.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

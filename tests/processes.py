@@ -1,7 +1,5 @@
 """Run Python in a process of its own: for peaks of memory, for imports, and for settings of a whole process."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -7,8 +7,6 @@ there, in a folder without the repository. `--python` may be given several times
 `constraints.txt` is installed for the first Python, and the examples of the README run as the wheel holds them.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -4,8 +4,6 @@ Only functions that annotate an array with its axes are decorated, and of their 
 are checked: mypy checks the others, and arguments of a wrong kind raise the errors of the library.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import functools
@@ -33,7 +31,7 @@ __all__ = ["check_shapes", "checked", "is_checking"]
 _AXES = re.compile(r"\b(Bool|Float|Int|Num|Shaped)\[")
 LEFT_OUT = ("qkv.testing", "qkv.core.typing")
 """Modules without checks: pytest rewrites the suites, and the types are created by the other."""
-AT_MOST = 20 if LONG else 4
+AT_MOST = 20 if LONG else 2
 """Checked calls per function and test module; a check takes some 100 µs, and kernels call functions per tile."""
 CALLS: Counter[Any] = Counter()
 """Checked calls of each function since the test module began."""

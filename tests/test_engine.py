@@ -1,7 +1,5 @@
 """The four verbs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A user-defined score works with masks, tiles, gradients, EXPLAIN and `ask`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

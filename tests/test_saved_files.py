@@ -1,7 +1,5 @@
 """Files saved by a released version are opened, or refused with what to do."""
 
-from __future__ import annotations
-
 import importlib.util
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """Every verb, score, normalizer, mask and readout runs on NumPy in a process that cannot import PyTorch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -16,8 +16,6 @@ With `--no-torch` PyTorch is not installed, and tests that need it are left out 
 no build for CPUs for each Python.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

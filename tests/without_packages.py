@@ -4,8 +4,6 @@
 skipped, and any other failure as it is. `tests/versions.py` uses it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Generator

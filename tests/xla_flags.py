@@ -6,8 +6,6 @@ versions of JAX. `make test` and `tests/versions.py` therefore try them in a pro
     XLA_FLAGS="$(python -m tests.xla_flags)" python -m pytest
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The command `qkv verify` finds damage in every kind of saved file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

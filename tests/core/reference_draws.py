@@ -3,8 +3,6 @@
 Threefry-2x32, from Salmon, Moraes, Dror, Shaw (2011), https://doi.org/10.1145/2063384.2063405.
 """
 
-from __future__ import annotations
-
 import math
 
 _MASK_32 = 0xFFFFFFFF

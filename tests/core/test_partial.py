@@ -1,7 +1,5 @@
 """Partial results merge in any order and grouping, and every specialised loop agrees with the shared definition."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -6,8 +6,6 @@ The rules append, delete, compact, reopen, read older versions and ask queries. 
 with the list. Answers, both in memory and streamed, are compared with votes counted from the list.
 """
 
-from __future__ import annotations
-
 import collections
 import shutil
 import tempfile

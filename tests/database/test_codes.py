@@ -1,7 +1,5 @@
 """Codes of keys in stores: bounds that no row violates, and answers that are those of the exact scan."""
 
-from __future__ import annotations
-
 import gzip
 import os
 from functools import cache

@@ -1,7 +1,5 @@
 """Tests of keys without a value: they decide who is meant, and neighbours never give their value."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

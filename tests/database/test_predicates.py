@@ -214,7 +214,7 @@ def test_a_predicate_of_others_that_needs_too_much_ends_and_the_next_one_is_eval
             matching_rows(rows, f"length({grown}) > 0")
         assert matching_rows(rows, "s = 'b'").tolist() == [False, True]
     assert time.process_time() - started < 5
-    short = PredicateProcess(seconds=1.0)
+    short = PredicateProcess(seconds=0.4)
     endless = ["(" * 9000, "(select count(*) from data a where (select count(*) from data b where b.x < a.x) > 1) > 1"]
     many = pa.table({"x": np.random.default_rng(0).random(60_000)})
     for where in endless:

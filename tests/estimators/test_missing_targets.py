@@ -1,7 +1,5 @@
 """Tests of missing values among the targets of estimators."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

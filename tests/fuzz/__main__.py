@@ -1,7 +1,5 @@
 """Damage saved files in many ways, and check that readers answer correctly or refuse: `python -m tests.fuzz`."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import math

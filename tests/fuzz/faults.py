@@ -1,7 +1,5 @@
 """Faults of disks, copies and attackers, drawn from a seed and made to the files in a folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

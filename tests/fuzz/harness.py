@@ -1,7 +1,5 @@
 """Run faults in worker processes, and collect their outcomes; the crash of a worker is an outcome too."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Saved files to damage: how each kind is made, and what a reader of the intact files answers."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

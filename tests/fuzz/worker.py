@@ -1,7 +1,5 @@
 """A process that damages files and reads them, for faults that may crash it; one line of JSON per fault."""
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import random

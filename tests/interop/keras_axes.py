@@ -3,8 +3,6 @@
 `python -m tests.interop.keras_axes COUNT`; the backend is `KERAS_BACKEND`.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import sys

@@ -1,7 +1,5 @@
 """Intended differences between the layers of qkv and those of Keras, printed as a line of JSON."""
 
-from __future__ import annotations
-
 import doctest
 import json
 import sys

@@ -4,8 +4,6 @@
 JSON. What the module prints is followed by its exit code.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -3,8 +3,6 @@
 The backend is `KERAS_BACKEND`; what is predicted is printed as a line of JSON.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json

@@ -4,8 +4,6 @@ The files are those of the installed Keras. In them `layers.Attention`, `layers.
 `layers.MultiHeadAttention` are ours, everything else is Keras' own. The backend is `KERAS_BACKEND`.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Keras layers, each backend in a separate process: the tests of Keras, and files exchanged between backends."""
 
-from __future__ import annotations
-
 import atexit
 import importlib.util
 import json

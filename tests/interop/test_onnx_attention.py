@@ -1,7 +1,5 @@
 """The `Attention` operator: onnx's node tests and reference implementation, gradients, memory, refusals."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import tracemalloc

@@ -1,7 +1,5 @@
 """Modules exported to ONNX contain the operator if it can express them, and compute the same output."""
 
-from __future__ import annotations
-
 import collections
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Importing qkv.interop imports no other library."""
 
-from __future__ import annotations
-
 import pytest
 
 from qkv.core import extras

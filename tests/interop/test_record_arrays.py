@@ -1,7 +1,5 @@
 """Weights of Keras and Flax models are shown by `View.from_weights`, from the arrays that the layers return."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import numpy as np

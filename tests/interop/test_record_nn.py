@@ -1,7 +1,5 @@
 """`record` with modules of `qkv.nn`: its weights equal those that the modules give as readouts."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`record` with modules of `torch.nn`: its weights equal those that the modules return themselves."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

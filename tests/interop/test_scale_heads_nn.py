@@ -1,7 +1,5 @@
 """`scale_heads` with modules of `qkv.nn`: its outputs equal those of scaled columns of the output projection."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

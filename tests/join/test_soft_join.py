@@ -466,7 +466,7 @@ def _sets(tmp_path_factory):
     [
         # Without the column "class", which numbers the restaurants and so gives the answer away.
         ("Fodors-Zagats", "name,addr,city,phone,type", 1.0),
-        ("Beer", "Beer_Name,Brew_Factory_Name,Style,ABV", 0.80),
+        pytest.param("Beer", "Beer_Name,Brew_Factory_Name,Style,ABV", 0.80, marks=pytest.mark.long),
     ],
 )
 def test_a_join_that_was_fitted_to_training_pairs_finds_those_of_the_test(sets, name, on, least):

@@ -3,8 +3,6 @@
 python -m tests.kernels.compile_traced 80 90 absolute attend
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

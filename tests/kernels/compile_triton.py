@@ -3,8 +3,6 @@
 python -m tests.kernels.compile_triton 80 90 attend_queries
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Scores drawn at random from a grammar of PyTorch's operators, with which tests compare generated programs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

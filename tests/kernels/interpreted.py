@@ -1,7 +1,5 @@
 """Tests of kernels whose programs Triton's interpreter runs on tensors of the CPU; skipped where it is off."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Functions of JAX, compiled for a platform that this machine need not have."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Kernels as they run on a GPU, on tensors of the CPU, and a check that nothing waits for the results of a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 python -m tests.kernels.specializations 100
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from tests.processes import run_python
-
 torch = pytest.importorskip("torch")
 
 from qkv.kernels.runtime.microbenchmarks import FasterOps  # noqa: E402
@@ -180,28 +178,6 @@ def test_saturated_gradients_keep_their_relative_digits():
     found = by_tiles(left, right, torch.ones(1), torch.ones(1, 1))[1][0]
     # In float32 1 − tanh² is 0 at 9: this is 4 e^{−18}.
     assert found.item() == pytest.approx(6.09199e-08, rel=1e-5)
-
-
-def test_memory_stays_below_an_array_of_all_pairs_and_units():
-    # Peak of a fresh process beyond its sides: a quarter of the q · k · h numbers of one tanh.
-    program = (
-        "import resource, torch; from qkv.kernels.tiled.logits.additive import prepare_units\n"
-        "torch.set_num_threads(1); torch.manual_seed(0)\n"
-        "a, b, v = torch.randn(1024, 32), torch.randn(1024, 32), torch.randn(32)\n"
-        "from qkv.kernels.runtime.workspace import Workspace\n"
-        "to = tuple(torch.zeros_like(x) for x in (a, b, v)); workspace = Workspace()\n"
-        "def run(n):\n"
-        "    prepared = prepare_units(a[:n], b[:n], v)\n"
-        "    for i in range(0, n, 512):\n"
-        "        for j in range(0, n, 512):\n"
-        "            r, c = (i, min(i + 512, n)), (j, min(j + 512, n))\n"
-        "            t = torch.zeros(r[1] - i, c[1] - j)\n"
-        "            for units in prepared.terms:\n"
-        "                units.add_logits(r, c, t, workspace); units.add_gradient(r, c, t, *to, workspace)\n"
-        "run(64); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "run(1024); print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)"
-    )
-    assert int(run_python("-c", program)) < 1024 * 1024 * 32 * 4 / 4
 
 
 def test_the_gradient_of_a_tile_without_queries_is_zero():

@@ -1,7 +1,5 @@
 """A call gives the same whether its arrays repeat batch axes or leave them to broadcast."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scores that call a function of the user, in the batched kernel."""
 
-from __future__ import annotations
-
 import math
 import weakref
 

@@ -1,7 +1,5 @@
 """Logits that the batched kernel computes within its autograd node: maps, gates, temperatures and masks."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

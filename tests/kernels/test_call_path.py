@@ -1,7 +1,5 @@
 """A call takes a short path to its arithmetic."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

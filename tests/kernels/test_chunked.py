@@ -1,7 +1,5 @@
 """The chunked kernel satisfies the contract of every kernel: whole arrays are cut into chunks before it runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The programs that are generated for scores, compiled for kinds of GPU that this machine need not have."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The Triton programs, compiled for kinds of GPU that this machine need not have."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Regression tests: calls found by random search for which kernels once differed from the equation."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Calls on a GPU that nothing waits for, captured by CUDA graphs and compiled as one graph; skipped without a GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

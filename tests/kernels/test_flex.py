@@ -1,7 +1,5 @@
 """The kernel that calls FlexAttention, on tensors of the CPU and without a compiler."""
 
-from __future__ import annotations
-
 import warnings
 from importlib import import_module
 

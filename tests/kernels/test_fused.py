@@ -1,7 +1,5 @@
 """The fused kernel: PyTorch's fused attention, with mapped batch axes, split masks and a finiteness check."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -264,3 +262,16 @@ def test_gradients_of_masks_of_pairs_are_refused() -> None:
     score, sides = scores.Biased(scores.ScaledDot(), made(5, 5)), [made(5, 4).detach() for _ in range(3)]
     with pytest.raises(RefusedError, match="is not an inner product"):
         qkv.attend(*sides, score=score, kernel="fused")
+
+
+@pytest.mark.parametrize(
+    ("sentence", "options"),
+    [
+        ("with dropout PyTorch needs quadratic memory", {"dropout": 0.1}),
+        ("would need an array of 64 × 64", {"mask": masks.Window(3, 3)}),
+        ("would need an array of 64 × 64", {"mask": ~masks.Causal()}),
+    ],
+)
+def test_calls_without_a_linear_form_are_refused(sentence: str, options: dict[str, Any]) -> None:
+    with pytest.raises(RefusedError, match=sentence):
+        qkv.explain((64, 4), (64, 4), (64, 4), library="torch", kernel="fused", gradient=True, **options)

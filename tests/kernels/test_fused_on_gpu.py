@@ -1,7 +1,5 @@
 """The way of the fused kernel on GPUs, run on CPU tensors: it never reads results back to the host."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

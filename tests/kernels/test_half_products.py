@@ -1,7 +1,5 @@
 """Calls in bfloat16 whose matrix products are computed in it, against float64 and PyTorch's operators on bfloat16."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """JAX's fused attention and loops on accelerators: plans, lowered programs, and results of the portable function."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -106,8 +106,10 @@ query, key, value, weight = (
 )
 
 def both(function):
-    loss = lambda *x: (function(*x) ** 2).sum()
-    return jax.jit(lambda *x: (function(*x), jax.grad(loss, argnums=(0, 1, 2, 3))(*x)))
+    def of(*x):
+        output, pull = jax.vjp(function, *x)
+        return output, pull(2 * output)
+    return jax.jit(of)
 
 def check(name, got, wanted):
     for mine, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
@@ -130,10 +132,11 @@ def check_mapped(name, normalizer, specs):
 if LONG:
     check_mapped("batch", normalizers.Entmax15(), (P("d"), P("d"), P("d")))
 wanted = check_mapped("queries", normalizers.Softmax(), (P(None, "d"), P(), P()))
-placed = [jax.device_put(x, NamedSharding(mesh, P("d"))) for x in (query, key, value)]
-got = both(attend(normalizers.Softmax(), small))(*placed, weight)
-assert got[0].sharding.spec == got[1][0].sharding.spec == P("d")
-check("sharded arrays", got, wanted)
+if LONG:
+    placed = [jax.device_put(x, NamedSharding(mesh, P("d"))) for x in (query, key, value)]
+    got = both(attend(normalizers.Softmax(), small))(*placed, weight)
+    assert got[0].sharding.spec == got[1][0].sharding.spec == P("d")
+    check("sharded arrays", got, wanted)
 
 explicit = jax.make_mesh((4, 2), ("d", "e"), axis_types=(AxisType.Explicit,) * 2)
 with jax.set_mesh(explicit):
@@ -170,7 +173,7 @@ def devices(count: int) -> dict[str, str]:
 
 def test_loops_run_sharded_over_eight_devices() -> None:
     printed = run_python("-c", f"LONG = {LONG}\n{SHARDED}", **devices(8))
-    assert len(printed.splitlines()) == (11 if LONG else 4), printed
+    assert len(printed.splitlines()) == (11 if LONG else 3), printed
     assert "6000 keys on jax_loops" in printed or not LONG
 
 
@@ -186,8 +189,10 @@ arrays = [jnp.asarray(rng.normal(size=shape)) for shape in ((2, 16, 4), (2, 16, 
 balanced = np.concatenate([np.r_[2 * r : 2 * r + 2, 14 - 2 * r : 16 - 2 * r] for r in range(4)])
 
 def both(function):
-    loss = lambda *x: (function(*x) ** 2).sum()
-    return jax.jit(lambda *x: (function(*x), jax.grad(loss, argnums=(0, 1, 2, 3))(*x)))
+    def of(*x):
+        output, pull = jax.vjp(function, *x)
+        return output, pull(2 * output)
+    return jax.jit(of)
 
 cases = [
     (lambda w: scores.ScaledDot(), normalizers.Softmax(), masks.Causal(), "balanced"),

@@ -1,7 +1,5 @@
 """The kernel of linear attention."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Operations that are chosen by microbenchmark get operands that they compute quickly."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The NumPy block kernel's softmax: one pass over the keys, without copies or loss of digits."""
 
-from __future__ import annotations
-
 import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path

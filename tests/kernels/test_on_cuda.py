@@ -1,7 +1,5 @@
 """The contract suites of the kernels that run on GPUs, on tensors of a GPU; skipped on machines without one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

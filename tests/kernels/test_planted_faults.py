@@ -1,7 +1,5 @@
 """Tests of the contract tests: a kernel that breaks one rule fails the test of that rule."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gradients of the tiled kernel where one key of a row has all the weight, compared with those of the dense kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Pooled maps computed with the output, and readouts accumulated tile by tile."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The programs that are generated for scores, run by Triton's interpreter on tensors of the CPU."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass

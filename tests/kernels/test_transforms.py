@@ -1,7 +1,5 @@
 """Calls under transforms of torch.func: the answers of one call for each element, in linear memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +13,6 @@ from qkv.errors import GradientError, OptionError, RefusedError, ShapeError
 from qkv.testing.cases import MASKS, NORMALIZERS, SCORES, SHAPES, Case
 from qkv.testing.libraries import Setting
 from qkv.torch_bridge.closures import refers_to_transformed
-from tests.processes import run_python
 
 # PyTorch compiles its own rules for forward mode with torch.jit.script.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -38,23 +35,6 @@ def dense(*sides: Tensor, **options: Any) -> Tensor:
 
 
 # -- memory ----------------------------------------------------------------------------------------------
-
-
-def test_vmap_keeps_to_the_memory_limit_in_forward_and_backward() -> None:
-    # All pairs of the four elements would take 64 MiB.
-    code = (
-        "import resource, torch, qkv; torch.set_num_threads(1)\n"
-        "from torch.func import grad, vmap\n"
-        "score = qkv.scores.Gaussian(1.0)\n"
-        "def run(kernel, n):\n"
-        "    loss = lambda x: qkv.attend(x, x, x, score=score, kernel=kernel, memory='16 MiB').sum()\n"
-        "    vmap(grad(loss))(torch.randn(4, n, 8))\n"
-        "    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "for kernel in (None, 'tiled', 'row_blocks'):\n"
-        "    before = run(kernel, 64); print((run(kernel, 2048) - before) * 1024)"
-    )
-    printed = run_python("-c", code)
-    assert max(map(int, printed.split())) < 32 * 2**20, printed
 
 
 def test_the_memory_limit_refuses_a_dense_call_by_the_size_of_all_mapped_elements() -> None:

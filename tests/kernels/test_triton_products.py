@@ -1,7 +1,5 @@
 """The programs for gated products and sparse normalizers, run by Triton's interpreter on tensors of the CPU."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

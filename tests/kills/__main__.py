@@ -1,7 +1,5 @@
 """Kill or interrupt each operation at many points, and check what it leaves: `python -m tests.kills`."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import os

@@ -1,7 +1,5 @@
 """Interruptions of a process: by SIGKILL or Ctrl-C, at its n-th call that changes a file or at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

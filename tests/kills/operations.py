@@ -1,7 +1,5 @@
 """Operations that are interrupted: what is there before, their steps, and what a reader finds."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Interrupt operations at random points, and check what they leave: each point is a process that is forked."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """Killed and interrupted operations lose nothing and can be repeated: a sample of the points of `make kills`."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.processes import run_python

@@ -1,7 +1,5 @@
 """`look.model`: views of models without tokenizers equal the weights that the models compute themselves."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from qkv.look.quantize import MASKED, dequantize
 from qkv.look.tiled_map import TILE_SIZE, TiledMap, TiledView
 from qkv.look.views import Axis
 from qkv.masks import AllowedKeys, AllowedPairs, Causal, Documents, Window
-from tests.processes import run_python
 
 torch = pytest.importorskip("torch")
 
@@ -175,33 +173,6 @@ def test_cells_whose_pairs_are_all_masked_are_marked_at_every_level(name):
     assert (counts == allowed.sum(axis=1)).mean() > (0.99 if name == "causal" else 0.5)
     row = long.row(150, 700)
     assert sorted(at for at, _ in row) == np.flatnonzero(allowed[150]).tolist()
-
-
-MEMORY = """
-import gc, json, sys
-import torch
-from qkv.look.tiled_map import TiledMap
-
-def peak():
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024
-
-n = int(sys.argv[1])
-rows = torch.randn(n, 64, generator=torch.Generator().manual_seed(0))
-TiledMap.from_arrays(rows[:600], rows[:600])
-gc.collect()
-before = peak()
-long = TiledMap.from_arrays(rows, rows)
-print(json.dumps({"peak": peak() - before, "needs": TiledMap.required_bytes(n, n, 64), "most": long.max_weight}))
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc to read the peak from")
-@pytest.mark.parametrize("length", [8192, pytest.param(65_536, marks=pytest.mark.long)])
-def test_a_tiled_map_uses_the_predicted_memory_and_no_dense_map(length):
-    found = json.loads(run_python("-c", MEMORY, length))
-    assert found["peak"] < 1.25 * found["needs"] + 16 * 10**6, found
-    assert found["peak"] < min(300 * 10**6, length**2), found  # all weights: 4 bytes of each pair
-    assert 0 < found["most"] <= 1
 
 
 def test_a_record_without_saved_inputs_is_refused():

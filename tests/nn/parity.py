@@ -1,7 +1,5 @@
 """Comparison of outputs and gradients with `torch.nn.MultiheadAttention` for one configuration."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from dataclasses import dataclass

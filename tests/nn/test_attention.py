@@ -1,7 +1,5 @@
 """`nn.Attention`, and the alignment of parts with calls that have a head axis."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,15 +1,8 @@
 """Modules under `vmap(grad)` with one set of parameters for each element give what each set gives alone."""
 
-from __future__ import annotations
-
-import importlib.util
 from collections.abc import Callable
 
 import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 from torch.func import functional_call, grad, vmap
 

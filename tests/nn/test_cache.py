@@ -1,6 +1,5 @@
 """Key-value cache: decoding with it equals decoding without it, in little more memory than keys and values."""
 
-import importlib.util
 import itertools
 import math
 import os
@@ -9,10 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -1,15 +1,10 @@
 """Random sequences of cache operations give the outputs of plain attention over the tokens of each sequence."""
 
-import importlib.util
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -73,14 +68,69 @@ def _quantized(x: Any) -> Any:
     return torch.where(scale.isfinite(), rounded, torch.nan).flatten(-2)
 
 
-class CacheMachine(RuleBasedStateMachine):
+class Machine(RuleBasedStateMachine):
     """Caches, each with a model: the query, key and value rows of each of its sequences."""
 
     def __init__(self) -> None:
         super().__init__()
         self.generator = torch.Generator().manual_seed(0)
-        self.caches: list[tuple[KeyValueCache, list[Rows]]] = []
+        self.caches: list[tuple[Any, list[Rows]]] = []
         self.longest = 0
+
+    def build(self, window: int | None, key_heads: int, score: Any, normalizer: Any) -> None:
+        self.window, self.options = window, (score, normalizer)
+        self.attention = nn.MultiHeadAttention(
+            HEADS * WIDTH, HEADS, key_heads=key_heads, key_width=key_heads * WIDTH, maps=[], score=score,
+            normalizer=normalizer, mask=masks.Causal(), dtype=torch.float64,
+        )  # fmt: skip
+        self.widths = [heads * WIDTH for heads in (HEADS, key_heads, key_heads)]
+
+    def empty(self, batch: int) -> list[Rows]:
+        return [[torch.zeros(0, width, dtype=torch.float64) for width in self.widths] for _ in range(batch)]
+
+    def draw(self, data: Any) -> int:
+        return int(data.draw(st.integers(0, len(self.caches) - 1), label="cache"))
+
+    def call(self, cache: Any, sides: Rows) -> Any:
+        """Return the output of a call, or None if it is refused."""
+        return self.attention(*sides, cache=cache)
+
+    def stored(self, rows: Any) -> Any:
+        """Return rows of keys or values as the cache stores them."""
+        return rows
+
+    @rule(data=st.data(), n=st.sampled_from([1, 1, 1, 2, 6]), uneven=st.booleans(), bad=st.sampled_from([0] * 9 + [1]))
+    def append(self, data: Any, n: int, uneven: bool, bad: int) -> None:
+        cache, sequences = self.caches[at := self.draw(data)]
+        sides = [
+            torch.randn(len(sequences), n, width, generator=self.generator, dtype=torch.float64)
+            for width in self.widths
+        ]
+        if bad:
+            sides[data.draw(st.integers(0, 2))][0, 0, 0] = data.draw(st.sampled_from([torch.nan, torch.inf]))
+        counts = [n] * len(sequences)
+        if uneven:
+            counts = data.draw(st.lists(st.integers(0, n), min_size=len(sequences), max_size=len(sequences)))
+            cache.set_lengths(torch.tensor(counts))
+        with torch.no_grad(), torch.inference_mode(data.draw(st.booleans(), label="inference mode")):
+            got = self.call(cache, sides)
+        if got is None:
+            return
+        self.longest = max(self.longest, *(len(x[0]) for x in sequences), 0 if uneven else n)
+        stored = [sides[0], *map(self.stored, sides[1:])]
+        after = [
+            [torch.cat([old, x[b, : counts[b]]]) for old, x in zip(sequence, stored, strict=True)]
+            for b, sequence in enumerate(sequences)
+        ]
+        for b, sequence in enumerate(after):
+            if counts[b]:
+                want = _outputs(sequence, self.window, *self.options)[-counts[b] :]
+                torch.testing.assert_close(got[b, : counts[b]].clone(), want, rtol=0, atol=1e-10, equal_nan=True)
+        self.caches[at] = (cache, after)
+
+
+class CacheMachine(Machine):
+    """Caches of one module."""
 
     @initialize(
         chunk=st.sampled_from([1, 2, 5]),
@@ -94,57 +144,12 @@ class CacheMachine(RuleBasedStateMachine):
         normalizer=st.sampled_from(NORMALIZERS),
     )
     def start(
-        self,
-        chunk: int,
-        window: int | None,
-        rollback: int,
-        batch: int,
-        key_heads: int,
-        one_chunk: int,
-        products: int,
-        score: Any,
-        normalizer: Any,
-    ) -> None:
-        score = score() if isinstance(score, type(_additive)) else score
-        self.window, self.options = window, (score, normalizer)
+        self, chunk: int, window: Any, rollback: int, batch: int, key_heads: int, one_chunk: int, products: int,
+        score: Any, normalizer: Any,
+    ) -> None:  # fmt: skip
         key_value_cache._ONE_CHUNK_BYTES, last_query._PRODUCT_ELEMENTS = one_chunk, products
-        self.attention = nn.MultiHeadAttention(
-            HEADS * WIDTH, HEADS, key_heads=key_heads, key_width=key_heads * WIDTH, maps=[], score=score,
-            normalizer=normalizer, mask=masks.Causal(), dtype=torch.float64,
-        )  # fmt: skip
-        self.widths = [heads * WIDTH for heads in (HEADS, key_heads, key_heads)]
-        empty = [[torch.zeros(0, width, dtype=torch.float64) for width in self.widths] for _ in range(batch)]
-        self.caches = [(KeyValueCache(chunk=chunk, window=window, rollback=rollback), empty)]
-
-    def draw(self, data: Any) -> int:
-        return int(data.draw(st.integers(0, len(self.caches) - 1), label="cache"))
-
-    @rule(data=st.data(), n=st.sampled_from([1, 1, 1, 2, 6]), uneven=st.booleans(), bad=st.sampled_from([0] * 9 + [1]))
-    def append(self, data: Any, n: int, uneven: bool, bad: int) -> None:
-        at = self.draw(data)
-        cache, sequences = self.caches[at]
-        sides = [
-            torch.randn(len(sequences), n, width, generator=self.generator, dtype=torch.float64)
-            for width in self.widths
-        ]
-        if bad:
-            sides[data.draw(st.integers(0, 2))][0, 0, 0] = data.draw(st.sampled_from([torch.nan, torch.inf]))
-        counts = [n] * len(sequences)
-        if uneven:
-            counts = data.draw(st.lists(st.integers(0, n), min_size=len(sequences), max_size=len(sequences)))
-            cache.set_lengths(torch.tensor(counts))
-        with torch.no_grad(), torch.inference_mode(data.draw(st.booleans(), label="inference mode")):
-            got = self.attention(*sides, cache=cache)
-        self.longest = max(self.longest, *(len(x[0]) for x in sequences), 0 if uneven else n)
-        after = [
-            [torch.cat([old, x[b, : counts[b]]]) for old, x in zip(sequence, sides, strict=True)]
-            for b, sequence in enumerate(sequences)
-        ]
-        for b, sequence in enumerate(after):
-            if counts[b]:
-                want = _outputs(sequence, self.window, *self.options)[-counts[b] :]
-                torch.testing.assert_close(got[b, : counts[b]].clone(), want, rtol=0, atol=1e-10, equal_nan=True)
-        self.caches[at] = (cache, after)
+        self.build(window, key_heads, score() if isinstance(score, type(_additive)) else score, normalizer)
+        self.caches = [(KeyValueCache(chunk=chunk, window=window, rollback=rollback), self.empty(batch))]
 
     @rule(factor=st.sampled_from([0.5, 1.25]))
     def train(self, factor: float) -> None:
@@ -202,15 +207,10 @@ class CacheMachine(RuleBasedStateMachine):
         key_value_cache._ONE_CHUNK_BYTES, last_query._PRODUCT_ELEMENTS = 16 * 2**20, 2**20
 
 
-class PagedMachine(RuleBasedStateMachine):
-    """Paged caches of one pool, each with a model: the query, key and value rows of each of its sequences."""
+class PagedMachine(Machine):
+    """Paged caches of one pool."""
 
     blocks = 40
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(0)
-        self.caches: list[tuple[PagedCache, list[Rows]]] = []
 
     @initialize(
         size=st.sampled_from([1, 2, 5]),
@@ -224,55 +224,24 @@ class PagedMachine(RuleBasedStateMachine):
     def start(
         self, size: int, window: int | None, batch: int, key_heads: int, score: Any, normalizer: Any, int8: bool
     ) -> None:
-        self.window, self.options = window, (score, normalizer)
         self.pool = BlockPool(self.blocks, key_heads, WIDTH, size=size, int8=int8, dtype=torch.float64)
         # What a released block holds must not matter.
         for name, x in self.pool.tensors.items():
             x.fill_(torch.nan if name.startswith("key") and x.is_floating_point() else 77)
-        self.attention = nn.MultiHeadAttention(
-            HEADS * WIDTH, HEADS, key_heads=key_heads, key_width=key_heads * WIDTH, maps=[], score=score,
-            normalizer=normalizer, mask=masks.Causal(), dtype=torch.float64,
-        )  # fmt: skip
-        self.widths = [heads * WIDTH for heads in (HEADS, key_heads, key_heads)]
+        self.build(window, key_heads, score, normalizer)
         self.caches = [(PagedCache(self.pool, window=window), self.empty(batch))]
 
-    def empty(self, batch: int) -> list[Rows]:
-        return [[torch.zeros(0, width, dtype=torch.float64) for width in self.widths] for _ in range(batch)]
-
-    def draw(self, data: Any) -> int:
-        return int(data.draw(st.integers(0, len(self.caches) - 1), label="cache"))
-
-    @rule(data=st.data(), n=st.sampled_from([1, 1, 1, 2, 6]), uneven=st.booleans(), bad=st.sampled_from([0] * 9 + [1]))
-    def append(self, data: Any, n: int, uneven: bool, bad: int) -> None:
-        cache, sequences = self.caches[at := self.draw(data)]
-        sides = [
-            torch.randn(len(sequences), n, width, generator=self.generator, dtype=torch.float64)
-            for width in self.widths
-        ]
-        if bad:
-            sides[data.draw(st.integers(0, 2))][0, 0, 0] = data.draw(st.sampled_from([torch.nan, torch.inf]))
-        counts = [n] * len(sequences)
-        if uneven:
-            counts = data.draw(st.lists(st.integers(0, n), min_size=len(sequences), max_size=len(sequences)))
-            cache.set_lengths(torch.tensor(counts))
+    def call(self, cache: Any, sides: Rows) -> Any:
         free = self.pool.free
         try:
-            with torch.no_grad(), torch.inference_mode(data.draw(st.booleans(), label="inference mode")):
-                got = self.attention(*sides, cache=cache)
+            return super().call(cache, sides)
         except RefusedError:
             assert self.pool.free == free
             cache._new_lengths = None
-            return
-        stored = [sides[0], *(_quantized(x) if self.pool.int8 else x for x in sides[1:])]
-        after = [
-            [torch.cat([old, x[b, : counts[b]]]) for old, x in zip(sequence, stored, strict=True)]
-            for b, sequence in enumerate(sequences)
-        ]
-        for b, sequence in enumerate(after):
-            if counts[b]:
-                want = _outputs(sequence, self.window, *self.options)[-counts[b] :]
-                torch.testing.assert_close(got[b, : counts[b]].clone(), want, rtol=0, atol=1e-10, equal_nan=True)
-        self.caches[at] = (cache, after)
+            return None
+
+    def stored(self, rows: Any) -> Any:
+        return _quantized(rows) if self.pool.int8 else rows
 
     @rule(data=st.data(), each=st.booleans())
     def crop(self, data: Any, each: bool) -> None:

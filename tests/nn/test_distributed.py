@@ -1,7 +1,5 @@
 """Training in two processes gives the gradients of training in one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

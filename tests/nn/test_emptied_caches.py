@@ -1,16 +1,9 @@
 """Every cache that is empty, emptied, cropped or reordered continues as a new one with the tokens that are left."""
 
-from __future__ import annotations
-
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 
 from qkv import masks, nn, scores

@@ -1,7 +1,5 @@
 """PyTorch's tools on attention modules: compilation, export, saving, autocast, copies, the meta device."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import io

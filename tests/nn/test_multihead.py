@@ -1,7 +1,5 @@
 """Multi-head attention: each option against the equation, head by head, in float64."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attention over packed and nested tensors: that of each sequence alone, in the same layout, with gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

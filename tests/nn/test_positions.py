@@ -1,14 +1,9 @@
 """Position encodings: their formulas, and what attention can only do with them."""
 
-import importlib.util
 import math
 from typing import Any
 
 import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 
 import qkv

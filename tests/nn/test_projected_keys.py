@@ -1,7 +1,5 @@
 """The projections of keys by a score are kept in the cache, so that a step projects its own key only."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

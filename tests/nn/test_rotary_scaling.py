@@ -1,13 +1,8 @@
 """Scaled rotary embeddings against those of transformers, and rotary embeddings of images."""
 
-import importlib.util
 from typing import Any
 
 import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 
 from qkv import nn

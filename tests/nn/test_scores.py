@@ -1,7 +1,5 @@
 """Learned scores: every score with arrays has a module, and its parameters get their gradients."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

@@ -1,14 +1,9 @@
 """Squeeze-and-excitation and latent attention."""
 
-import importlib.util
 import itertools
 from typing import Any
 
 import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 
 import qkv

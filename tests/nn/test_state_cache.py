@@ -1,14 +1,9 @@
 """The state of linear attention gives, token by token, the outputs of the whole sequence."""
 
-import importlib.util
 import itertools
 from typing import Any
 
 import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

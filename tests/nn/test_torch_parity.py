@@ -1,7 +1,5 @@
 """Every configuration of `nn.MultiheadAttention` gives the same output and gradients after conversion."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

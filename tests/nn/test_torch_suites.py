@@ -1,7 +1,5 @@
 """Samples of attention from PyTorch's own test suites, run through qkv; see `torch_samples.py`."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

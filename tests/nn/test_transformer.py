@@ -1,13 +1,8 @@
 """Layers and the whole Transformer: conversion from PyTorch, any score, caches, readouts."""
 
-import importlib.util
 from typing import Any
 
 import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 
 from qkv import masks, nn, normalizers, readouts

@@ -1,7 +1,5 @@
 """Arguments of the wrong kind are refused by an error of qkv that names the argument and says what to do."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ A program of its own: importing `torch.testing._internal` changes settings of th
 Each result is [suite, dtype, what the sample is, "agrees" or a deliberate difference or what differs].
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings

@@ -3,8 +3,6 @@
 python -m tests.nn.two_processes rank address_file result_file
 """
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -1,7 +1,5 @@
 """The functions of the package entmax as calls of `qkv.attend`."""
 
-from __future__ import annotations
-
 import math
 import os
 from typing import Any

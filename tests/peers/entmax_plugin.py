@@ -6,8 +6,6 @@ bisection is replaced. The kernel is named by the environment variable QKV_KERNE
 Their tests draw inputs without a seed, so one is set here.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

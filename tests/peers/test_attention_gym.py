@@ -7,8 +7,6 @@ Each mask runs as the mask of qkv that states the same rule where there is one, 
 as `masks.AllowedPairs` of their table. Their functions that index by batch or head run as a table only.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 `pip install -c constraints.txt -e ".[bench]"` installs them.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -4,8 +4,6 @@ Left out are tests of what qkv does not have (normmax, budget, α below 1) or th
 partial sort). Those that draw α between .05 and 2.55 are rebuilt below with α from 1.05.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

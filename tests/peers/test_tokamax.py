@@ -5,8 +5,6 @@ quantized arrays are left out, because qkv takes no such arrays. In that of drop
 dropped, tokamax expects an error. The other 67 compare outputs and gradients.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -6,8 +6,6 @@ Left out are options that mix heads or rows (talking heads, selective, inverted,
 attention with a score, a normalizer and a mask.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

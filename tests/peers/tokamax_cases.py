@@ -4,8 +4,6 @@ A program of its own: tokamax changes settings of JAX. The arguments are pattern
 but those of quantized arrays. The kernel is named by the environment variable QKV_KERNEL.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import os

@@ -1,7 +1,5 @@
 """The memory budget: its default, the smallest sufficient budget of a refusal, and the warning of a slow plan."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from pathlib import Path

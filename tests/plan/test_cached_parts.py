@@ -1,7 +1,5 @@
 """Tests that cached plans are used for the right calls when parts hold arrays which the caller changes."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 

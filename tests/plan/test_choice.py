@@ -1,7 +1,5 @@
 """The choice of a kernel, refusals and rewrites, without running anything."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@ and gradients. The allocator returns freed arrays to the operating system at onc
 memory which it keeps for later is not counted.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

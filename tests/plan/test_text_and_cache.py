@@ -1,7 +1,5 @@
 """The exact text of EXPLAIN, rewrites, the plan cache, prepared plans and amounts of memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

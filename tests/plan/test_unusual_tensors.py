@@ -1,15 +1,8 @@
 """Sparse, nested, quantized, fake and meta tensors raise errors of this package, wherever they are given."""
 
-from __future__ import annotations
-
-import importlib.util
 from typing import Any
 
 import pytest
-
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed", allow_module_level=True)
-
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 

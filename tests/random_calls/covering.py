@@ -5,8 +5,6 @@ kinds is a feature too, called "path": each path occurs with each value of each 
 refuses are left out; `Design.count` returns the numbers of both.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

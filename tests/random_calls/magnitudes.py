@@ -1,7 +1,5 @@
 """Draws queries, keys and bandwidths of many magnitudes, for which rewrites of a score may lose digits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The checks of the random calls notice an output, a gradient or a leaked NaN that is wrong."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

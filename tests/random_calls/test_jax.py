@@ -3,8 +3,6 @@
 JAX compiles a function for each shape and each combination of parts, so that ten calls share one.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Random calls in PyTorch of queries and keys up to 1e18: finite where attention in plain float64 NumPy is finite."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

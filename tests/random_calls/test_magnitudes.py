@@ -1,7 +1,5 @@
 """Scores of squared distances at all magnitudes agree with float64 differences, in every kernel and library."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

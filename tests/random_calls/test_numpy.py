@@ -1,7 +1,5 @@
 """Random calls in NumPy against plain float64 NumPy; `covering.py` says what is drawn."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

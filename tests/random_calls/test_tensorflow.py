@@ -1,7 +1,5 @@
 """Random calls in TensorFlow against plain float64 NumPy: eager with gradients, and compiled by `tf.function`."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from typing import Any
@@ -12,6 +10,7 @@ import pytest
 
 from qkv.errors import RefusedError
 from qkv.kernels import TensorflowBlocksKernel
+from qkv.testing.libraries import installed
 from tests.random_calls.covering import FEATURES, Design, Row
 from tests.random_calls.draw import RandomCall, draw_call, draw_shape, redraw
 from tests.random_calls.libraries import (
@@ -28,8 +27,8 @@ from tests.random_calls.libraries import (
     trained,
 )
 
-pytest.importorskip("tensorflow")
-pytest.importorskip("keras")
+if not installed("tensorflow"):
+    pytest.skip("TensorFlow or Keras is not installed", allow_module_level=True)
 
 KERNELS = ("dense", "tensorflow_blocks")
 SMALL = ("tensorflow_blocks", TensorflowBlocksKernel(budget=900))

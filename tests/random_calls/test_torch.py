@@ -1,7 +1,5 @@
 """Random calls in PyTorch, with gradients, against plain float64 NumPy; `covering.py` says what is drawn."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

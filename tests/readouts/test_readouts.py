@@ -1,7 +1,5 @@
 """What each readout gives, on numbers that can be checked by hand."""
 
-from __future__ import annotations
-
 import math
 import re
 from functools import partial

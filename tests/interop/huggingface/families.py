@@ -1,7 +1,5 @@
 """One family of models at a time: the engine against the model's own eager attention."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Writes `families.json` beside this file, from which `table.py` makes the page.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import signal

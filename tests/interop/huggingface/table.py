@@ -1,7 +1,5 @@
 """Write the table of model types: python -m tests.interop.huggingface.table."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """The attention function for all arguments of models, compared with the equation in double precision."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Layer coverage: which layers call the engine, and warnings about those that do not."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,7 +1,5 @@
 """The unplanned decoding step against transformers' own attention, on all caches and against the definition."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -3,8 +3,6 @@
 Twelve of them run in `make test`, all in `make test-long`; `families.json` holds what the last sweep found.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The growing cache against transformers' `DynamicCache`: random operations, generation and memory."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The lazy mask equals the mask of transformers, and allocates no array until a model computes with it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The real sentence model, from the installed package, against its own eager attention."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`record`: the recorded calls and readouts, and that the model is restored."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Models with another score or normalizer: training, saving and loading with them, on tiny models and on MiniLM."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

@@ -3,8 +3,6 @@
 Numbers are shrunk by what they are called; what the rules get wrong stands in `OVERRIDES`.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re
