@@ -315,6 +315,13 @@ def test_a_decimal_however_it_is_written(query, row):
     )
 
 
+@pytest.mark.parametrize("zone", [None, "Europe/Zurich"])
+def test_a_timestamp_of_pandas_is_compared_with_its_nanoseconds(zone):
+    keys = pa.array([1_600_000_000_123_454_789, 1_600_000_000_123_454_790], pa.timestamp("ns", zone))
+    database = Database.open({"k": keys, "v": [0.0, 1.0]}, key="k", value="v")
+    assert [database.ask(key, score="exact").value for key in keys.to_pylist()] == [0.0, 1.0]
+
+
 def test_zero_and_minus_zero_are_equal():
     assert Database.open({"k": [0.0, 1.0], "v": [5.0, 6.0]}, key="k", value="v").ask(-0.0, score="exact").value == 5.0
 

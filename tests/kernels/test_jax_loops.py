@@ -89,7 +89,7 @@ def test_readouts_are_those_of_the_dense_weights() -> None:
     kernel = JaxLoopsKernel(budget=16, row_block_budget=900)
     mine = qkv.observe(query, key, key, kernel=kernel, **options)
     theirs = qkv.observe(query, key, key, kernel=DenseKernel(), **options)
-    assert "row blocks of 5 queries" in str(mine.plan)
+    assert "row blocks of 4 queries" in str(mine.plan)
     for got, wanted in zip(jax.tree.leaves(mine.readouts), jax.tree.leaves(theirs.readouts), strict=True):
         assert_close(got, to_float64(wanted), 1e-5)
 

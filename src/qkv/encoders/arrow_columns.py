@@ -22,7 +22,7 @@ import numpy as np
 from qkv.core.cell_kinds import cell_kind
 from qkv.core.times import read_time
 from qkv.core.typing import Bool, Int, Num
-from qkv.encoders.nanoseconds import nanoseconds_below, with_nanoseconds
+from qkv.encoders.nanoseconds import nanoseconds_below, plain_time, with_nanoseconds
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -378,6 +378,8 @@ def to_units(value: Any, type_: pa.DataType, date_format: str = "", exact: bool 
         return (timestamp - _EPOCH).days
     if below and exact and (pa.types.is_date64(type_) or type_.unit != "ns"):
         raise ArithmeticError(value)
+    if below:
+        timestamp = plain_time(timestamp)
     units = _whole_units(_nanoseconds(timestamp - _EPOCH), "ms" if pa.types.is_date64(type_) else type_.unit, exact)
     return units + below if pa.types.is_timestamp(type_) and type_.unit == "ns" else units
 

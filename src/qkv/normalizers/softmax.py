@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from qkv.core.arrays import is_array, is_ndarray, namespace, row_max, stop_gradient, where
+from qkv.core.arrays import is_array, is_ndarray, library, namespace, row_max, stop_gradient, where
 from qkv.core.equation import apply_dropout
 from qkv.core.guard import apply_weights
 from qkv.core.partial import ExponentialSums, PartialResult, finite_shift, nonzero
@@ -72,6 +72,12 @@ class Softmax(Normalizer):
 
         l is the logit divided by the temperature. A sink is included in the maximum and in the sum.
         """
+        if self.sink is None and library(logits) == "tensorflow":
+            import tensorflow as tf
+
+            logits = self.prepare(logits)
+            empty = row_max(stop_gradient(logits)) == -math.inf
+            return where(empty, 0.0, tf.nn.softmax(where(empty, 0.0, logits)))
         e, total, _ = self._exponentials(self.prepare(logits))
         total = nonzero(total)
         return np.divide(e, np.asarray(total), out=e) if is_ndarray(e) else e / total

@@ -37,7 +37,14 @@ from qkv.kernels.jax_loops.dynamic_tiles import (
     vary_like,
 )
 from qkv.kernels.jax_loops.tiles import attend_tiles
-from qkv.kernels.runtime.tile_sizes import partial_elements, row_block_arrays, row_block_size, size_text, tile_shape
+from qkv.kernels.runtime.tile_sizes import (
+    equal_parts,
+    partial_elements,
+    row_block_arrays,
+    row_block_size,
+    size_text,
+    tile_shape,
+)
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
 from qkv.plan.kernel_protocol import Kernel, Result
@@ -423,13 +430,13 @@ class JaxLoopsKernel(Kernel):
         if problem.axes.pairs * problem.elements_per_logit <= 2 * budget:
             budget *= 2  # a single tile, which needs no loop, rather than several of half the size
         rows, cols = tile_shape(problem, budget, _tile_arrays(problem))
-        return max(1, min(rows, problem.axes.q)), max(1, min(cols, problem.axes.k))
+        return equal_parts(problem.axes.q, rows), equal_parts(problem.axes.k, cols)
 
     def _rows(self, problem: Problem) -> int:
         """Return the number of queries in a row block, or 0 if the call uses no row blocks."""
         if _in_tiles(problem) and not problem.readouts:
             return 0
-        return row_block_size(problem, self.row_block_budget, row_block_arrays(problem))
+        return equal_parts(problem.axes.q, row_block_size(problem, self.row_block_budget, row_block_arrays(problem)))
 
     def _cols(self, problem: Problem, rows: int) -> int:
         """Return the number of keys in a tile of the logits of a row block."""

@@ -14,6 +14,7 @@ from qkv.scores.forms import Gated, Tanh
 __all__ = [
     "ROW_BLOCK_BUDGET",
     "TileSizes",
+    "equal_parts",
     "narrow_for_mask",
     "partial_elements",
     "projection_bytes",
@@ -66,6 +67,19 @@ def row_block_size(problem: Problem, budget: int, arrays: int) -> int:
     row = max(1, axes.batch_size * axes.k * arrays)
     allowed = problem.memory // 2 // problem.itemsize
     return max(1, min(axes.q, min(budget, allowed) // row))
+
+
+def equal_parts(length: int, step: int) -> int:
+    """Return the smallest step in which as many parts as with `step` cover a length.
+
+    Loops whose parts all have one size compute pairs that parts share again.
+
+    Example:
+        >>> equal_parts(384, 256)
+        192
+    """
+    step = max(1, min(step, length))
+    return -(-length // -(-length // step)) if length else 1
 
 
 def size_text(rows: int, cols: int) -> str:

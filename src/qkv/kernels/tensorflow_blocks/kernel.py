@@ -15,7 +15,7 @@ from qkv.core.equation import BoundCall, apply_dropout, dense, masked_logits
 from qkv.core.guard import apply_weights
 from qkv.core.parts import Part
 from qkv.core.typing import Array, Bool, Float, Int, Shaped
-from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size, size_text
+from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, equal_parts, row_block_arrays, row_block_size, size_text
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work
@@ -270,4 +270,4 @@ class TensorflowBlocksKernel(Kernel):
         return Result(cast(attend_row_blocks(call, self._rows(problem)), call.out_dtype))
 
     def _rows(self, problem: Problem) -> int:
-        return row_block_size(problem, self.budget, row_block_arrays(problem))
+        return equal_parts(problem.axes.q, row_block_size(problem, self.budget, row_block_arrays(problem)))
