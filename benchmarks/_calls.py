@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import qkv
-from benchmarks._claim import MissingError
+from benchmarks._claim import MissingError, WrongError
 from qkv import masks, normalizers, readouts, scores
 from qkv.core.equation import attend_dense
 from qkv.core.positions import Positions
@@ -24,10 +24,6 @@ __all__ = ["CALLS", "Call", "WrongError", "apart", "make", "shapes"]
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 SHRUNK = 16
 """Divisor of lengths in quick runs."""
-
-
-class WrongError(AssertionError):
-    """A result differs from that of the reference or of the peer, so nothing is timed."""
 
 
 def shapes(workload: str, quick: bool = False, value_width: int | None = None) -> Shapes:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-__all__ = ["CLAIMS", "AtLeast", "AtMost", "Claim", "Goal", "MissingError", "Row", "Setting", "load"]
+__all__ = ["CLAIMS", "AtLeast", "AtMost", "Claim", "Goal", "MissingError", "Row", "Setting", "WrongError", "load"]
 
 Item = TypeVar("Item")
 
@@ -60,6 +60,10 @@ SECTIONS = {
 
 class MissingError(Exception):
     """A data set or a peer that the measurement needs is missing."""
+
+
+class WrongError(AssertionError):
+    """A result differs from that of the reference or of the peer, so nothing is timed."""
 
 
 @dataclass(frozen=True)
