@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -81,7 +82,8 @@ class SparseNormalizer(Normalizer):
         # No key below −2 has weight (τ ≥ −1), so excluded keys are set to −2, which avoids inf.
         maximum = row_max(logits)
         if is_ndarray(logits):
-            z = np.maximum((logits - finite_shift(maximum)) * scale, -2)
+            z = logits - finite_shift(maximum)
+            z = np.maximum(z if not is_array(scale) and scale == 1 else z * scale, -2)
         else:
             z = (where(out, 0.0, logits) - finite_shift(maximum)) * scale
             z = where(out | (z < -2), -2.0, z)
@@ -89,7 +91,7 @@ class SparseNormalizer(Normalizer):
         for _ in range(1 if is_ndarray(logits) else 2):
             masses, slopes = _masses(z, tau, power)
             excess = xp.sum(masses, axis=-1, keepdims=True) - 1
-            tau = tau + excess / nonzero(xp.sum(slopes, axis=-1, keepdims=True))
+            tau = tau + excess / nonzero(xp.sum(slopes(), axis=-1, keepdims=True))
         weights = _masses(z, tau, power)[0]
         if is_ndarray(maximum) and np.isfinite(maximum).all():
             return weights
@@ -267,13 +269,13 @@ def _above(
 
 def _masses(
     z: Float[Array, "*batch q k"], tau: Float[Array, "*batch q 1"], power: Float[Array, "*_"] | float
-) -> tuple[Float[Array, "*batch q k"], Float[Array, "*batch q k"]]:
-    """Return max(0, z − τ)^p and its derivative p · max(0, z − τ)^(p − 1)."""
+) -> tuple[Float[Array, "*batch q k"], Callable[[], Float[Array, "*batch q k"]]]:
+    """Return max(0, z − τ)^p, and a function that returns its derivative p · max(0, z − τ)^(p − 1)."""
     if is_ndarray(z) and not is_array(power) and power in (1, 2):  # without a gradient
         above = np.maximum(z - tau, 0)
-        return (above * above, 2 * above) if power == 2 else (above, cast(above > 0, z.dtype))
+        return (above * above, lambda: 2 * above) if power == 2 else (above, lambda: cast(above > 0, z.dtype))
     above, inside = _above(z, tau)
-    return where(inside, above**power, 0.0), where(inside, power * above ** (power - 1), 0.0)
+    return where(inside, above**power, 0.0), lambda: where(inside, power * above ** (power - 1), 0.0)
 
 
 def _threshold(
