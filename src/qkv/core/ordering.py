@@ -1,4 +1,4 @@
-"""Functions that select the k largest elements of each row; ties go to the lowest index, NaN counts as largest.
+"""Functions that find equal rows, and the k largest elements of each row; ties go to the lowest index, NaN is largest.
 
 Whole rows are sorted only if the top-k function of the library does not specify which of several equal entries it
 returns.
@@ -22,9 +22,18 @@ from qkv.core.arrays import (
     stop_gradient,
     where,
 )
-from qkv.core.typing import Array, Bool, DType, Float, Int, Num, Tensor
+from qkv.core.typing import Array, Bool, DType, Float, Int, Num, Shaped, Tensor
 
-__all__ = ["RunningTopK", "index_mask", "kth_largest", "nonzero_top_k_indices", "top_k_mask", "top_k_indices"]
+__all__ = [
+    "RunningTopK",
+    "first_equal_vectors",
+    "index_mask",
+    "kth_largest",
+    "nonzero_top_k_indices",
+    "row_groups",
+    "top_k_indices",
+    "top_k_mask",
+]
 
 _LONG_ROW = 4096
 """Length from which the maxima of groups of a NumPy row bound its largest elements."""
@@ -339,3 +348,33 @@ class RunningTopK:
         at[:, :count], at[place, column] = indices[rows], index
         order = _top_of_short_rows(table, count)
         known[rows], indices[rows] = np.take_along_axis(table, order, axis=1), np.take_along_axis(at, order, axis=1)
+
+
+def row_groups(*fields: Shaped[np.ndarray, "rows ..."]) -> Int[np.ndarray, " rows"]:
+    """Return the group of each row, whose cells in all fields are equal; groups are numbered by their first rows.
+
+    Example:
+        >>> row_groups(np.array([[0.0, 1.0], [2.0, 1.0], [-0.0, 1.0]])).tolist()
+        [0, 1, 0]
+    """
+    cells = [each.tolist() if each.ndim == 1 else map(bytes, each + 0) for each in fields]
+    codes: dict[object, int] = {}
+    return np.array([codes.setdefault(row, len(codes)) for row in zip(*cells, strict=True)], np.int64)
+
+
+def first_equal_vectors(key: Shaped[np.ndarray, "rows ..."]) -> Int[np.ndarray, " rows"] | None:
+    """Return for each vector the index of the first equal one; None if no two are equal, or the keys are no vectors.
+
+    A matrix product rounds the logits of equal vectors differently, which would decide between them.
+    """
+    if key.dtype.kind != "f" or key.ndim != 2 or key.shape[1] < 2:
+        return None
+    # Rows of different hashes are different.
+    bits = np.ascontiguousarray(key + 0).view(f"u{key.dtype.itemsize}").astype(np.uint64, copy=False)
+    hashes = bits @ np.random.default_rng(0).integers(2**63, size=key.shape[1], dtype=np.uint64)
+    _, group, count = np.unique(hashes, return_inverse=True, return_counts=True)
+    alike = np.flatnonzero(count[group] > 1)
+    _, place, group = np.unique(row_groups(key[alike]), return_index=True, return_inverse=True)
+    first = np.arange(len(key))
+    first[alike] = alike[place[group]]
+    return None if (first == np.arange(len(key))).all() else first

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.core.formatting import number
+from qkv.core.ordering import row_groups
 from qkv.core.partial import merge_means
 from qkv.core.typing import Bool, Float, Int, Num, Shaped
 from qkv.database.execute.aggregates import Aggregate, LineFit, average_aggregate
@@ -22,7 +23,6 @@ from qkv.database.keys.comparisons import (
     DistanceComparison,
     MixedComparison,
     find_coordinates,
-    row_groups,
 )
 from qkv.encoders.columns import Column
 from qkv.errors import OptionError

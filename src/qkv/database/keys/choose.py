@@ -31,6 +31,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from qkv.core.ordering import row_groups
 from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Float, Int
 from qkv.database.choice_cache import NO_CACHE, ChoiceCache
@@ -45,7 +46,6 @@ from qkv.database.keys.comparisons import (
     SimilarityComparison,
     displayed_distances,
     in_units,
-    row_groups,
     side_by_side,
     structured,
 )

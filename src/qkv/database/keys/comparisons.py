@@ -14,6 +14,7 @@ from typing import ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 
 from qkv.core.formatting import number
+from qkv.core.ordering import first_equal_vectors
 from qkv.core.typing import Bool, Float, Int, Num, Shaped
 from qkv.encoders import exact_cells
 from qkv.encoders.columns import Column, arc_lengths
@@ -31,13 +32,11 @@ __all__ = [
     "DistanceComparison",
     "EqualityComparison",
     "find_coordinates",
-    "first_equal_vectors",
     "from_differences",
     "GroupedDistanceComparison",
     "KeyCells",
     "MatchLimits",
     "MixedComparison",
-    "row_groups",
     "ScoreComparison",
     "SimilarityComparison",
 ]
@@ -61,36 +60,6 @@ def from_differences(score: Score, normalizer: Normalizer, width: int) -> Score:
     """
     few = width == 1 or (normalizer.selects_keys and width <= _MOST_COLUMNS)
     return score.by_differences() if few else score
-
-
-def row_groups(*fields: Shaped[np.ndarray, "rows ..."]) -> Int[np.ndarray, " rows"]:
-    """Return the group of each row, whose cells in all fields are equal; groups are numbered by their first rows.
-
-    Example:
-        >>> row_groups(np.array([[0.0, 1.0], [2.0, 1.0], [-0.0, 1.0]])).tolist()
-        [0, 1, 0]
-    """
-    cells = [each.tolist() if each.ndim == 1 else map(bytes, each + 0) for each in fields]
-    codes: dict[object, int] = {}
-    return np.array([codes.setdefault(row, len(codes)) for row in zip(*cells, strict=True)], np.int64)
-
-
-def first_equal_vectors(key: Shaped[np.ndarray, "rows ..."]) -> Int[np.ndarray, " rows"] | None:
-    """Return for each vector the index of the first equal one; None if no two are equal, or the keys are no vectors.
-
-    A matrix product rounds the logits of equal vectors differently, which would decide between them.
-    """
-    if key.dtype.kind != "f" or key.ndim != 2 or key.shape[1] < 2:
-        return None
-    # Rows of different hashes are different.
-    bits = np.ascontiguousarray(key + 0).view(f"u{key.dtype.itemsize}").astype(np.uint64, copy=False)
-    hashes = bits @ np.random.default_rng(0).integers(2**63, size=key.shape[1], dtype=np.uint64)
-    _, group, count = np.unique(hashes, return_inverse=True, return_counts=True)
-    alike = np.flatnonzero(count[group] > 1)
-    _, place, group = np.unique(row_groups(key[alike]), return_index=True, return_inverse=True)
-    first = np.arange(len(key))
-    first[alike] = alike[place[group]]
-    return None if (first == np.arange(len(key))).all() else first
 
 
 _NUMERIC = ("number", "timestamp", "boolean")

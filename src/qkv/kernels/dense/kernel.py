@@ -17,7 +17,6 @@ import numpy as np
 
 from qkv.core.arrays import ignore_numpy_warnings, library, statically_known_true
 from qkv.core.equation import BoundCall, dense
-from qkv.core.guard import is_traced
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
 from qkv.core.threefry import seed_words
@@ -52,7 +51,7 @@ class _StaticCall:
     lengths: tuple[int, int]
     batch: tuple[int, ...]
     dropout: float
-    finite: tuple[bool, bool] | None
+    finite: tuple[bool, bool]
     out_dtype: DType
     readouts: tuple[Readout, ...] = field(compare=False)
     signatures: tuple[Hashable, ...]
@@ -94,7 +93,7 @@ def run_compiled(call: BoundCall, problem: Problem, run: _Run) -> Result:
         (tile.q_total, tile.k_total),
         tile.batch,
         call.dropout,
-        None if problem.device.is_gpu else _finite(call),  # reading it back would make the GPU wait
+        _finite(call),
         call.out_dtype,
         tuple(problem.readouts),
         tuple(readout.signature() for readout in problem.readouts),
@@ -103,14 +102,14 @@ def run_compiled(call: BoundCall, problem: Problem, run: _Run) -> Result:
     return Result(*_functions()[0](static, call.query, call.key, call.value, parts, seed))
 
 
-def _finite(call: BoundCall) -> tuple[bool, bool] | None:
-    """Return whether query and key are finite, and whether value is, by one compiled function; None for tracers.
+def _finite(call: BoundCall) -> tuple[bool, bool]:
+    """Return whether query and key are known to be finite, and whether value is, by one compiled function.
 
     Query and key are checked only if there is a mask, because the check has no use otherwise.
     """
-    sides = (call.query, call.key) if call.mask is not None else ()
-    if call.finite is not None or is_traced(*sides, call.value):
+    if call.finite is not None:
         return call.finite
+    sides = (call.query, call.key) if call.mask is not None else ()
     *of_sides, of_value = _functions()[1]((*sides, call.value))
     return bool(sides) and all(statically_known_true(x) for x in of_sides), statically_known_true(of_value)
 
@@ -177,10 +176,10 @@ class DenseKernel(Kernel):
         if problem.library == "torch":
             # Autograd would compute these gradients here, but other kernels, which run larger calls, would not.
             refuse_closure_gradients(call)
-        if problem.library == "jax" and compilable((call.score, call.normalizer, call.mask, *problem.readouts)):
-            return run_compiled(call, problem, _run)
         if problem.device.is_gpu:  # whether the data is finite is not read back, which would make the GPU wait
             call = replace(call, finite=(False, False))
+        if problem.library == "jax" and compilable((call.score, call.normalizer, call.mask, *problem.readouts)):
+            return run_compiled(call, problem, _run)
         return _run(call, problem.readouts)
 
 
@@ -194,7 +193,8 @@ def _run(call: BoundCall, readouts: tuple[Readout, ...]) -> Result:
         return result.output, read
 
     with ignore_numpy_warnings(), _no_autocast(call.value):
-        return Result(*call.by_finiteness(run))
+        # XLA, which compiles both ways for JAX, reserves memory for both, so that each takes longer.
+        return Result(*(call.by_finiteness(run) if library(call.value) == "tensorflow" else run(call)))
 
 
 def _no_autocast(reference: Shaped[Array, "*_"]) -> AbstractContextManager[object]:

@@ -505,7 +505,8 @@ def _attend(
 
     def run(call: BoundCall) -> tuple[Float[Array, "*batch q value_width"] | None, tuple[object, ...]]:
         readouts: tuple[object, ...] = ()
-        output, sizes = None, static.sizes if static.finite or call.finite_value else static.nonfinite
+        whole = static.finite or call.finite_value or static.sizes.row_block
+        output, sizes = None, static.sizes if whole else static.nonfinite
         if sizes.row_block is not None:
             # If tiles compute the output, the compiler removes the output of row blocks as dead code.
             output, readouts = RowBlockLoop(call, static.readouts, *sizes.row_block).attend()
@@ -513,5 +514,7 @@ def _attend(
             output = attend_tiles(call, sizes.tile)
         return output, readouts
 
-    output, readouts = call.by_finiteness(run)
+    # Differentiating whole rows without guards gave NaN for some finite data, when XLA compiled it as one function.
+    guarded = static.sizes.row_block is not None and call.finite is None
+    output, readouts = run(replace(call, finite=(False, False))) if guarded else call.by_finiteness(run)
     return output, readouts
