@@ -37,7 +37,7 @@ __all__ = ["DROPOUT", "ROUNDS", "SAMPLE", "Indices", "dropout_mask", "dropout_ra
 DROPOUT, SAMPLE = 1, 2
 """Streams of random numbers, for dropout and for `Sample`. Different streams of one seed are independent."""
 ROUNDS = 13
-"""Number of rounds that turn a key into the random bits of pairs; see docs/decisions/0008."""
+"""Number of rounds that turn a key into the random bits of pairs; see docs/decisions/0003."""
 _HALF = 1 << 15
 _HIGHEST = 1.0 - 2.0**-24
 
