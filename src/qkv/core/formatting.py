@@ -9,6 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from qkv.core.nanoseconds import nanoseconds_below
 from qkv.core.printable import printable, printable_key
 
 __all__ = [
@@ -113,8 +114,7 @@ def format_key(key: object) -> str:
 
 def _days_text(length: dt.timedelta) -> str:
     """Return a duration as a number of days that is read as the same nanoseconds."""
-    below = getattr(length, "nanosecond", 0) or getattr(length, "nanoseconds", 0)
-    nanoseconds = length // dt.timedelta(microseconds=1) * 1000 + below
+    nanoseconds = length // dt.timedelta(microseconds=1) * 1000 + nanoseconds_below(length)
     text = format_key(nanoseconds / 86_400e9)
     if round(Fraction(text) * 86_400 * 10**9) == nanoseconds:
         return text

@@ -122,14 +122,16 @@ def top_k_mask(x: Num[Array, "*batch n"], count: int) -> Bool[Array, "*batch n"]
 def _tensorflow_top_k_mask(x: Num[Array, "*batch n"], count: int) -> Bool[Array, "*batch n"]:
     xp, last = namespace(x), kth_largest(x, count)
     chosen = x >= last
-    number = xp.sum(cast(chosen, xp.int32), axis=-1, keepdims=True)
+    tied = xp.any(xp.sum(cast(chosen, xp.int32), axis=-1) > count)
+    return typing.cast("Array", choose(tied, lambda: _with_first_equal(x, last, count), lambda: chosen))
 
-    def first_of_equal() -> Array:
-        equal = x == last
-        spare = xp.sum(cast(equal, xp.int32), axis=-1, keepdims=True) - (number - count)
-        return chosen & ~(equal & (xp.cumulative_sum(cast(equal, xp.int32), axis=-1) > spare))
 
-    return typing.cast("Array", choose(xp.any(number > count), first_of_equal, lambda: chosen))
+def _with_first_equal(x: Num[Array, "*batch n"], last: Num[Array, "*batch 1"], count: int) -> Bool[Array, "*batch n"]:
+    """Return which elements are the `count` largest; of those equal to the `count`-th largest `last`, the first."""
+    xp, above = namespace(x), x > last
+    equal = cast(x == last, xp.int32)
+    missing = count - xp.sum(cast(above, xp.int32), axis=-1, keepdims=True)
+    return above | ((equal == 1) & (xp.cumulative_sum(equal, axis=-1) <= missing))
 
 
 def index_mask(index: Int[Array, "*batch top"], like: Num[Array, "*batch n"]) -> Bool[Array, "*batch n"]:
@@ -207,10 +209,7 @@ def _resolve_ties(x: Num[Tensor, "n k"], last: Num[Tensor, "n 1"], count: int) -
 
     `last` holds the `count`-th largest element of each row.
     """
-    above, equal = x > last, x == last
-    remaining = count - above.sum(dim=-1, keepdim=True)
-    chosen = above | (equal & (equal.cumsum(dim=-1) <= remaining))
-    index = chosen.nonzero()[:, 1].reshape(len(x), count)
+    index = typing.cast("Tensor", _with_first_equal(x, last, count)).nonzero()[:, 1].reshape(len(x), count)
     by_rank = x.gather(-1, index).argsort(dim=-1, descending=True, stable=True)
     return index.gather(-1, by_rank)
 
@@ -248,9 +247,7 @@ def _chosen_of_short_rows(x: Num[np.ndarray, "rows n"], count: int) -> Bool[np.n
     chosen: Bool[np.ndarray, "rows n"] = x >= last
     tied = np.count_nonzero(chosen, axis=-1) > count
     if tied.any():  # of several elements equal to the last one, the first are taken
-        few, least = x[tied], last[tied]
-        above, equal = few > least, few == least
-        chosen[tied] = above | (equal & (equal.cumsum(axis=-1) <= count - above.sum(axis=-1, keepdims=True)))
+        chosen[tied] = _with_first_equal(x[tied], last[tied], count)
     return chosen
 
 

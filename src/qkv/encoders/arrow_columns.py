@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from qkv.core.cell_kinds import cell_kind
+from qkv.core.nanoseconds import nanoseconds_below, plain_time, with_nanoseconds
 from qkv.core.times import read_time
 from qkv.core.typing import Bool, Int, Num
-from qkv.encoders.nanoseconds import nanoseconds_below, plain_time, with_nanoseconds
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from qkv.core.cell_kinds import cell_kind, object_kind
+from qkv.core.nanoseconds import nanoseconds_below
 from qkv.core.printable import first_line
 from qkv.encoders.arrow_columns import is_missing
-from qkv.encoders.nanoseconds import nanoseconds_below
 from qkv.errors import DataError
 
 if TYPE_CHECKING:

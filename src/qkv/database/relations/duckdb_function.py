@@ -28,7 +28,7 @@ _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
 _EXACT_FLOATS = 2**53
 """Integers up to this size are float64 without rounding."""
 _EXACT_DIGITS = 15
-"""Decimals of so many digits are the shortest texts of different float64."""
+"""Number of digits up to which different decimals are different float64 numbers."""
 
 
 def create_function(

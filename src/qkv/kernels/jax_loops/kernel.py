@@ -406,10 +406,9 @@ class JaxLoopsKernel(Kernel):
             lengths=(tile.q_total, tile.k_total),
             batch=tile.batch,
             dropout=call.dropout,
-            sizes=self._sizes(problem),
-            nonfinite=replace(
-                self, budget=max(1, self.budget // 16), row_block_budget=max(1, self.row_block_budget // 16)
-            )._sizes(problem),
+            tile_shape=self._tile(problem) if _in_tiles(problem) else None,
+            nonfinite_tile=replace(self, budget=max(1, self.budget // 16))._tile(problem),
+            row_block=(rows, self._cols(problem, rows)) if (rows := self._rows(problem)) else None,
             # On a GPU, reading back whether the data is finite would wait for all earlier operations.
             finite=None if problem.device.is_gpu or is_traced(*sides) else (call.finite_sides, call.finite_value),
             readouts=tuple(problem.readouts),
@@ -419,11 +418,6 @@ class JaxLoopsKernel(Kernel):
         run = partial(_compiled(), static)
         output, readouts = with_automatic_axes(run, *sides, parts, seed)
         return Result(cast(output, call.out_dtype), tuple(readouts))
-
-    def _sizes(self, problem: Problem) -> _Sizes:
-        rows = self._rows(problem)
-        blocks = (rows, self._cols(problem, rows)) if rows else None
-        return _Sizes(self._tile(problem) if _in_tiles(problem) else None, blocks)
 
     def _tile(self, problem: Problem) -> tuple[int, int]:
         budget = self.budget * (_GPU_TILE_FACTOR if problem.device.is_gpu else 1)
@@ -458,23 +452,16 @@ def _tile_arrays(problem: Problem) -> int:
 
 
 @dataclass(frozen=True)
-class _Sizes:
-    """Numbers of queries and keys in a tile and in a row block; None if a call uses none."""
-
-    tile: tuple[int, int] | None
-    row_block: tuple[int, int] | None
-
-
-@dataclass(frozen=True)
 class _StaticCall:
     """Static argument of the compiled function: shapes, sizes and options of a call, without its arrays."""
 
     lengths: tuple[int, int]
     batch: tuple[int, ...]
     dropout: float
-    sizes: _Sizes
-    nonfinite: _Sizes
-    """Sizes for data that is found not to be finite in a compiled function, which allocates memory for both ways."""
+    tile_shape: tuple[int, int] | None
+    nonfinite_tile: tuple[int, int]
+    """Tile for data that a compiled function finds not to be finite, small as XLA allocates memory for both ways."""
+    row_block: tuple[int, int] | None
     finite: tuple[bool, bool] | None
     readouts: tuple[Readout, ...] = field(compare=False)
     signatures: tuple[Hashable, ...]
@@ -503,18 +490,15 @@ def _attend(
         query, key, value, score, normalizer, mask, tile, static.dropout, value.dtype, finite=static.finite
     )
 
-    def run(call: BoundCall) -> tuple[Float[Array, "*batch q value_width"] | None, tuple[object, ...]]:
-        readouts: tuple[object, ...] = ()
-        whole = static.finite or call.finite_value or static.sizes.row_block
-        output, sizes = None, static.sizes if whole else static.nonfinite
-        if sizes.row_block is not None:
-            # If tiles compute the output, the compiler removes the output of row blocks as dead code.
-            output, readouts = RowBlockLoop(call, static.readouts, *sizes.row_block).attend()
-        if sizes.tile is not None:
-            output = attend_tiles(call, sizes.tile)
-        return output, readouts
-
-    # Differentiating whole rows without guards gave NaN for some finite data, when XLA compiled it as one function.
-    guarded = static.sizes.row_block is not None and call.finite is None
-    output, readouts = run(replace(call, finite=(False, False))) if guarded else call.by_finiteness(run)
+    readouts: tuple[object, ...] = ()
+    output = None
+    if static.row_block is not None:
+        # Differentiating whole rows without guards gave NaN for some finite data, when XLA compiled it as one function.
+        guarded = call if static.finite else replace(call, finite=(False, False))
+        # If tiles compute the output, the compiler removes the output of row blocks as dead code.
+        output, readouts = RowBlockLoop(guarded, static.readouts, *static.row_block).attend()
+    if (shape := static.tile_shape) is not None:
+        output = call.by_finiteness(
+            lambda call: attend_tiles(call, shape if static.finite or call.finite_value else static.nonfinite_tile)
+        )
     return output, readouts

@@ -26,7 +26,7 @@ from qkv.core.typing import Array, Bool, DType, Float, Shaped
 from qkv.kernels.numpy_blocks.logits import BlockLogits, Exponential, ProjectedQueries, block_logits
 from qkv.kernels.runtime.tile_loop import Limits, attend_rows, ranges, restrict_mask, row_logits, weigh_rows
 from qkv.kernels.runtime.tile_readouts import SPARE_KEYS, ReadoutAccumulator, include_largest
-from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, narrow_for_mask, partial_elements, size_text
+from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, TileSizes, narrow_for_mask, partial_elements, size_text
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
 from qkv.normalizers.selection import weigh_top_keys
@@ -432,21 +432,6 @@ _FEW_QUERIES = 64
 
 
 @dataclass(frozen=True)
-class _BlockSizes:
-    """Numbers of batch elements and queries in a block, and of keys in a tile of its logits.
-
-    Attributes:
-        batch: number of batch elements.
-        rows: number of queries.
-        cols: number of keys.
-    """
-
-    batch: int
-    rows: int
-    cols: int
-
-
-@dataclass(frozen=True)
 class NumpyBlocksKernel(Kernel):
     """Kernel that computes attention in tiles or row blocks of NumPy arrays, without gradients.
 
@@ -546,13 +531,13 @@ class NumpyBlocksKernel(Kernel):
         """Return whether weights are computed from all logits of a query."""
         return bool(problem.readouts) or not problem.normalizer.online or self._few_keys(problem)
 
-    def _sizes(self, problem: Problem) -> _BlockSizes:
-        """Return the sizes of blocks and tiles of a call that is not computed in one pass."""
+    def _sizes(self, problem: Problem) -> TileSizes:
+        """Return the queries and batch elements of a block, and the keys of its tiles, if there are several passes."""
         axes, elements = problem.axes, problem.elements_per_logit
         if not self._by_rows(problem):
             pairs = self._pairs(problem, _TILE_FACTOR * self.budget)
             rows, cols = tile_sides(axes.q, axes.k, max(1, pairs // elements))
-            return _BlockSizes(1, rows, cols)
+            return TileSizes(rows, cols, 1)
         longer = self.row_block_budget // _ROW_BLOCK_ARRAYS
         pairs = self._pairs(problem, self.budget if self._few_keys(problem) else longer)
         rows = max(1, min(axes.q, pairs // max(1, axes.k)))
@@ -560,7 +545,7 @@ class NumpyBlocksKernel(Kernel):
             rows = narrow_for_mask(problem, rows)
         batch = max(1, min(axes.batch_size, pairs // max(1, rows * axes.k)))
         cols = self._pairs(problem, _TILE_FACTOR * self.budget) // (batch * rows * elements)
-        return _BlockSizes(batch, rows, max(1, min(axes.k, cols)))
+        return TileSizes(rows, max(1, min(axes.k, cols)), batch)
 
     def _pairs(self, problem: Problem, budget: int) -> int:
         """Return how many pairs a block may have so that its arrays take at most half of the memory limit."""
