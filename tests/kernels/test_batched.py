@@ -15,7 +15,7 @@ from qkv.core.equation import attend_dense, bind_call
 from qkv.core.tile import Tile
 from qkv.kernels import BatchedKernel
 from qkv.kernels.batched import additive
-from qkv.kernels.batched.kernel import pair_logits_of
+from qkv.kernels.batched.attention import pair_logits_of
 from qkv.kernels.batched.mask_bias import mask_bias
 from qkv.testing.kernels import KernelContract
 from tests.effort import cases

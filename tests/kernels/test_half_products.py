@@ -8,7 +8,7 @@ import pytest
 import qkv
 from qkv import masks, normalizers, scores
 from qkv.core.equation import attend_dense
-from qkv.kernels.batched import kernel as batched_kernel
+from qkv.kernels.batched import attention as batched_attention
 
 torch = pytest.importorskip("torch")
 
@@ -17,7 +17,7 @@ N, WIDTH = 192, 64
 
 @pytest.fixture(autouse=True)
 def _fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batched_kernel, "_bfloat16_is_faster", lambda: True)
+    monkeypatch.setattr(batched_attention, "_bfloat16_is_faster", lambda: True)
 
 
 def _weight(generator: Any) -> Any:
@@ -90,5 +90,5 @@ def test_products_of_short_or_narrow_calls_stay_in_single_precision() -> None:
     for n, width in ((N, WIDTH), (64, 64), (1024, 16)):
         q = torch.zeros(1, n, width, dtype=torch.bfloat16)
         options = {"score": scores.ScaledDot(), "normalizer": normalizers.Softmax()}
-        found.append(batched_kernel.half_of(qkv.core.equation.bind_call(q, q, q, **options)))
+        found.append(batched_attention.half_of(qkv.core.equation.bind_call(q, q, q, **options)))
     assert found == [torch.bfloat16, None, None]

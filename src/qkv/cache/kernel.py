@@ -20,6 +20,8 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import ClassVar, Literal
 
+import torch
+
 from qkv.core.arrays import cast, namespace
 from qkv.core.equation import BoundCall, TorchCall, apply_dropout, bind_call, masked_logits
 from qkv.core.guard import apply_weights
@@ -82,8 +84,6 @@ class ChunkedTensor:
 
     def concat(self) -> Num[Tensor, "*batch k width"]:
         """Return all chunks, dequantized and concatenated into one tensor."""
-        import torch
-
         return torch.cat([self.dequantized(n) for n in range(len(self.chunks))], dim=-2)
 
     def first_columns(self, width: int) -> ChunkedTensor:
@@ -143,8 +143,6 @@ def attend_chunked(
     Raises:
         QkvError: the call is invalid; see `qkv.attend`.
     """
-    import torch
-
     if spec.score is not None and spec.score.cancels:
         return None
     placeholders = key.placeholder(), value.placeholder()

@@ -14,6 +14,8 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
+import torch
+
 from qkv.cache.kernel import ChunkedTensor
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
@@ -97,8 +99,6 @@ def attend_last(
         window: number of last keys that the query may attend to; None means all keys.
         lengths: number of keys of each sequence; None if all sequences have all keys.
     """
-    import torch
-
     shape, first = query.shape, key.chunks[0]
     if not (isinstance(score.form, ScaledProduct) and key.finite and value.finite and (mask is None or mask.relative)):
         return None
@@ -144,8 +144,6 @@ def attend_rows(
         step: the prepared step.
         window: number of last keys that the query may attend to; None means all keys.
     """
-    import torch
-
     grouped, k = share_keys(query, key.shape), key.shape[-2]
     if grouped is None:
         return None
@@ -180,8 +178,6 @@ def _products(
 
     The queries are multiplied by the scale of the logits. Each sequence needs at least one key.
     """
-    import torch
-
     stop, first, skipped = key.shape[-2], 0, 0
     ranges = key.ranges
     if reach is not None and lengths is None:

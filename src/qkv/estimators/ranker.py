@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
+import torch
 from sklearn.utils.validation import check_is_fitted
 
 from qkv.core.checks import check_choice
@@ -199,8 +200,6 @@ class AttentionRanker(SavedEstimator):
         penalty: float,
         progress: Progress | None,
     ) -> tuple[Float[np.ndarray, "width width"], Float[np.ndarray, "width width"], list[float]]:
-        import torch
-
         losses: list[float] = []
         # Memory-mapped keys are read-only, and PyTorch warns about read-only arrays.
         query, key = (torch.from_numpy(np.require(rows, requirements="W")) for rows in (queries, documents))
@@ -237,8 +236,6 @@ class AttentionRanker(SavedEstimator):
         pairs: _RelevantPairs[Tensor],
     ) -> Float[Tensor, ""]:
         """Return the mean over queries of −log of the attention on their relevant documents."""
-        import torch
-
         import qkv
         from qkv.readouts import LogSumExp
         from qkv.scores import Dot, Projected

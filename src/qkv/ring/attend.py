@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
+
+import torch
 
 from qkv.core.arrays import accumulation_dtype, library, result_dtype
 from qkv.core.arrays import cast as cast_array
@@ -27,9 +29,6 @@ from qkv.ring.layout import Layout, Order
 from qkv.ring.local_parts import AnyPart, bind_local, check_mergeable, check_pair_lengths, chunk_problem, query_offset
 from qkv.ring.shards import Shards
 from qkv.ring.transport import Ring, open_ring
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["attend_sharded"]
 
@@ -59,8 +58,6 @@ def attend_sharded(
     Raises:
         QkvError: the call is invalid on some rank, or differs between ranks.
     """
-    import torch
-
     ring = open_ring(group)
     problem, call, error = None, None, None
     numbers = [0] * 6
@@ -110,7 +107,6 @@ def _read(query: Tensor, key: Tensor, value: Tensor, spec: Spec, memory: int | s
 
 def _device(ring: Ring, value: object) -> torch.device:
     """Return the device on which the ranks compare their calls: that of the values, or the first that the group has."""
-    import torch
     import torch.distributed as dist
 
     device = getattr(value, "device", None)

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
+import torch
+
 from qkv.core.autograd_function import autograd_function_class
 from qkv.core.equation import TorchCall, take_range
 from qkv.core.partial import PartialResult
@@ -124,8 +126,6 @@ def _with_normalizer(block: Block, found: _Found) -> TorchCall:
 def _backward(
     ctx: _Context, gradient: Float[Tensor, "*batch q value_width"]
 ) -> tuple[Shaped[Tensor, "*_"] | None, ...]:
-    import torch
-
     if torch.is_grad_enabled():
         raise GradientError(
             "create_graph must be False for sharded attention, which has first derivatives only, got True. Compute "
@@ -162,8 +162,6 @@ class _Gradients:
 
     def run(self) -> list[Shaped[Tensor, "*_"]]:
         """Return the gradients of the tensors of the call."""
-        import torch
-
         zeros = cast("Callable[[Array], Array]", torch.zeros_like)
         call, shards, ring = self.call, self.shards, self.shards.ring
         finite = self.output.isfinite()

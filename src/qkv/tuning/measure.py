@@ -6,7 +6,9 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
+
+import torch
 
 from qkv.core.arrays import namespace
 from qkv.core.progress import Progress, report
@@ -18,9 +20,6 @@ from qkv.normalizers import Entmax, Entmax15, Normalizer, Sigmoid, Softmax, Spar
 from qkv.plan.time_model import FEW_KEYS, table_key
 from qkv.scores import Additive, Bilinear, Cosine, Gated, Gaussian, Laplace, RelativePosition, ScaledDot, Softcap
 from qkv.scores.base import GeneralScore, Score
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["MIN_CALLS", "Measurement", "measure_kernels"]
 
@@ -117,8 +116,6 @@ def measure_kernels(seconds: float, seed: int = 0, progress: Progress | None = N
         seed: seed of the random calls.
         progress: callback for the progress.
     """
-    import torch
-
     draw, start = random.Random(seed), time.monotonic()
     results: list[Measurement] = []
     threads = torch.get_num_threads()
@@ -173,8 +170,6 @@ def _draw_call(draw: random.Random, kind: str, gradient: bool) -> _DrawnCall:
 
 
 def _score(kind: str, width: int) -> Score:
-    import torch
-
     weight = torch.randn(width, width) / width**0.5
     return {
         "product": ScaledDot(),
@@ -192,8 +187,6 @@ def _score(kind: str, width: int) -> Score:
 
 
 def _measure(drawn: _DrawnCall) -> Measurement:
-    import torch
-
     # PyTorch's fused attention has axes of batch and heads, and rearranges arrays that have not.
     axes, gradient = (1, *drawn.shape) if drawn.heads else drawn.shape, drawn.gradient
     query, key, value = (torch.randn(axes, requires_grad=gradient) for _ in range(3))

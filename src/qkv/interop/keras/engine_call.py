@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, cast
 
 import keras
+import torch
 from keras import ops
 
 import qkv
@@ -108,8 +109,6 @@ def _observe_function() -> Callable[..., Weighted]:
     """
     if keras.backend.backend() != "torch":
         return _observe
-    import torch
-
     return cast("Callable[..., Weighted]", torch.compiler.disable(_observe))  # type: ignore[no-untyped-call]
 
 

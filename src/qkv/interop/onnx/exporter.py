@@ -13,6 +13,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 
+import torch
+
 from qkv.core.arrays import is_array
 from qkv.core.equation import BoundCall
 from qkv.core.files import write_atomic_with_siblings
@@ -30,7 +32,6 @@ from qkv.scores.wrapper import PointwiseScore
 from qkv.torch_bridge.export import EXPORT_KERNEL
 
 if TYPE_CHECKING:
-    import torch
     from onnxscript import TensorType
     from torch import Tensor
 
@@ -83,8 +84,6 @@ class AttentionNode(Kernel):
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Write a call as one `Attention` node into the graph that PyTorch's exporter is tracing."""
-        import torch
-
         score = _convert_score(call.score)
         assert score is not None
         tile, mask, value = call.tile, call.mask, cast("Tensor", call.value)
@@ -151,8 +150,6 @@ def _reads_nonfinite(
 
     Its shape is `(*batch, q, 1)`.
     """
-    import torch
-
     rows = torch.arange(q, device=nonfinite.device)
     if readable is not None:
         if causal:
@@ -255,8 +252,6 @@ def export(
         ['Attention']
     """
     translations = _translations()
-    import torch
-
     if not isinstance(module, torch.nn.Module):
         raise KindError(f"module must be a torch.nn.Module, got a {type(module).__name__}.")
     if not isinstance(args, tuple):
@@ -289,7 +284,6 @@ def _translations() -> _Translations:
     """Return a dict of ONNX translations for operators that PyTorch's exporter does not support."""
     try:
         import onnxscript
-        import torch
         from torch.onnx.ops import symbolic  # noqa: F401 -- added in PyTorch 2.8
     except ImportError as error:
         raise MissingPackageError(

@@ -16,6 +16,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import cast
 
+import torch
+
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.microbenchmarks import LARGEST_FACTOR, has_fast_tanh
 
@@ -58,8 +60,6 @@ def tanh_sums(
         Logits `(batch, q, k)`, and what `tanh_sum_gradients` needs: e^{2a}, e^{2b}, and r if it fits one step; or
         None, None and (1 + tanh) / 2 of all pairs; or None, tanh of all pairs, and None.
     """
-    import torch
-
     (batch, q, hidden), k = left.shape, right.shape[1]
     fast = has_fast_tanh(left)
     # NaN fails this comparison and those below.
@@ -116,8 +116,6 @@ def _center(
     vector: Float[Tensor, "#batch hidden"],
 ) -> Float[Tensor, "batch 1 hidden"] | None:
     """Return c such that left + c and right − c are in range, or None if there is none."""
-    import torch
-
     low, high = torch.aminmax(right, dim=-2, keepdim=True)
     center = (low + high) / 2
     key_range = (high - center).flatten(1)
@@ -144,8 +142,6 @@ def tanh_sum_gradients(
         gradient: gradient of the logits.
         needs_vector: whether the gradient of the vector is needed.
     """
-    import torch
-
     if saved[0] is None and saved[1] is not None:
         return _tanh_gradients(vector, saved[1], gradient, needs_vector)
     if saved[0] is None:
@@ -180,8 +176,6 @@ def _tanh_gradients(
     gradient: Float[Tensor, "batch q k"],
     needs_vector: bool,
 ) -> tuple[Float[Tensor, "batch q hidden"], Float[Tensor, "batch k hidden"], Float[Tensor, "#batch hidden"] | None]:
-    import torch
-
     slope = gradient.unsqueeze(-1) * (vector[0] if len(vector) == 1 else vector[:, None, None])
     slope = torch.ops.aten.tanh_backward.grad_input(slope, tanh, grad_input=slope)
     products = None
@@ -198,8 +192,6 @@ def _plain_gradients(
     gradient: Float[Tensor, "batch q k"],
     needs_vector: bool,
 ) -> tuple[Float[Tensor, "batch q hidden"], Float[Tensor, "batch k hidden"], Float[Tensor, "#batch hidden"] | None]:
-    import torch
-
     weight = 4 * vector
     slope = gradient.unsqueeze(-1) * (weight[0] if len(vector) == 1 else weight[:, None, None])
     slope = torch.ops.aten.sigmoid_backward.grad_input(slope, half, grad_input=slope)
@@ -221,8 +213,6 @@ def _reciprocals(
 
     With few hidden units keys are the fastest axis in memory of r, and should be that of y.
     """
-    import torch
-
     (batch, q, hidden), k = x.shape, y.shape[1]
     row_bytes = max(1, k * hidden * x.element_size())
     rows = max(1, min(q, STEP_BYTES // row_bytes))

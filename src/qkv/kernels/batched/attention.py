@@ -5,17 +5,49 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+import torch
+
+from qkv.core.arrays import is_array
 from qkv.core.autograd_function import autograd_function
-from qkv.core.typing import Bool, Float, Shaped, Tensor
-from qkv.kernels.batched.pair_logits import PairLogits, Tensors, has_finite_sum, is_shared, product, shared_gradient
-from qkv.kernels.batched.row_weights import RowWeights
+from qkv.core.axes import Axes
+from qkv.core.equation import TorchCall
+from qkv.core.random import dropout_rate
+from qkv.core.typing import Array, Bool, Float, Shaped, Tensor
+from qkv.kernels.batched.gated_logits import GatedProducts, PairGates, SeparateGates
+from qkv.kernels.batched.mask_bias import mask_bias
+from qkv.kernels.batched.pair_logits import (
+    GivenLogits,
+    PairLogits,
+    Products,
+    Tensors,
+    has_finite_sum,
+    is_shared,
+    product,
+    shared_gradient,
+)
+from qkv.kernels.batched.row_weights import RowWeights, row_weights
+from qkv.kernels.batched.vector_logits import Distances, MappedProducts, SquaredDistances, TanhSums, UnitProducts
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.gradients import gradients_of
+from qkv.kernels.runtime.workspace import raise_malloc_threshold
+from qkv.scores.forms import (
+    Capped,
+    Distance,
+    Gated,
+    GatedSides,
+    MappedProduct,
+    Offset,
+    Product,
+    ScaledProduct,
+    SquaredDistance,
+    Tanh,
+    UnitProduct,
+)
 
 if TYPE_CHECKING:
-    import torch
     from torch.autograd.function import FunctionCtx
 
     class _Context(FunctionCtx):
@@ -31,11 +63,17 @@ if TYPE_CHECKING:
             """Set whether missing gradients are passed to backward as zeros instead of None."""
 
 
-__all__ = ["BatchedAttention", "Outputs"]
+__all__ = ["BatchedAttention", "Outputs", "all_finite", "attention_of", "half_of", "pair_logits_of", "suits_half"]
 
 
 Outputs: TypeAlias = tuple[Float[Tensor, "*batch q _"], ...]
 """The output, and the weights and the logits if readouts need them."""
+
+
+_MIN_WIDTH = 32
+"""Width of queries, keys and values from which products in bfloat16 take less time, with conversions."""
+_MIN_PRODUCTS = 1 << 21
+"""Number of pairs of a batch element times width from which they do."""
 
 
 # Not frozen: a frozen class takes three times as long to construct.
@@ -81,8 +119,6 @@ class BatchedAttention:
         It is the output of an autograd node if a tensor requires a gradient. If `observed`, the weights and the logits
         follow, with all batch axes.
         """
-        import torch
-
         if torch.is_grad_enabled():
             for x in tensors:  # `any` with a generator takes twice as long
                 if x is not None and x.requires_grad:
@@ -103,8 +139,6 @@ class BatchedAttention:
 
         Autograd differentiates these nodes under the autocast setting of the code that calls `backward()`.
         """
-        import torch
-
         logits, scale, bias = given.pop(), self.rows.scale, self.bias
         if bias is not None:
             logits = torch.add(bias, logits, alpha=scale)
@@ -178,8 +212,6 @@ class BatchedAttention:
 
         `of_readouts` are the gradients of weights and logits that readouts add.
         """
-        import torch
-
         count = len(given)
         value, weights = found[0], found[count]
         if self.merged:
@@ -289,8 +321,6 @@ def _backward(
     gradient: Float[Tensor, "*batch q value_width"] | None,
     *of_readouts: Float[Tensor, "*batch q k"] | None,
 ) -> tuple[Float[Tensor, "*_"] | None, ...]:
-    import torch
-
     attention, saved = ctx.attention, ctx.saved_tensors  # every access unpacks all tensors
     given, found = saved[: ctx.given], saved[ctx.given :]
     value, weights = found[0], found[ctx.given]
@@ -308,3 +338,88 @@ def _backward(
     targets, gradients = [x for x, _ in pairs], [g for _, g in pairs]
     again = iter(gradients_of(targets, gradients, [x for x in sides if x is not None], create_graph=True))
     return (None, *[None if x is None else next(again) for x in sides])
+
+
+def all_finite(*tensors: Float[Tensor, "*_"]) -> bool:
+    """Return whether all elements of all tensors are finite."""
+    return all([has_finite_sum(x.detach()) for x in tensors])  # noqa: C419 -- half the time of a generator
+
+
+def attention_of(call: TorchCall, observed: bool, with_mask: bool = True) -> BatchedAttention:
+    """Return the function that computes the output of a call."""
+    raise_malloc_threshold()
+    rows = row_weights(call.normalizer, call.tile.k_total)
+    assert rows is not None  # `BatchedKernel.limits` refuses other normalizers
+    pairs = pair_logits_of(call, rows.scale, observed)
+    equal = all(x.shape[:-2] == call.batch for x in (call.query, call.key, call.value))
+    dropout_factor: Tensor | None = None
+    if call.dropout:
+        shape = (*call.batch, call.tile.q_total, call.tile.k_total)
+        found = call.tile.dropout_mask(call.value.new_empty(()).expand(shape), call.dropout)
+        dropout_factor = cast("Tensor", found).to(call.value.dtype).mul_(1 / (1 - dropout_rate(call.dropout)))
+    bias, empty = mask_bias(call) if with_mask else (None, None)
+    return BatchedAttention(pairs, rows, call.batch, equal, bias, empty, dropout_factor, half_of(call), observed)
+
+
+def pair_logits_of(call: TorchCall, normalizer_scale: float, observed: bool = False) -> PairLogits:
+    """Return the function that computes the logits of a call, multiplied by `normalizer_scale`.
+
+    Terms that cancel in the weights are omitted unless `observed`.
+    """
+    form, scale = call.score.form, normalizer_scale
+    # Broadcast batch axes are copied, so that the work on queries and keys would be repeated.
+    equal = all(x.shape[:-2] == call.batch for x in (call.query, call.key, call.value))
+    match form:
+        case Tanh(vector) if vector.shape[-1]:
+            return TanhSums(scale, mapped=form.maps is not None)
+        case Distance(slope) if equal and slope is not None:
+            return Distances(scale, slope)
+        case UnitProduct(temperature) if equal and temperature is not None:
+            return UnitProducts(scale, None if is_array(temperature) else float(temperature))
+        case Gated((_, _, b, c)) if equal:
+            return PairGates(scale, (_number(b), _number(c)))
+        case Gated():
+            return GatedProducts(scale)
+        case GatedSides((_, _, b, c)) if equal:
+            return SeparateGates(scale, (_number(b), _number(c)))
+        case MappedProduct() if equal:
+            return MappedProducts(scale, form.factor)
+        case SquaredDistance(factor) if equal and factor is not None and not call.score.arrays():
+            return SquaredDistances(scale, factor, call.normalizer.shift_invariant and not observed)
+    cap, offset = None, False
+    if isinstance(form, Capped) and isinstance(form.cap, (int, float)):
+        cap = form.cap
+        form = form.inner.form
+    while isinstance(form, Offset):
+        form, offset = form.inner.form, True
+    if not isinstance(form, Product) or (cap is not None and offset):  # −inf in an offset excludes a pair
+        return GivenLogits(scale)
+    if isinstance(form, ScaledProduct):  # its projections are the queries and keys themselves
+        return Products(scale, form.factor(call.query.shape[-1]), cap, False, offset)
+    return Products(scale, 1.0, cap, True, offset)
+
+
+def _number(x: Array | float) -> float | None:
+    """Return a number, or None if `x` is an array."""
+    return None if is_array(x) else float(x)
+
+
+def half_of(call: TorchCall) -> torch.dtype | None:
+    """Return the dtype of the output if products in it take less time than in single precision, otherwise None."""
+    if call.out_dtype != torch.bfloat16 or not call.value.is_cpu:
+        return None
+    axes = Axes.of(call.query.shape, call.key.shape, call.value.shape)
+    return torch.bfloat16 if suits_half(axes) and _bfloat16_is_faster() else None
+
+
+def suits_half(axes: Axes) -> bool:
+    """Return whether the products of a call are large enough to gain from half precision."""
+    width = min(axes.query_width, axes.key_width, axes.value_width)
+    return width >= _MIN_WIDTH and axes.q * axes.k * width >= _MIN_PRODUCTS
+
+
+@cache
+def _bfloat16_is_faster() -> bool:
+    """Return whether the processor has instructions for bfloat16; a measurement would let results depend on load."""
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return supported is not None and bool(supported())

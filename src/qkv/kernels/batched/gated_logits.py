@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import torch
+
 from qkv.core.arrays import is_array
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
@@ -49,8 +51,6 @@ class GatedProducts(PairLogits):
     def gradients(
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
     ) -> Gradients:
-        import torch
-
         left, right = cast("tuple[Tensor, Tensor]", tensors)
         sides, terms = _gradients(d, left[..., :-1], right[..., :-1], saved, self.normalizer_scale)
         return torch.cat([sides[0], terms[0]], -1), torch.cat([sides[1], terms[1]], -1)
@@ -71,8 +71,6 @@ def _forward(
     bias: Float[Tensor, "*_ #q #k"] | None,
 ) -> Tensors:
     """Return `scale` times the gated products plus `bias`, `scale` times the products, and the gate."""
-    import torch
-
     products = scaled_product(left, right.mT, scale)
     gate = (left_term + right_term.mT).sigmoid_()
     if bias is not None:
@@ -91,8 +89,6 @@ def _gradients(
     tuple[Float[Tensor, "*batch q 1"], Float[Tensor, "*batch k 1"]],
 ]:
     """Return the gradients of both sides of the products and of both terms of the gate, overwriting `d`."""
-    import torch
-
     products, gate = cast("tuple[Tensor, Tensor]", saved)
     d_term = torch.mul(d, products)
     d_term = torch.ops.aten.sigmoid_backward.grad_input(d_term, gate, grad_input=d_term)
@@ -191,8 +187,6 @@ class SeparateGates(PairGates):
     def gradients(
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
     ) -> Gradients:
-        import torch
-
         gate, key_gate, left, right = cast("Sequence[Tensor]", saved)
         sides = cast("tuple[Tensor, Tensor]", product_gradients(d, left, right, self.normalizer_scale))
         # The gradient of l is Σ_w d_left q g (1 − g), with the gated vector q g.

@@ -11,36 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from qkv.core import arrays
-from qkv.core.arrays import is_array
-from qkv.core.axes import Axes
 from qkv.core.equation import BoundCall, TorchCall
-from qkv.core.random import dropout_rate
-from qkv.core.typing import Array, Float, Tensor
-from qkv.kernels.batched.additive import STEP_BYTES
-from qkv.kernels.batched.attention import BatchedAttention, Outputs
-from qkv.kernels.batched.gated_logits import GatedProducts, PairGates, SeparateGates
-from qkv.kernels.batched.mask_bias import depends_on_positions_alone, mask_bias
-from qkv.kernels.batched.pair_logits import (
-    GivenLogits,
-    PairLogits,
-    Products,
-    has_finite_sum,
-)
-from qkv.kernels.batched.row_weights import row_weights, softmax_in_place
-from qkv.kernels.batched.vector_logits import Distances, MappedProducts, SquaredDistances, TanhSums, UnitProducts
+from qkv.core.typing import Array, Tensor
 from qkv.kernels.dense.kernel import DenseKernel
-from qkv.kernels.runtime.closure_gradients import (
-    may_close_over_tensors,
-    refuse_closure_gradients,
-)
+from qkv.kernels.runtime.closure_gradients import may_close_over_tensors, refuse_closure_gradients
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.isolated_autograd import projects_nothing
 from qkv.kernels.runtime.memory_model import lifted_elements, pair_arrays, score_arrays
-from qkv.kernels.runtime.workspace import raise_malloc_threshold
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan.cost import memory_text
@@ -50,100 +30,14 @@ from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work
 from qkv.readouts import LogSumExp
 from qkv.scores.base import Score
-from qkv.scores.forms import (
-    Capped,
-    Distance,
-    Gated,
-    GatedSides,
-    MappedProduct,
-    Offset,
-    Product,
-    ScaledProduct,
-    SquaredDistance,
-    Tanh,
-    UnitProduct,
-)
+from qkv.scores.forms import Capped, Distance, Gated, Offset, Product, SquaredDistance, Tanh
 
 if TYPE_CHECKING:
     import torch
 
+    from qkv.kernels.batched.attention import BatchedAttention, Outputs
 
-__all__ = ["BatchedKernel", "pair_logits_of"]
-
-
-def pair_logits_of(call: TorchCall, normalizer_scale: float, observed: bool = False) -> PairLogits:
-    """Return the function that computes the logits of a call, multiplied by `normalizer_scale`.
-
-    Terms that cancel in the weights are omitted unless `observed`.
-    """
-    form, scale = call.score.form, normalizer_scale
-    # Broadcast batch axes are copied, so that the work on queries and keys would be repeated.
-    equal = all(x.shape[:-2] == call.batch for x in (call.query, call.key, call.value))
-    match form:
-        case Tanh(vector) if vector.shape[-1]:
-            return TanhSums(scale, mapped=form.maps is not None)
-        case Distance(slope) if equal and slope is not None:
-            return Distances(scale, slope)
-        case UnitProduct(temperature) if equal and temperature is not None:
-            return UnitProducts(scale, None if is_array(temperature) else float(temperature))
-        case Gated((_, _, b, c)) if equal:
-            return PairGates(scale, (_number(b), _number(c)))
-        case Gated():
-            return GatedProducts(scale)
-        case GatedSides((_, _, b, c)) if equal:
-            return SeparateGates(scale, (_number(b), _number(c)))
-        case MappedProduct() if equal:
-            return MappedProducts(scale, form.factor)
-        case SquaredDistance(factor) if equal and factor is not None and not call.score.arrays():
-            return SquaredDistances(scale, factor, call.normalizer.shift_invariant and not observed)
-    cap, offset = None, False
-    if isinstance(form, Capped) and isinstance(form.cap, (int, float)):
-        cap = form.cap
-        form = form.inner.form
-    while isinstance(form, Offset):
-        form, offset = form.inner.form, True
-    if not isinstance(form, Product) or (cap is not None and offset):  # −inf in an offset excludes a pair
-        return GivenLogits(scale)
-    if isinstance(form, ScaledProduct):  # its projections are the queries and keys themselves
-        return Products(scale, form.factor(call.query.shape[-1]), cap, False, offset)
-    return Products(scale, 1.0, cap, True, offset)
-
-
-def _number(x: Array | float) -> float | None:
-    """Return a number, or None if `x` is an array."""
-    return None if is_array(x) else float(x)
-
-
-_MIN_WIDTH = 32
-"""Width of queries, keys and values from which products in bfloat16 take less time, with conversions."""
-_MIN_PRODUCTS = 1 << 21
-"""Number of pairs of a batch element times width from which they do."""
-
-
-def half_of(call: TorchCall) -> torch.dtype | None:
-    """Return the dtype of the output if products in it take less time than in single precision, otherwise None."""
-    import torch
-
-    if call.out_dtype != torch.bfloat16 or not call.value.is_cpu:
-        return None
-    axes = Axes.of(call.query.shape, call.key.shape, call.value.shape)
-    return torch.bfloat16 if suits_half(axes) and _bfloat16_is_faster() else None
-
-
-def suits_half(axes: Axes) -> bool:
-    """Return whether the products of a call are large enough to gain from half precision."""
-    width = min(axes.query_width, axes.key_width, axes.value_width)
-    return width >= _MIN_WIDTH and axes.q * axes.k * width >= _MIN_PRODUCTS
-
-
-@cache
-def _bfloat16_is_faster() -> bool:
-    """Return whether the processor has instructions for bfloat16; a measurement would let results depend on load."""
-    import torch
-
-    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return supported is not None and bool(supported())
-
+__all__ = ["BatchedKernel"]
 
 _MAX_BYTES = 1 << 25
 """Size in bytes of an array of all pairs, with their features if the score holds them, from which it is not chosen."""
@@ -166,6 +60,8 @@ class BatchedKernel(Kernel):
     checks_distances: ClassVar[bool] = True
 
     def limits(self, problem: Problem) -> Iterator[str]:
+        from qkv.kernels.batched.row_weights import row_weights
+
         if row_weights(problem.normalizer, problem.axes.k) is None:
             yield f"it computes softmax without a sink, top-k, sparsemax, entmax and sigmoid, not {problem.normalizer}"
         if problem.axes.text:
@@ -185,6 +81,10 @@ class BatchedKernel(Kernel):
 
     def scratch(self, problem: Problem) -> float:
         """Return the bytes of the arrays of all pairs and of the lifted sides at the peak."""
+        from qkv.kernels.batched.additive import STEP_BYTES
+        from qkv.kernels.batched.attention import suits_half
+        from qkv.kernels.batched.row_weights import softmax_in_place
+
         pairs, gradient = problem.axes.pairs, problem.gradient
         additive = isinstance(problem.score.form, Tanh)
         forward, saved, features = (2.0, 0.0, 0) if additive else score_arrays(problem)
@@ -221,6 +121,11 @@ class BatchedKernel(Kernel):
 
     def prepare(self, problem: Problem) -> PreparedCall | None:
         """Return a function that checks only what may differ between calls."""
+        import torch
+
+        from qkv.kernels.batched.attention import BatchedAttention, all_finite, attention_of
+        from qkv.kernels.batched.mask_bias import depends_on_positions_alone, mask_bias
+
         if problem.traced or any(readout.arrays() for readout in problem.readouts):
             return None
         observed = bool(problem.readouts)
@@ -239,8 +144,6 @@ class BatchedKernel(Kernel):
         def run(
             query: Array, key: Array, value: Array, score: Score, normalizer: Normalizer, mask: Mask | None
         ) -> Result | None:
-            import torch
-
             sides = cast("tuple[Tensor, Tensor, Tensor]", (query, key, value))
             if torch.is_autocast_enabled(sides[2].device.type):
                 return None
@@ -256,18 +159,18 @@ class BatchedKernel(Kernel):
                 )  # fmt: skip
                 call = cast("TorchCall", bound)
                 if attention is None:  # it depends on facts of the parts, but on no array of score and normalizer
-                    attention = built[sides[2].device] = _attention_of(call, observed, fixed_mask)
+                    attention = built[sides[2].device] = attention_of(call, observed, fixed_mask)
                 if not fixed_mask:
                     common = attention.pairs, attention.rows, attention.batch, attention.equal
                     attention = BatchedAttention(*common, *mask_bias(call, positional), None, attention.half, observed)
                 # Autograd differentiates a function of the user in any case.
-                if gradient and checked and by_user and attention.recordable and _all_finite(*sides[:2]):
+                if gradient and checked and by_user and attention.recordable and all_finite(*sides[:2]):
                     given = [cast("Tensor", x) for x in attention.pairs.operands(call)]
                     output = attention.recorded(sides[2], given)
                     return None if output is None else _result((output,), problem, normalizer)
                 tensors = attention.pairs.operands(call)
             # Without a gradient, elements that are not finite either show in the output or have no effect.
-            if gradient and not (checked and (attention.pairs.checks or _all_finite(*sides[:2]))):
+            if gradient and not (checked and (attention.pairs.checks or all_finite(*sides[:2]))):
                 return None
             found = attention(sides[2], *tensors)
             return None if found is None else _result(found, problem, normalizer)
@@ -275,12 +178,14 @@ class BatchedKernel(Kernel):
         return run
 
     def run(self, call: TorchCall, problem: Problem) -> Result:  # type: ignore[override]
+        from qkv.kernels.batched.attention import all_finite, attention_of
+
         with no_autocast(call.value):
             if not projects_nothing(call.score):  # otherwise the recorded logits are checked
                 refuse_closure_gradients(call)
-            if _all_finite(call.query, call.key, call.value):
+            if all_finite(call.query, call.key, call.value):
                 call = replace(call, finite=(True, True))
-                attention = _attention_of(call, bool(problem.readouts))
+                attention = attention_of(call, bool(problem.readouts))
                 found = attention(call.value, *attention.pairs.operands(call))
                 if found is not None:
                     read = _read(found, problem, call.normalizer)
@@ -304,26 +209,6 @@ def _read(found: Outputs, problem: Problem, normalizer: Normalizer) -> tuple[obj
         else:
             results.append(readout.finalize(readout.read(found[2], found[1], normalizer, tile), tile))
     return tuple(results)
-
-
-def _all_finite(*tensors: Float[Tensor, "*_"]) -> bool:
-    return all([has_finite_sum(x.detach()) for x in tensors])  # noqa: C419 -- half the time of a generator
-
-
-def _attention_of(call: TorchCall, observed: bool, with_mask: bool = True) -> BatchedAttention:
-    """Return the function that computes the output of a call."""
-    raise_malloc_threshold()
-    rows = row_weights(call.normalizer, call.tile.k_total)
-    assert rows is not None  # `BatchedKernel.limits` refuses other normalizers
-    pairs = pair_logits_of(call, rows.scale, observed)
-    equal = all(x.shape[:-2] == call.batch for x in (call.query, call.key, call.value))
-    dropout_factor: Tensor | None = None
-    if call.dropout:
-        shape = (*call.batch, call.tile.q_total, call.tile.k_total)
-        found = call.tile.dropout_mask(call.value.new_empty(()).expand(shape), call.dropout)
-        dropout_factor = cast("Tensor", found).to(call.value.dtype).mul_(1 / (1 - dropout_rate(call.dropout)))
-    bias, empty = mask_bias(call) if with_mask else (None, None)
-    return BatchedAttention(pairs, rows, call.batch, equal, bias, empty, dropout_factor, half_of(call), observed)
 
 
 def _forward_arrays(score: Score) -> int:

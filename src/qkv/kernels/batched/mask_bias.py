@@ -10,14 +10,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Hashable
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TypeAlias, cast
+
+import torch
 
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Bool, Float, Shaped, Tensor
 from qkv.masks import Mask
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["MaskBias", "depends_on_positions_alone", "mask_bias", "row_major"]
 
@@ -64,8 +63,6 @@ def mask_bias(call: TorchCall, positional: bool | None = None) -> MaskBias:
 
 
 def _compute(call: TorchCall, mask: Mask) -> MaskBias:
-    import torch
-
     allowed = row_major(cast("Bool[Tensor, '*_']", mask.allowed(call.tile, call.value)))
     if bool(allowed.all()):
         return None, None
@@ -90,8 +87,6 @@ def row_major(x: Shaped[Tensor, "*axes"]) -> Shaped[Tensor, "*axes"]:
 @lru_cache(maxsize=16)
 def _constants(dtype: torch.dtype, device: torch.device) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Return 0 and −inf."""
-    import torch
-
     return torch.zeros((), dtype=dtype, device=device), torch.full((), -math.inf, dtype=dtype, device=device)
 
 

@@ -16,7 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from operator import add
-from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
+from typing import ClassVar, TypeAlias, cast
+
+import torch
 
 from qkv.core import arrays
 from qkv.core.equation import TorchCall
@@ -27,9 +29,6 @@ from qkv.kernels.runtime.isolated_autograd import project_call, projects_nothing
 from qkv.kernels.runtime.microbenchmarks import has_fast_tanh
 from qkv.scores.forms import Offset
 from qkv.scores.wrapper import PointwiseScore
-
-if TYPE_CHECKING:
-    import torch
 
 _MANY = 1 << 13
 """Number of elements from which four operators take less time than `tanh_`."""
@@ -58,8 +57,6 @@ Gradients: TypeAlias = tuple[Float[Tensor, "*_"] | None, ...]
 
 def product(x: Float[Tensor, "*#batch n m"], y: Float[Tensor, "*#batch m l"]) -> Float[Tensor, "*batch n l"]:
     """Return the matrix product, for three axes in half the time of the operator `@`."""
-    import torch
-
     return torch.bmm(x, y) if x.ndim == y.ndim == 3 and x.shape[0] == y.shape[0] else x @ y
 
 
@@ -67,8 +64,6 @@ def scaled_product(
     x: Float[Tensor, "*#batch n m"], y: Float[Tensor, "*#batch m l"], scale: float
 ) -> Float[Tensor, "*batch n l"]:
     """Return `scale` times the matrix product."""
-    import torch
-
     if scale == 1:
         return product(x, y)
     if x.ndim == y.ndim == 3 and x.shape[0] == y.shape[0]:
@@ -83,8 +78,6 @@ def biased_product(
     bias: Float[Tensor, "*_ #q #k"] | None,
 ) -> Float[Tensor, "*batch q k"]:
     """Return `scale` times all inner products plus `bias`, where None stands for 0."""
-    import torch
-
     if bias is not None and bias.ndim <= 3 and left.ndim == right.ndim == 3 and left.shape[0] == right.shape[0]:
         return torch.baddbmm(bias, left, right.mT, alpha=scale)
     return add_bias(scaled_product(left, right.mT, scale), bias)
@@ -147,15 +140,11 @@ def shared_gradient(
 
 @lru_cache(maxsize=16)
 def _constant(number: float, dtype: torch.dtype, device: torch.device) -> Float[Tensor, ""]:
-    import torch
-
     return torch.tensor(number, dtype=dtype, device=device)
 
 
 def half_tanh_(x: Float[Tensor, "*_"]) -> Float[Tensor, "*_"]:
     """Replace x by tanh(x / 2) = 1 / (1 + 2 / (e^x − 1)), for many elements where `tanh_` takes longer."""
-    import torch
-
     if x.numel() < _MANY:
         return x.mul_(0.5).tanh_()
     x = x.expm1_().reciprocal_()
@@ -243,8 +232,6 @@ class GivenLogits(PairLogits):
         return (logits if logits.shape[-2:] == shape else logits.expand(*logits.shape[:-2], *shape),)
 
     def forward(self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None) -> Tensors:
-        import torch
-
         (logits,) = cast("list[Tensor]", tensors)
         if bias is not None:
             return (torch.add(bias, logits, alpha=self.normalizer_scale),)
@@ -290,8 +277,6 @@ class Products(PairLogits):
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
     ) -> Tensors | None:
-        import torch
-
         left, right, *offsets = cast("list[Tensor]", tensors)
         if self.cap is not None:
             fast = has_fast_tanh(left)
@@ -314,8 +299,6 @@ class Products(PairLogits):
     def gradients(
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
     ) -> Gradients:
-        import torch
-
         left, right = cast("list[Tensor]", tensors)[:2]
         scale = self.normalizer_scale
         d_offset = [None if not need else d if scale == 1 else d * scale for need in needs[2:]]

@@ -18,15 +18,14 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar, cast
+
+import torch
 
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.thresholds import write_sparse_weights
 from qkv.normalizers.base import Normalizer
 from qkv.plan.time_model import FEW_KEYS
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["RowWeights", "row_weights", "softmax_in_place"]
 
@@ -111,8 +110,6 @@ class _SoftmaxRows(RowWeights):
     is_softmax = True
 
     def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
-        import torch
-
         columns = _by_columns(logits)
         if columns is not None:
             copied = columns.contiguous()
@@ -129,8 +126,6 @@ class _SoftmaxRows(RowWeights):
     def logit_gradient(
         self, weights: Float[Tensor, "*batch q k"], gradient: Float[Tensor, "*batch q k"]
     ) -> Float[Tensor, "*batch q k"]:
-        import torch
-
         columns = _by_columns(gradient)
         if columns is not None:
             of_weights = weights.reshape(-1, weights.shape[-1]).mT if columns.ndim == 2 else weights.mT
@@ -147,8 +142,6 @@ class _TopRows(_SoftmaxRows):
 
     def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
         """Return the softmax of the largest logits of each row; ties go to the lowest index."""
-        import torch
-
         count, keys = self.count, logits.shape[-1]
         ordered, places = logits.topk(min(count + 1, keys))
         largest, index = ordered[..., :count], places[..., :count]
@@ -168,8 +161,6 @@ class _SparseRows(RowWeights):
     power: float = 1
 
     def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
-        import torch
-
         keys = logits.shape[-1]
         # The error of the closed form grows with the number of keys, and sorting many rows takes most of the time.
         if keys > FEW_KEYS or logits.numel() * keys > _MAX_SORTED or self.power not in (1, 2):
@@ -209,8 +200,6 @@ def _averages(
     keys: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Float[Tensor, " keys"], Float[Tensor, "keys keys"]]:
     """Return 1 / j for j from 1, and the matrix that maps a row to the means of its first j elements."""
-    import torch
-
     inverse = 1 / torch.arange(1, keys + 1, dtype=dtype, device=device)
     return inverse, inverse.repeat(keys, 1).triu_()
 
@@ -225,8 +214,6 @@ class _SigmoidRows(RowWeights):
         self, weights: Float[Tensor, "*batch q k"], gradient: Float[Tensor, "*batch q k"]
     ) -> Float[Tensor, "*batch q k"]:
         """Return w (1 − w) dw."""
-        import torch
-
         found: Tensor = torch.ops.aten.sigmoid_backward.grad_input(gradient, weights, grad_input=gradient)
         return found
 

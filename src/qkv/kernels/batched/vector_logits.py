@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import torch
+
 from qkv.core.distances import distance_gradients, pair_distances
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
@@ -130,8 +132,6 @@ class UnitProducts(PairLogits):
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
     ) -> Tensors | None:
-        import torch
-
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
         if not gradient and key.shape[-2] <= key.shape[-1]:
             logits = self._divide_products(query, key, self._number(tensors), bias)
@@ -162,8 +162,6 @@ class UnitProducts(PairLogits):
         bias: Float[Tensor, "*_ #q #k"] | None,
     ) -> Float[Tensor, "*batch q k"] | None:
         """Return <q, k> / (‖q‖ ‖k‖ T), for few keys faster than from unit vectors; None if a norm is 0 or extreme."""
-        import torch
-
         norms = [torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in (query, key)]
         extremes = torch.stack([extreme for x in norms for extreme in torch.aminmax(x)]).tolist()
         info = torch.finfo(query.dtype)
@@ -179,8 +177,6 @@ class UnitProducts(PairLogits):
 
         The gradient of the temperature is −Σ <u, du> / T over the queries.
         """
-        import torch
-
         units, norms = cast("tuple[Tensor, Tensor]", saved)
         q, temperature = d.shape[-2], self._number(tensors)
         left, right = units[..., :q, :], units[..., q:, :]
@@ -194,8 +190,6 @@ class UnitProducts(PairLogits):
         return found[..., :q, :], found[..., q:, :], d_temperature
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
-        import torch
-
         units = []
         for x in cast("tuple[Tensor, Tensor]", tensors[:2]):
             square = (x * x).sum(-1, keepdim=True)
@@ -223,8 +217,6 @@ class SquaredDistances(PairLogits):
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
     ) -> Tensors | None:
         """Return the scaled logits, and queries and keys minus the mean key, or None if keys are too far from it."""
-        import torch
-
         query, key = cast("tuple[Tensor, Tensor]", tensors)
         total, share = key.sum(-2, keepdim=True), 1 / key.shape[-2]
         left, right = torch.sub(query, total, alpha=share), torch.sub(key, total, alpha=share)
@@ -255,8 +247,6 @@ class SquaredDistances(PairLogits):
         self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
     ) -> Gradients:
         """Return 2 a Σ_j dz_ij (k_j − q_i) for the queries, and 2 a Σ_i dz_ij (q_i − k_j) for the keys."""
-        import torch
-
         left, right = cast("tuple[Tensor, Tensor]", saved)
         scale = 2 * self.factor * self.normalizer_scale
         half = cast("Tensor", tensors[0]).dtype
@@ -294,8 +284,6 @@ class Distances(PairLogits):
     def forward(
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
     ) -> Tensors | None:
-        import torch
-
         query, key = cast("tuple[Tensor, Tensor]", tensors)
         found, near = pair_distances(query, key)
         if gradient and near is None and not has_finite_sum(found):  # otherwise the lengths of all vectors are finite
@@ -313,8 +301,6 @@ class Distances(PairLogits):
         return tuple([x.mul_(-self.factor * self.normalizer_scale) for x in sides])
 
     def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
-        import torch
-
         query, key = cast("tuple[Tensor, Tensor]", tensors)
         difference = query[..., :, None, :] - key[..., None, :, :]
         square = (difference * difference).sum(-1)
@@ -380,8 +366,6 @@ class TanhSums(PairLogits):
         return (hidden @ cast("Tensor", tensors[2])[..., None, :, :].mT)[..., 0]
 
     def _project(self, tensors: Tensors) -> tuple[Float[Tensor, "*_ q hidden"], Float[Tensor, "*_ k hidden"]]:
-        import torch
-
         query, key, _, *maps = cast("list[Tensor]", tensors)
         if not self.mapped:
             return query, key

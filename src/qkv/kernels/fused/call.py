@@ -11,6 +11,8 @@ import dataclasses
 import typing
 from contextlib import nullcontext
 
+import torch
+
 from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall, TorchCall
 from qkv.core.parts import expand_to_pairs
@@ -86,8 +88,6 @@ class LiftedCall:
     @classmethod
     def of(cls, call: TorchCall, problem: Problem) -> LiftedCall:
         """Lift the queries and keys of a call and pad all inputs to one width, with autocast disabled."""
-        import torch
-
         device = call.value.device.type
         no_autocast = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
         with no_autocast:
@@ -110,8 +110,6 @@ class LiftedCall:
 
     def output(self) -> Float[Tensor, "*batch q value_width"] | None:
         """Return the output, or None if the output may be wrong because an input is not finite."""
-        import torch
-
         needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in self.sides)
         output = attend_finite(self._attention(), self.sides, needs_gradient)
         return None if output is None else self.layout.output(output, self.call.value.shape[-1])
@@ -190,8 +188,6 @@ def _zero_masked(call: TorchCall, keys: Mask) -> TorchCall | None:
 
     A key may be shared by several batch elements, which must then have the same mask.
     """
-    import torch
-
     allowed = typing.cast("Tensor", keys.allowed(call.tile, call.value)).mT
     own = allowed.shape[:-2]
     for x in (call.key, call.value):
@@ -211,8 +207,6 @@ def _zero_nonfinite(call: TorchCall, offset: int) -> tuple[TorchCall, Float[Tens
         call: the call, with a causal mask.
         offset: position of query 0, at least 0.
     """
-    import torch
-
     key, value = (torch.where(x.isfinite(), x, 0.0) for x in (call.key, call.value))
     nan = (call.key.detach() * 0).sum(-1) + (call.value.detach() * 0).sum(-1)
     poison, q = torch.cumsum(nan, dim=-1)[..., offset:], call.query.shape[-2]

@@ -10,6 +10,8 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, cast
 
+import torch
+
 from qkv.core.equation import BoundCall, TorchCall
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Int, Tensor
@@ -52,8 +54,6 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
     layout = layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2])
     if layout is None or not isinstance(temperature, (int, float)) or (found := operators("cpu")) is None:
         return None
-    import torch
-
     one = torch.ones((1, axes.query_width), dtype=getattr(torch, problem.dtype))
     scale, width = form.factor(axes.query_width) / temperature, axes.value_width
     if scale < 0:

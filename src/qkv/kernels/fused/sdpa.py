@@ -24,6 +24,8 @@ from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from qkv.core.autograd_function import autograd_function
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.fused.layout import FourAxes, Layout, Side, Sides
@@ -57,8 +59,6 @@ def operators(device: str) -> tuple[_Operator, _Operator] | None:
     """Return PyTorch's forward and backward operators of fused attention for a device, or None if there are none."""
     if device != "cpu":
         return None
-    import torch
-
     forward = "_scaled_dot_product_flash_attention_for_cpu"
     backward = forward + "_backward"
     if not all(hasattr(torch.ops.aten, name) for name in (forward, backward)):
@@ -96,8 +96,6 @@ class FusedAttention:
 
     def forward(self, sides: FourAxes) -> tuple[Float[Tensor, "b heads q width"], Float[Tensor, "b heads q"]]:
         """Return the output and the log-sum-exp of each query."""
-        import torch
-
         query, key, value = sides
         run, _ = cast("tuple[_Operator, _Operator]", operators(value.device.type))
         offset = self.offset
@@ -125,8 +123,6 @@ class FusedAttention:
         log_sum_exp: Float[Tensor, "b heads q"],
     ) -> FourAxes:
         """Return the gradients of query, key and value, given the gradient of the output."""
-        import torch
-
         query, key, value = sides
         _, run = cast("tuple[_Operator, _Operator]", operators(value.device.type))
         offset = self.offset
@@ -162,8 +158,6 @@ def all_finite(sides: Sides) -> bool:
     query, key, value = sides
     # If the sum is finite, all terms are. If not, the sum may have overflowed, and all elements are checked.
     if query.numel() <= _FEW_ELEMENTS and query.shape == key.shape == value.shape:
-        import torch
-
         total = torch.addcmul(query, key, value).sum().item()  # two operators instead of three sums
     else:
         total = query.sum().item() + key.sum().item() + value.sum().item()
@@ -178,8 +172,6 @@ def results_are_finite(output: Float[Tensor, "b heads q width"], log_sum_exp: Fl
     multiplied with all values. The operator may return a log-sum-exp of 0 for a row of NaN, as for a row without keys,
     so a 0 proves nothing, nor does a sum that is not finite, because sums may overflow.
     """
-    import torch
-
     # x / x is 1 unless x is 0 or not finite, and then NaN, which does not equal itself. Adding up few elements takes
     # less time than slicing.
     ratio = log_sum_exp / log_sum_exp
@@ -194,8 +186,6 @@ _FEW_ELEMENTS = 4096
 @cache
 def _reveals_nonfinite(dtype: str) -> bool:
     """Return whether `results_are_finite` detects NaN and infinity in small test inputs on this machine."""
-    import torch
-
     kind = getattr(torch, dtype.removeprefix("torch."))
     if kind.itemsize < 4:
         return False  # half precision was observed to return finite results for infinite keys
@@ -267,8 +257,6 @@ def _attend(
 
 
 def _backward(ctx: _Context, gradient: Float[Tensor, "b heads q width"]) -> tuple[Float[Tensor, "*_"] | None, ...]:
-    import torch
-
     *given, output, log_sum_exp = ctx.saved_tensors
     own = cast("Sides", tuple(given))
     attention, needs = ctx.attention, ctx.needs_input_grad[2:]

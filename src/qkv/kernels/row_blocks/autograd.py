@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, cast
 
+import torch
+
 from qkv.core.arrays import requires_gradient
 from qkv.core.autograd_function import autograd_function
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
@@ -106,8 +108,6 @@ class _Saved:
             reductions: how each result is merged.
             index: index of the block's batch elements in the call.
         """
-        import torch
-
         if not self.results:
             self.results = [
                 cast("Tensor", reduction.allocate(x)) for reduction, x in zip(reductions, found, strict=True)
@@ -204,8 +204,6 @@ class RowBlocks(DifferentiableRows):
             gradients: gradients of the results.
             requires_grad: which of the tensors require a gradient. The gradient of the others is 0.
         """
-        import torch
-
         forward = replace(self, call=self.call.with_arrays([x.detach() for x in tensors]))
         shares, known = self._shares(), iter(saved.candidates)
         candidates = [[[next(known) for _ in limits] for _, limits in share] for share in shares]
@@ -288,8 +286,6 @@ class RowBlocks(DifferentiableRows):
         requires_grad: Sequence[bool],
     ) -> None:
         """Add the gradients of a row block that attended to all keys, by recomputing it under autograd."""
-        import torch
-
         for start, stop in ranges(
             block[1] - block[0], self.rows if self.search is None else self.search.recomputed_rows
         ):
@@ -325,8 +321,6 @@ def _slice(whole: Num[Tensor, "*_whole"], reduction: Reduction) -> Num[Tensor, "
 
 
 def _attend(ctx: _Context, blocks: RowBlocks, *tensors: Shaped[Tensor, "*_"]) -> tuple[Num[Tensor, "*_"], ...]:
-    import torch
-
     with torch.autocast(blocks.call.value.device.type, enabled=False):
         saved = blocks.forward()
     results, saved.results = tuple(saved.results), []
@@ -337,8 +331,6 @@ def _attend(ctx: _Context, blocks: RowBlocks, *tensors: Shaped[Tensor, "*_"]) ->
 
 
 def _backward(ctx: _Context, *gradients: Num[Tensor, "*_"]) -> tuple[Shaped[Tensor, "*_"] | None, ...]:
-    import torch
-
     blocks, requires_grad = ctx.blocks, ctx.needs_input_grad[1:]
     found: Sequence[Shaped[Tensor, "*_"] | None]
     with torch.autocast(blocks.call.value.device.type, enabled=False):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
+import torch
 
 from qkv.core.arrays import dtype_name
 from qkv.core.equation import TorchCall, apply_dropout, take_range
@@ -67,8 +68,6 @@ def select_top_k(
         Keys and ranks, where rows with fewer than k keys are padded with key 0 and rank −inf. None if more than
         `max_candidates` ranks of a row reach the bound.
     """
-    import torch
-
     numbers, maxima, bounds = (np.asarray(x.detach()) for x in (ranks, group_max, bound))
     rows, width = numbers.shape
     reached = np.flatnonzero(maxima >= bounds)
@@ -177,8 +176,6 @@ def select_candidates(call: TorchCall, rows: Limits, cols: Limits, tile_keys: in
         cols: range of the keys.
         tile_keys: number of keys per tile of logits.
     """
-    import torch
-
     assert call.normalizer.top_k is not None
     count = min(call.normalizer.top_k, call.tile.k_total)
     selected = RunningTopK((rows[1] - rows[0],), count, np.dtype(dtype_name(call.value)))
@@ -197,8 +194,6 @@ def find_candidates(block: RowLogits, normalizer: Normalizer, max_candidates: in
         The candidates. None if the normalizer returns no bound, as for NaN, or if a query has more than
         `max_candidates` keys above its bound, because attending to all keys is then cheaper.
     """
-    import torch
-
     if not float(block.group_max.amax()) < math.inf:
         return None
     bound = normalizer.threshold_bound(block.group_max)
@@ -231,8 +226,6 @@ def _positions_above(
     max_candidates: int,
 ) -> Int[Tensor, " n"] | None:
     """Return the flat positions of all ranks that reach the bound of their row, or None if there are too many."""
-    import torch
-
     width, groups = ranks.shape[1], group_max.shape[1]
     reached = group_max >= bound
     # Each group that reaches the bound has at least one candidate.
@@ -247,8 +240,6 @@ def _positions_above(
 
 def _table(block: RowLogits, position: Int[Tensor, " n"], max_candidates: int) -> Candidates | None:
     """Return a table of candidates with one row per query, or None if a row would exceed `max_candidates`."""
-    import torch
-
     count, width = block.ranks.shape
     row = position // width
     lengths = torch.bincount(row, minlength=count)
@@ -296,8 +287,6 @@ def attend_candidates(
         output: output of all queries, in which the rows of these blocks are overwritten.
         read: function that is called with the range of queries, the keys of their candidates and the weights of these.
     """
-    import torch
-
     rows, candidates = _concat(blocks)
     weights = _candidate_weights(call, candidates, rows)
     tile = call.tile.restrict(rows, (0, call.tile.k_total))
@@ -336,8 +325,6 @@ def backward_candidates(
         requires_grad: whether query, key, value and each array of score and normalizer require a gradient.
         tile_keys: number of keys per tile, for scores that are not inner products.
     """
-    import torch
-
     rows, candidates = _concat(blocks)
     normalizer, index = call.normalizer, candidates.index
     leaves = leaves_of([candidates.logits, *normalizer.arrays()]) if normalizer.differentiable else []
@@ -381,8 +368,6 @@ def _backward_score(
     tile_keys: int,
 ) -> None:
     """Add the gradients of query, key and the score's arrays to `sums`, by autograd on each tile of logits."""
-    import torch
-
     first = blocks[0][0][0]
     for rows, _ in blocks:
         visible = visible_range(call, rows)
@@ -417,8 +402,6 @@ def _gather_sum(
     weights: Float[Tensor, "*batch rows candidates"],
 ) -> Float[Tensor, "*batch rows width"]:
     """Return Σ_s weights[i, s] · table[index[i, s]] without an array of the gathered rows."""
-    import torch
-
     lead, (k, width) = index.shape[:-1], table.shape[-2:]
     if len(lead) > 1:
         first = torch.arange(0, math.prod(lead[:-1]) * k, k, dtype=index.dtype, device=index.device)
@@ -430,8 +413,6 @@ def _gather_sum(
 
 def _concat(blocks: Sequence[_CandidateBlock]) -> tuple[Limits, Candidates]:
     """Return the range of queries of consecutive row blocks, and their candidates padded to one width."""
-    import torch
-
     rows = (blocks[0][0][0], blocks[-1][0][1])
     found = [candidates for _, candidates in blocks if candidates is not None]
     if len(found) == 1:

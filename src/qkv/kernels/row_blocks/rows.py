@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
+import torch
+
 from qkv.core.equation import TorchCall, take_range
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.tile_loop import Limits, ranges, restrict_mask
@@ -85,8 +87,6 @@ def padded_row_logits(
         buffer: buffer for the logits, as returned by `row_logits_buffer`.
         tile_keys: number of keys per tile, for scores that are not inner products.
     """
-    import torch
-
     lead, keys = (*call.batch, rows[1] - rows[0]), cols[1] - cols[0]
     width = _padded_width(keys)
     padded = buffer[: math.prod(lead) * width].view(*lead, width)
@@ -113,8 +113,6 @@ def logit_tiles(
 
     The arguments are those of `padded_row_logits`. The next tile may overwrite the logits.
     """
-    import torch
-
     count, product = rows[1] - rows[0], call.projected and isinstance(call.score.form, Product)
     query = take_range(call.query, rows)
     if product and count == 1:  # MKL takes twice as long for one vector as for two (AMD EPYC)
@@ -162,8 +160,6 @@ def _ranks(
     call: TorchCall, padded: Float[Tensor, "*batch rows width"], rows: Limits, cols: Limits
 ) -> Float[Tensor, "*batch rows width"]:
     """Return the ranks of a row block, which are its logits or, for stochastic normalizers, a new array."""
-    import torch
-
     ranks = None
     for chunk in _chunks(cols, max(64, _DRAWS // math.prod(padded.shape[:-1]))):
         at = slice(chunk[0] - cols[0], chunk[1] - cols[0])

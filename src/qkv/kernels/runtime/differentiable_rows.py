@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
+import torch
+
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Array, Float, Num, Shaped, Tensor
 from qkv.kernels.runtime.gradients import call_tensors, gradients_of, traced_logits
@@ -59,7 +61,6 @@ class DifferentiableRows:
 
     def checkpointed(self) -> list[Num[Tensor, "*_"]]:
         """Return all results of the call under activation checkpointing, with derivatives of any order."""
-        import torch
         from torch.utils.checkpoint import checkpoint
 
         query, *tensors = call_tensors(self.call)
@@ -103,8 +104,6 @@ class DifferentiableRows:
             cols: range of the keys.
             tensors: tensors of the block, in the order of `block_tensors`.
         """
-        import torch
-
         with torch.autocast(call.value.device.type, enabled=False):
             traced, normalizer = traced_logits(call, rows, cols, tensors)
             logits: Float[Array, "*batch q k"] = (
@@ -128,8 +127,6 @@ class DifferentiableRows:
 
 def _merged(whole: Num[Tensor, "*shape"], reduction: Reduction, part: Num[Tensor, "*_piece"]) -> Num[Tensor, "*shape"]:
     """Return a result of the call with the result of a row block merged into it, as a new tensor for autograd."""
-    import torch
-
     axis, at = -len(reduction.shape), reduction.index[0]
     before, target, after = torch.split(whole, [at.start, at.stop - at.start, reduction.shape[0] - at.stop], dim=axis)
     return torch.cat([before, cast("Tensor", reduction.combine(target, part)), after], dim=axis)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
+import torch
 
 from qkv.core.typing import Shaped, Tensor
 from qkv.kernels.runtime.workspace import Workspace, borrow_workspace
@@ -23,8 +24,6 @@ Item = TypeVar("Item")
 
 def worker_count(reference: Shaped[Tensor, "*_"]) -> int:
     """Return the number of workers: PyTorch's number of threads for tensors on a CPU, or 1 on other devices."""
-    import torch
-
     return int(torch.get_num_threads()) if reference.device.type == "cpu" else 1
 
 
@@ -42,8 +41,6 @@ def split_evenly(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
 @contextmanager
 def worker() -> Iterator[Workspace]:
     """Provide a workspace to the calling thread, with autograd disabled and subnormal numbers flushed to 0."""
-    import torch
-
     with _flush_subnormals(), torch.no_grad(), borrow_workspace() as workspace:
         yield workspace
 
@@ -55,8 +52,6 @@ def run_on_workers(function: Callable[[int], None], count: int) -> None:
     a `count` of 1 the function runs in the calling thread. If calls raise errors, the first error is raised again in
     the calling thread.
     """
-    import torch
-
     if count == 1:
         with torch.no_grad():
             function(0)
@@ -87,8 +82,6 @@ def _flush_subnormals() -> Iterator[None]:
 
     Weights are subnormal where a logit is far below the largest logit of its row.
     """
-    import torch
-
     # PyTorch cannot report the current setting, so test it.
     before = bool(np.float32(1e-39) * np.float32(1.0) == 0)
     torch.set_flush_denormal(True)

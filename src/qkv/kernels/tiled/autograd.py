@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
+import torch
+
 from qkv.core.autograd_function import autograd_function_class
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
 from qkv.core.equation import TorchCall, apply_dropout, take_range
@@ -164,8 +166,6 @@ class GenericTiles:
         logits_needed: bool,
     ) -> None:
         """Add the gradients from a range of queries to `gradients`, as `SoftmaxTiles.backward` does."""
-        import torch
-
         call = self.call
         value = call.value if call.finite_value else cast("Tensor", zero_nonfinite(call.value))
         for cols in visible_tiles(call, rows, self.cols, aligned=True):
@@ -230,8 +230,6 @@ def _attend(
 def _backward(
     ctx: _Context, gradient: Float[Tensor, "*batch q value_width"]
 ) -> tuple[Shaped[Tensor, "*_"] | None, ...]:
-    import torch
-
     output, *rest = ctx.saved_tensors
     summary, tensors = rest[: ctx.summaries], rest[ctx.summaries :]
     needed = ctx.needs_input_grad[4:]

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
+import torch
 
 from qkv.core.arrays import dtype_name
 from qkv.core.batch import BatchIndex
@@ -122,8 +123,6 @@ class ElementMap:
             cols: range of the tile's keys. All row blocks must use the same ranges.
             maximum: maximum m of each row in e = exp(l − m); None if m is the `shift` of `finalize` for all tiles.
         """
-        import torch
-
         if not len(e):
             return
         cells = self.tiles.get(cols) or self._new_tile(cols)
@@ -151,8 +150,6 @@ class ElementMap:
             total: Σ exp(l − shift) of each row, including the sink; 0 for a row without keys.
             exp: exponential function, `torch.exp2` if logits are in base 2. The default is `torch.exp`.
         """
-        import torch
-
         if not self.tiles:
             return
         rows = self.rows[1] - self.rows[0]
@@ -283,8 +280,6 @@ class ReadoutCollector:
         Returns:
             Whether these keys have the largest weights; otherwise nothing is stored.
         """
-        import torch
-
         if not include_largest(weights.numpy(), selected.rank, self.largest):
             return False
         keys = torch.from_numpy(selected.index)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
+import torch
 
 from qkv.core.arrays import is_array
 from qkv.core.batch import BatchIndex
@@ -55,8 +56,6 @@ class SaturatedRows:
     """
 
     def __init__(self, inverse: Float[Tensor, "*batch q 1"]) -> None:
-        import torch
-
         self._inverse = inverse
         self._tolerance = _TOLERANCE * torch.finfo(inverse.dtype).eps
         self._visited: Tensor | None = inverse.new_zeros(inverse.shape)
@@ -114,8 +113,6 @@ def logit_bound(call: TorchCall) -> float:
 
     The bound is also infinite if values are so large that a weighted sum without a maximum could overflow.
     """
-    import torch
-
     tile, scale = call.tile, call.normalizer.scale
     assert scale is not None
     if tile.q_total < _MIN_QUERIES:
@@ -197,8 +194,6 @@ class SoftmaxTiles:
 
     def forward(self, rows: Limits, workspace: Workspace) -> tuple[Float[Tensor, "*batch q _"], ...]:
         """Return the output, the shift m and the total Σ e^(l − m) of each query in a range."""
-        import torch
-
         output, shift, total = self._finalize(rows, self._sums(rows, workspace))
         for pooled in self._maps:
             pooled.finalize(shift, total, torch.exp2 if self._base2 else torch.exp)
@@ -226,8 +221,6 @@ class SoftmaxTiles:
         The shift is 0 if logits are bounded. Otherwise it is the maximum of the first tile, which is usually near the
         maximum of the row, or with `running` the running maximum; None: this is taken where it is needed.
         """
-        import torch
-
         if running is None:
             # If logits depend on positions, those of the first tile are often the smallest of a row.
             running = not self.bounded and self.call.score.positional
@@ -309,8 +302,6 @@ class SoftmaxTiles:
         workspace: Workspace,
     ) -> None:
         """Recompute the weights of a range of queries tile by tile and accumulate readouts from them."""
-        import torch
-
         call, tile = self.call, self.call.tile
         for cols in ranges(tile.k_total, self.cols):
             here = tile.restrict(rows, cols)
@@ -422,8 +413,6 @@ class SoftmaxTiles:
 
 def _is_moderate(sums: _RowSums) -> bool:
     """Return whether all totals are in [1e-12, 1e12], so that no precision is lost, and all sums are finite."""
-    import torch
-
     _, total, weighted = sums
     if not total.numel():
         return True
@@ -435,8 +424,6 @@ def _apply_dropout(
     x: Float[Tensor, "*batch q k"], mask: Bool[Tensor, "*batch q k"] | None, workspace: Workspace
 ) -> Float[Tensor, "*batch q k"]:
     """Return `x` with elements set to 0 where the mask is False. Return `x` itself if the mask is None."""
-    import torch
-
     if mask is None:
         return x
     out = workspace.take("dropout", tuple(x.shape), x)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from qkv.core.arrays import requires_gradient
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
@@ -50,8 +52,6 @@ def unchecked_forward(
         notes: list to which notes about guards are appended if an output is returned.
         collector: collector of readouts, which are valid if an output is returned; None without readouts.
     """
-    import torch
-
     assumed = replace(call, finite=(True, True))
     assumed = assumed.with_projections(*assumed.score.project(assumed.query, assumed.key, assumed.tile))
     new_notes: list[str] = []

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
+import torch
+
 from qkv.core.typing import Float, Int, Tensor
 from qkv.kernels.runtime.microbenchmarks import LARGEST_FACTOR, faster_ops
 from qkv.kernels.runtime.workspace import Workspace
@@ -178,8 +180,6 @@ class _ExponentialTanh:
 
         The center of each unit is added to `left` and subtracted from `right`.
         """
-        import torch
-
         clip = EXPONENT_RANGES[left.element_size()].clip
 
         def exponentials(side: Float[Tensor, "n hidden"], sign: int) -> Float[Tensor, "units n"]:
@@ -201,8 +201,6 @@ class _ExponentialTanh:
 
     def add_logits(self, rows: Limits, cols: Limits, out: Float[Tensor, "q k"], workspace: Workspace) -> None:
         """Add the sum of −2 v_h r_ijh over the hidden units of this term to `out`."""
-        import torch
-
         left, right = self.left[:, slice(*rows), None], self.right[:, slice(*cols)]
         total = workspace.take("t + y", tuple(out.shape), out)
         for t, y, coefficient in zip(left, right, self.coefficients, strict=True):
@@ -220,8 +218,6 @@ class _ExponentialTanh:
         workspace: Workspace,
     ) -> None:
         """Add the gradients of a tile to `d_left`, `d_right` and `d_vector`, in place."""
-        import torch
-
         if not gradient.numel():  # without queries
             return
         left, right = self.left[:, slice(*rows)], self.right[:, slice(*cols)]
@@ -305,8 +301,6 @@ class _ElementwiseTanh:
         workspace: Workspace,
     ) -> None:
         """Add the gradients of a tile to `d_left`, `d_right` and `d_vector`, in place."""
-        import torch
-
         ones = gradient.new_ones(max(gradient.shape))
         weight = self.vector * 4 if self.sigmoid else self.vector
         d_keys = self.right.new_zeros(len(self.right), cols[1] - cols[0])
@@ -333,8 +327,6 @@ class _ElementwiseTanh:
 
         A block has at most `size` bytes, or a single row.
         """
-        import torch
-
         right = self.right[:, None, slice(*cols)]
         step = max(1, size // max(1, right.numel() * right.element_size()))
         for start in range(0, rows[1] - rows[0], step):

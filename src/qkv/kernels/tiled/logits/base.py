@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
+import torch
+
 from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.equation import TorchCall, take_range
 from qkv.core.parts import Part
@@ -85,8 +87,6 @@ class Gradients:
     @classmethod
     def zeros(cls, call: TorchCall) -> Gradients:
         """Create gradients for the arrays of a call, with all elements 0."""
-        import torch
-
         zeros: Callable[[Any], Tensor] = torch.zeros_like
 
         def column_major(x: Num[Tensor, "*batch k width"]) -> Num[Tensor, "*batch k width"]:
@@ -198,8 +198,6 @@ class AutogradLogits(TileLogits):
 
         The function holds the autograd graph of the tile.
         """
-        import torch
-
         tile, limits = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
         score = self.call.score.slice(*limits)
         leaves = leaves_of([take_range(self.call.query, rows), take_range(self.call.key, cols), *tensors_of(score)])
@@ -223,8 +221,6 @@ class AutogradLogits(TileLogits):
         workspace: Workspace,
         shift: Float[Tensor, "*#batch q 1"] | None,
     ) -> Float[Tensor, "*#batch q k"]:
-        import torch
-
         shape = (*self.call.tile.batch, rows[1] - rows[0], cols[1] - cols[0])
         out = workspace.take("logits", shape, self.call.value)
         if logits.dtype == out.dtype and logits.shape == out.shape:

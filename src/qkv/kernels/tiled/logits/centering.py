@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from qkv.core.typing import Float, Tensor
 
 __all__ = ["center_sides"]
@@ -19,8 +21,6 @@ def center_sides(
     Returns:
         Shifts, which are integers, and min(max|left + shift|, max|right − shift|), both for each column.
     """
-    import torch
-
     middles, halves = [], []
     for side in (left, right):
         low, high = torch.aminmax(side if len(side) else side.new_zeros((1, side.shape[1])), dim=0)

@@ -11,6 +11,8 @@ backward, with G the gate and W = dS ⊙ G:  d(L Rᵀ) = W        dg_i = Σ_j dS
 
 from __future__ import annotations
 
+import torch
+
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.microbenchmarks import FasterOps, add_matmul_
@@ -33,8 +35,6 @@ class GatedLogits(TileLogits):
     """Logits and gradients of tiles for a score of the form `Gated`."""
 
     def __init__(self, call: TorchCall, factor: float, ops: FasterOps) -> None:
-        import torch
-
         super().__init__(call, factor, ops)
         # Copy without the last column, because matrix products need contiguous rows.
         self._left = RowSlices(call.query[..., :-1].contiguous())
@@ -71,8 +71,6 @@ class GatedLogits(TileLogits):
 
         The function holds the gate and the unshifted logits of the tile.
         """
-        import torch
-
         gated = self.ops.matmul_nt(self._scaled_left(rows), self._right(cols), workspace, "gated")
         if self._divides:
             gate = self._inverse_gate(rows, cols, workspace).reciprocal_()
@@ -109,8 +107,6 @@ class GatedLogits(TileLogits):
         return self.ops.matmul_nt(self._query_factors(rows), self._key_factors(cols), workspace, "gate")
 
     def _sigmoid(self, rows: Limits, cols: Limits, workspace: Workspace) -> Float[Tensor, "*batch q k"]:
-        import torch
-
         left, right = self._query_gates(rows), self._key_gates(cols).mT
         shape = (*self.call.tile.batch, left.shape[-2], right.shape[-1])
         return torch.add(left, right, out=workspace.take("gate", shape, left)).sigmoid_()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import cast
 
+import torch
+
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.gradients import leaves_of
@@ -75,8 +77,6 @@ class SoftcapLogits(TileLogits):
 
         The gradient of the inner logits is (1 − tanh²) dS.
         """
-        import torch
-
         inner, inner_backward = self._inner.trace(rows, cols, workspace)
         tanh = self.ops.tanh_(inner)
         square = torch.mul(tanh, tanh, out=workspace.take("square of tanh", tuple(tanh.shape), tanh))
@@ -118,8 +118,6 @@ class BiasedLogits(TileLogits):
 
         The gradients of the offset are computed by autograd.
         """
-        import torch
-
         tile, limits = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
         score = cast("PointwiseScore", self.call.score).slice(*limits)
         leaves = leaves_of(tensors_of(score))
