@@ -41,9 +41,7 @@ from qkv.plan.problem import Problem
 from qkv.plan.step_cache import step_plan, with_keys, without_position
 from qkv.readouts import Readout
 from qkv.scores import Gaussian, Score
-from qkv.torch_bridge.call import run_transformed
 from qkv.torch_bridge.export import export_plan
-from qkv.torch_bridge.operator import break_graph, compiled_attend, run_uncompiled
 
 __all__ = ["attend", "explain", "Observation", "observe", "prepare", "Prepared"]
 
@@ -291,6 +289,8 @@ def observe(
     fields = score, normalizer, mask, positions, dropout
     arguments = query, key, value, fields, readouts, seed, kernel, memory, enable_gqa
     if tracing_mode(query, key, value) == "compile":
+        from qkv.torch_bridge.operator import break_graph, run_uncompiled
+
         break_graph()
         return run_uncompiled(_observe, *arguments)
     return _observe(*arguments)
@@ -461,6 +461,8 @@ class Prepared:
         """
         query, key, value = (as_array(x) for x in (query, key, value))
         if (traced := tracing_mode(query, key, value)) == "compile":
+            from qkv.torch_bridge.operator import break_graph, run_uncompiled
+
             break_graph()
             return run_uncompiled(self, query, key, value, seed=seed)
         plan, axes = self.plan, self.plan.requested.axes
@@ -533,8 +535,12 @@ def _run(
     query, key, value = as_array(query), as_array(key), as_array(value)
     traced = tracing_mode(query, key, value)
     if traced == "compile":
+        from qkv.torch_bridge.operator import compiled_attend
+
         return Result(compiled_attend(query, key, value, fields, seed, _attend_in_operator, kernel, memory)), None
     if traced in ("vmap", "jvp", "twice"):
+        from qkv.torch_bridge.call import run_transformed
+
         transformed = run_transformed(
             _run, check_forward_mode, query, key, value, fields, readouts, seed, kernel, memory
         )

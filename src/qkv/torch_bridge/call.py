@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
+import torch
+
 from qkv.core.arrays import is_array, is_tensor, namespace
 from qkv.core.axes import Axes
 from qkv.core.map_batch import map_batch
@@ -73,7 +75,6 @@ class TensorFunction(Protocol):
 
 def apply_function(function: TensorFunction, *tensors: Shaped[Tensor, "*_"]) -> tuple[Shaped[Tensor, "*_"], ...]:
     """Return `function(*tensors)`, under any transforms of `torch.func` that are active."""
-    import torch
     from torch._functorch.utils import unwrap_dead_wrappers
 
     # Tensors saved for backward may be wrappers of a transform that has ended.
@@ -89,8 +90,6 @@ def apply_function(function: TensorFunction, *tensors: Shaped[Tensor, "*_"]) -> 
 @contextmanager
 def _saved_tensor_hooks() -> Iterator[None]:
     """Enable hooks on saved tensors, which `torch.func.grad` disables, but which activation checkpointing needs."""
-    import torch
-
     hooks = torch._C._autograd
     message = hooks._saved_tensors_hooks_get_disabled_error_message()
     if message is not None:
@@ -104,8 +103,6 @@ def _saved_tensor_hooks() -> Iterator[None]:
 
 @cache
 def _autograd_function() -> type[_Applicable]:
-    import torch
-
     methods: dict[str, object] = {
         "forward": staticmethod(_forward),
         "setup_context": staticmethod(_setup_context),
@@ -147,8 +144,6 @@ def _backward(ctx: _Context, *gradients: Shaped[Tensor, "*_"]) -> tuple[Shaped[T
 
 
 def _jvp(ctx: _Context, *tangents: Shaped[Tensor, "*_"] | None) -> tuple[Shaped[Tensor, "*_"] | None, ...]:
-    import torch
-
     tensors = ctx.saved_tensors
     given = tangents[1:]
     moved = tuple(t is not None and x.is_floating_point() for t, x in zip(given, tensors, strict=True))
@@ -201,8 +196,6 @@ class _Gradient:
 
     def __call__(self, *tensors: Shaped[Tensor, "*_"]) -> tuple[Shaped[Tensor, "*_"], ...]:
         """Return the gradients that `needed` selects, which are themselves differentiable if autograd is enabled."""
-        import torch
-
         primals, gradients = tensors[: len(self.needed)], tensors[len(self.needed) :]
         twice = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         with torch.enable_grad():
@@ -276,8 +269,6 @@ def run_transformed(
         OptionError: the call uses random numbers without a seed within `vmap(randomness="error")`, or the seed differs
             between the elements that `vmap` maps.
     """
-    import torch
-
     functorch = torch._C._functorch
     levels = functorch.get_interpreter_stack() or ()
     if not levels or any(level.key() == functorch.TransformType.Functionalize for level in levels):
@@ -364,8 +355,6 @@ class _TransformedCall:
 
     def __call__(self, *tensors: Shaped[Tensor, "*_"]) -> tuple[Shaped[Tensor, "*_"], ...]:
         """Return the output and the arrays of the readouts, with all mapped axes first."""
-        import torch
-
         at = next((n for n, level in enumerate(self.levels) if level.loop), None)
         if at is None:
             return self._run(list(tensors))
@@ -443,8 +432,6 @@ def _arrays(parts: tuple[Part | None, ...]) -> Iterator[tuple[Shaped[Array, "*_"
 
 def _read_seed(fields: SpecFields, seed: Seed | None) -> tuple[Seed | None, bool]:
     """Return the seed of a call, None if it uses no random numbers, and whether it was drawn here."""
-    import torch
-
     score, normalizer, _, _, dropout = fields
     default = NORMALIZERS[score.default_normalizer] if score is not None else Softmax
     if not (dropout or (default if normalizer is None else normalizer).stochastic):
@@ -478,8 +465,6 @@ def _mapped_markers() -> list[Shaped[Tensor, "*_"]]:
 
     With it among the arguments, the level is mapped even if it maps no other argument.
     """
-    import torch
-
     with torch._C._DisableFuncTorch():
         pairs = [(torch.zeros(x.batch_size()), x.level()) for x in _vmap_levels() if x.randomness() == "different"]
         return [torch._C._functorch._add_batch_dim(x, 0, level) for x, level in pairs]

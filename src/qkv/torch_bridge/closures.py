@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import torch
+
 from qkv.core.arrays import is_tensor
 from qkv.core.axes import broadcast_batch
 from qkv.core.parts import Part
@@ -34,8 +36,6 @@ def refers_to_transformed(
         key: keys.
         parts: score, normalizer, mask and positions of the call.
     """
-    import torch
-
     if 0 in (query.shape[-2], key.shape[-2]):
         return False
     score, normalizer, mask, positions = parts
@@ -66,8 +66,6 @@ def refers_to_transformed(
 
 def _is_transformed(x: Shaped[Tensor, "*_"]) -> bool:
     """Return whether a transform maps a tensor, or differentiates it in reverse or forward mode."""
-    import torch
-
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(x):
         if functorch.is_batchedtensor(x) or x.requires_grad or has_tangent(x):
@@ -78,8 +76,6 @@ def _is_transformed(x: Shaped[Tensor, "*_"]) -> bool:
 
 def has_tangent(x: Shaped[Tensor, "*_"]) -> bool:
     """Return whether forward-mode differentiation moves a tensor."""
-    import torch
-
     forward_mode = torch.autograd.forward_ad
     return forward_mode._current_level >= 0 and forward_mode.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
 
@@ -88,14 +84,10 @@ def _ordinary(part: T) -> T:
     """Return a part restricted to the first query and key, with zeros in place of its tensors."""
 
     def zeros(array: Array) -> Array:
-        import torch
-
         return torch.zeros(array.shape, dtype=array.dtype) if is_tensor(array) else array
 
     return part.map_arrays(zeros).slice(slice(0, 1), slice(0, 1))
 
 
 def _floating(x: Shaped[Tensor, "*_"]) -> DType:
-    import torch
-
     return x.dtype if x.is_floating_point() else torch.get_default_dtype()

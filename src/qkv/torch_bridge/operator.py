@@ -22,6 +22,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, cast
 
 import numpy as np
+import torch
 
 from qkv.core.arrays import result_dtype
 from qkv.core.axes import Axes
@@ -60,8 +61,6 @@ def compiled_attend(
 
     The arguments are those of `operator_arguments`.
     """
-    import torch
-
     arguments = operator_arguments(query, key, value, fields, seed, run, *more)  # first: this defines the operator
     output: Tensor = torch.ops.qkv.attend(*arguments)[0]
     return output
@@ -87,8 +86,6 @@ def operator_arguments(
         run: function that runs the call, as `run(query, key, value, fields, seed, *more)`.
         more: further arguments of `run`.
     """
-    import torch
-
     if _in_functorch():
         refuse(
             "torch.compile cannot trace qkv.attend within a transform of torch.func (vmap, grad, jvp). Apply the "
@@ -128,8 +125,6 @@ def break_graph() -> None:
     Raises:
         RefusedError: the graph must not break, since it was compiled with `fullgraph=True`.
     """
-    import torch
-
     if torch._guards.TracingContext.try_get() is not None:
         refuse(
             "fullgraph must be False to call qkv.observe or a prepared plan under torch.compile, which cannot trace "
@@ -139,8 +134,6 @@ def break_graph() -> None:
 
 def run_uncompiled(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """Return the result of a function that `torch.compile` does not compile. Call `break_graph` before."""
-    import torch
-
     return cast("T", torch.compiler.disable(function)(*arguments, **named))  # type: ignore[no-untyped-call]
 
 
@@ -152,8 +145,6 @@ def _flatten(value: object, tensors: list[Shaped[Tensor, "*_"]], leaves: list[ob
 
     The compiler traces this function.
     """
-    import torch
-
     if isinstance(value, (torch.Tensor, np.ndarray)):
         tensors.append(value if isinstance(value, torch.Tensor) else torch.as_tensor(value))
         return "tensor"
@@ -278,8 +269,6 @@ def _uses_random_numbers(name: str) -> bool:
 
 def _in_functorch() -> bool:
     """Return whether a transform of `torch.func` is active."""
-    import torch
-
     return torch._C._functorch.maybe_current_level() is not None
 
 
@@ -293,8 +282,6 @@ for _function in (_register_call, _uses_random_numbers, _in_functorch, refuse, b
 
 @cache
 def _define_operators() -> None:
-    import torch
-
     def attend(tensors, seed, call):  # type: ignore[no-untyped-def]
         known = _find_call(call)
         needed = known.needed or (False,) * len(tensors)
@@ -383,8 +370,6 @@ def _refuse_closures(output: Float[Tensor, "*batch q value_width"], leaves: Sequ
 
 def _with_autograd() -> AbstractContextManager[object]:
     """Return a context that enables autograd within an operator, where PyTorch disables it."""
-    import torch
-
     inner: Any = torch._C
     excluded = inner._dispatch_tls_local_exclude_set()
     for name in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor"):
