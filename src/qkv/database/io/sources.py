@@ -25,6 +25,7 @@ import numpy as np
 from qkv.core.extras import missing_package
 from qkv.core.printable import first_line
 from qkv.core.progress import Progress, report
+from qkv.core.typing import Shaped
 from qkv.database.io import duckdb_reader
 from qkv.database.io.bad_cells import add_cell_notes
 from qkv.database.io.cell_notes import join_cell_notes, undecided_columns, with_line_note
@@ -490,7 +491,7 @@ def _column(values: Any, name: str) -> pa.Array | pa.ChunkedArray:
     import pyarrow as pa
 
     if isinstance(values, np.ndarray) and values.ndim == 2:
-        return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+        return pa.FixedSizeListArray.from_arrays(_array(values.reshape(-1)), values.shape[1])
     if isinstance(values, np.ndarray) and values.ndim != 1:
         raise DataError(
             f"{name} must be an array with 1 axis for single values or 2 axes for vectors, got {values.ndim} axes. "
@@ -506,7 +507,17 @@ def _column(values: Any, name: str) -> pa.Array | pa.ChunkedArray:
     if hasattr(values, "__arrow_c_stream__") or hasattr(values, "__arrow_c_array__"):
         return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else pa.array(values)
     plain = isinstance(values, np.ndarray) and values.dtype != object
-    return pa.array(values) if plain else exact_array(list(values), name)
+    return _array(values) if plain else exact_array(list(values), name)
+
+
+def _array(values: Shaped[np.ndarray, " rows"]) -> pa.Array:
+    """Return a NumPy array as an Arrow array; numbers without `pa.array`, which imports pandas if it is installed."""
+    import pyarrow as pa
+
+    if values.dtype.kind not in "iuf" or not values.dtype.isnative:
+        return pa.array(values)
+    buffer = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, buffer])
 
 
 def _without_views(table: pa.Table) -> pa.Table:

@@ -51,8 +51,8 @@ _WORSE = 7
 _MOST_LINE_PAIRS = 4 * 10**7
 _MOST_TARGETS = 2000
 _PAIRS_AT_ONCE = 2**20
-# The comparison runs before every first answer, so it takes less: some 0.2 seconds.
-_COMPARED_ROWS = 5000
+# The comparison runs before every first answer, so it takes less: some 0.1 seconds.
+_COMPARED_ROWS = 2000
 _COMPARED_TARGETS = 400
 _FEWEST_ROWS = 40
 # Squared errors of values with variance 1 below this are rounding errors.
@@ -142,7 +142,7 @@ def compare_fits(
     values: Float[np.ndarray, " rows"],
     groups: Int[np.ndarray, " rows"] | None = None,
 ) -> FitComparison | None:
-    """Return the leave-one-out errors of both fits, from at most 5,000 rows; None for fewer than 40 rows.
+    """Return the leave-one-out errors of both fits, from at most 2,000 rows; None for fewer than 40 rows.
 
     Args:
         points: the keys.

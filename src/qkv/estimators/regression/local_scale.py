@@ -19,7 +19,10 @@ from functools import cached_property
 import numpy as np
 
 from qkv.core.typing import Float
+from qkv.engine import attend
 from qkv.estimators.regression.bandwidth import leave_one_out
+from qkv.masks import AllowedPairs, Mask
+from qkv.scores import Gaussian
 
 __all__ = ["LocalScale", "fit_scale"]
 
@@ -53,24 +56,16 @@ class LocalScale:
             >>> scale.at(np.array([[-1.0], [0.5], [9.0]])).round(9).tolist()
             [1.0, 2.0, 4.0]
         """
-        return np.asarray(np.exp(self._means(self._exponents(points))))
+        return self._means(points)
 
     @cached_property
     def left_out(self) -> Float[np.ndarray, " rows"]:
         """The scale at each calibration row, from the others."""
-        exponents = self._exponents(self.points)
-        np.fill_diagonal(exponents, -np.inf)
-        return np.asarray(np.exp(self._means(exponents)))
+        return self._means(self.points, AllowedPairs(~np.eye(len(self.points), dtype=bool)))
 
-    def _exponents(self, points: Float[np.ndarray, "q width"]) -> Float[np.ndarray, "q rows"]:
-        exponents = np.zeros((len(points), len(self.points)))
-        for own, column, width in zip(points.T, self.points.T, self.bandwidth, strict=True):
-            exponents -= 0.5 * np.square((own[:, None] - column) / width)
-        return exponents
-
-    def _means(self, exponents: Float[np.ndarray, "q rows"]) -> Float[np.ndarray, " q"]:
-        weights = np.exp(exponents - exponents.max(axis=1, keepdims=True))
-        return np.asarray(weights @ self.logs / weights.sum(axis=1))
+    def _means(self, points: Float[np.ndarray, "q width"], mask: Mask | None = None) -> Float[np.ndarray, " q"]:
+        queries, keys = points / self.bandwidth, self.points / self.bandwidth
+        return np.asarray(np.exp(attend(queries, keys, self.logs[:, None], score=Gaussian(1.0), mask=mask)))[:, 0]
 
 
 def fit_scale(points: Float[np.ndarray, "rows width"], residuals: Float[np.ndarray, " rows"]) -> LocalScale | None:
