@@ -506,8 +506,9 @@ def _column(values: Any, name: str) -> pa.Array | pa.ChunkedArray:
         return exact_array(given.where(given.notna(), None).tolist(), name)
     if hasattr(values, "__arrow_c_stream__") or hasattr(values, "__arrow_c_array__"):
         return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else pa.array(values)
-    plain = isinstance(values, np.ndarray) and values.dtype != object
-    return _array(values) if plain else exact_array(list(values), name)
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return _array(values)
+    return exact_array(list(values), name)
 
 
 def _array(values: Shaped[np.ndarray, " rows"]) -> pa.Array:

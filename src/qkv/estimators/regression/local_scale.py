@@ -65,7 +65,8 @@ class LocalScale:
 
     def _means(self, points: Float[np.ndarray, "q width"], mask: Mask | None = None) -> Float[np.ndarray, " q"]:
         queries, keys = points / self.bandwidth, self.points / self.bandwidth
-        return np.asarray(np.exp(attend(queries, keys, self.logs[:, None], score=Gaussian(1.0), mask=mask)))[:, 0]
+        logs = attend(queries, keys, self.logs[:, None], score=Gaussian(1.0), mask=mask)
+        return np.asarray(np.exp(np.asarray(logs)[:, 0]))
 
 
 def fit_scale(points: Float[np.ndarray, "rows width"], residuals: Float[np.ndarray, " rows"]) -> LocalScale | None:
