@@ -309,7 +309,7 @@ class Executor(ABC):
         if self._fit_note is None or self._fit_note[0] is not comparison:
 
             def compare() -> tuple[str, ...]:
-                return comparison_note(*self.sample(comparison))
+                return comparison_note(comparison, self.value_column, self.sample)
 
             self._fit_note = comparison, self.choices.texts("comparison of fits", compare)
         return self._fit_note[1]

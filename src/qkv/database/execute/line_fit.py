@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -223,11 +223,20 @@ def largest_effective(
     return rows, np.take_along_axis(weights, np.maximum(rows, 0), axis=1) * (rows >= 0)
 
 
-def comparison_note(comparison: Comparison, value: Column) -> tuple[str, ...]:
-    """Return a sentence if local linear regression predicts rows that are left out clearly better than the mean."""
+def comparison_note(
+    comparison: Comparison, value: Column, sample: Callable[[Comparison], tuple[Comparison, Column]]
+) -> tuple[str, ...]:
+    """Return a sentence if local linear regression predicts rows that are left out clearly better than the mean.
+
+    Args:
+        comparison: comparison of the keys.
+        value: the values, of all rows or of a few of them.
+        sample: function that returns the comparison and the values of a sample of the rows.
+    """
     coordinates = find_coordinates(comparison)
     if coordinates is None or value.kind not in ("number", "timestamp"):
         return ()
+    comparison, value = sample(comparison)
     groups = None
     if isinstance(comparison, MixedComparison):
         if any(column.kind == "vector" for _, part in comparison.parts for column in part.key_columns):
