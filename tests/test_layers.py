@@ -116,9 +116,6 @@ ALGORITHMS_IMPORTED = {
     ("tiled", "row_blocks"),  # readouts with a gradient
     ("flex", "fused"),  # mapping of batch axes
     ("fused", "tiled"),  # data that is not finite
-    ("linear", "tiled"),  # data without a product form
-    ("linear", "numpy_blocks"),
-    ("linear", "jax_loops"),
     ("batched", "dense"),  # data that is not finite
     ("triton", "fused"),  # lifts of queries and keys
     ("jax_fused", "jax_loops"),  # calls that a library refuses

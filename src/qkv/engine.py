@@ -13,17 +13,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Never
 
-from qkv.core.arrays import as_array, library, requires_gradient, result_dtype
+from qkv.core.arrays import as_array, library, requires_gradient
 from qkv.core.axes import Axes
 from qkv.core.positions import Positions
 from qkv.core.printable import html_table
 from qkv.core.threefry import Seed
 from qkv.core.tracing import tracing_mode
-from qkv.core.typing import Array, ArrayLike, Num, Shaped, Tensor
-from qkv.errors import KindError, QkvError, RefusedError, ShapeError
-from qkv.kernels import KERNELS
-from qkv.kernels.dense.kernel import DenseKernel
-from qkv.kernels.linear.kernel import LinearKernel
+from qkv.core.typing import Array, ArrayLike, Num, Shaped
+from qkv.errors import KindError, QkvError, ShapeError
+from qkv.kernels import LAZY_KERNELS
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan import Kernel, Plan, Spec, plan_problem
@@ -31,8 +29,7 @@ from qkv.plan.bind import bind_problem, bind_unconverted
 from qkv.plan.budget import budget_bytes, warn_of_slowdown
 from qkv.plan.cache import PLANS, CachedPlan, SpecFields, cached_plan, call_signature, store_plan
 from qkv.plan.checks import as_readouts, check_arrays, check_problem, read_problem
-from qkv.plan.cost import memory_text
-from qkv.plan.devices import device_named, device_of
+from qkv.plan.devices import device_named
 from qkv.plan.explain_errors import explain_failure, refuse_unknown
 from qkv.plan.grouped_heads import run_grouped, split_heads
 from qkv.plan.kernel_protocol import Result
@@ -107,50 +104,9 @@ def plan_call(
     problem = read_problem(query, key, value, Spec(*fields), readouts, memory, traced)
     problem = replace(problem, recomputes=recomputes)
     check_problem(problem)
-    plan = (export_plan if traced == "export" else plan_problem)(problem, KERNELS, kernel)
+    plan = (export_plan if traced == "export" else plan_problem)(problem, LAZY_KERNELS, kernel)
     warn_of_slowdown(plan)
     return plan
-
-
-def check_forward_mode(
-    query: Num[Tensor, "*#batch q query_width"],
-    key: Num[Tensor, "*#batch k key_width"],
-    value: Num[Tensor, "*#batch k value_width"],
-    fields: SpecFields,
-    memory: int | str | None,
-    mapped: Sequence[int],
-) -> None:
-    """Refuse forward-mode differentiation, which keeps the graph of a gradient of all pairs, beyond the memory budget.
-
-    Measured peaks are 14 to 28 arrays of pairs, and for scores of pairs of features up to 2 more for each feature.
-
-    Args:
-        query: queries.
-        key: keys.
-        value: values.
-        fields: score, normalizer, mask, positions and dropout.
-        memory: as in `qkv.attend`.
-        mapped: lengths of the axes that `vmap` maps.
-
-    Raises:
-        RefusedError: the memory budget is too small.
-    """
-    batch = Axes.of(query.shape, key.shape, value.shape).batch
-    lead = (*mapped, *batch)
-    axes = Axes.of((*lead, *query.shape[-2:]), tuple(key.shape), tuple(value.shape))
-    device, dtype = device_of(value), str(result_dtype(query, key, value)).removeprefix("torch.")
-    problem = Problem(Spec(*fields), axes, "torch", dtype, True, (), budget_bytes(memory, device), device=device)
-    check_problem(problem)
-    if LinearKernel().refuse(problem) is None:
-        return
-    arrays = 4 + (2 * problem.elements_per_logit if problem.elements_per_logit > 1 else 0)
-    needed = 3.5 * DenseKernel().scratch(problem) + arrays * axes.pairs * problem.itemsize
-    if needed > problem.memory:
-        raise RefusedError(
-            f"memory must be at least {memory_text(needed)} for torch.func.jvp and jacfwd of {axes.q} queries and "
-            f"{axes.k} keys, because forward-mode differentiation keeps all pairs, got {memory_text(problem.memory)}. "
-            "Increase memory, or use torch.func.vjp or jacrev, whose memory is linear."
-        )
 
 
 Shape = tuple[int, ...]
@@ -379,7 +335,7 @@ def explain(
         query, key, value = (as_array(x) for x in (query, key, value))
         problem = read_problem(query, key, value, spec, readouts, memory)
     check_problem(problem)
-    return plan_problem(problem, KERNELS, kernel)
+    return plan_problem(problem, LAZY_KERNELS, kernel)
 
 
 def prepare(
@@ -541,9 +497,7 @@ def _run(
     if traced in ("vmap", "jvp", "twice"):
         from qkv.torch_bridge.call import run_transformed
 
-        transformed = run_transformed(
-            _run, check_forward_mode, query, key, value, fields, readouts, seed, kernel, memory
-        )
+        transformed = run_transformed(_run, query, key, value, fields, readouts, seed, kernel, memory)
         if transformed is not None:
             return transformed
     if fields[2] is not None and not (traced or observed or readouts or kernel):

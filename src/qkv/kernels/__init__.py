@@ -1,38 +1,40 @@
-"""Algorithms that run a call, called kernels. The planner takes the first kernel of `KERNELS` if costs are equal."""
+"""Algorithms that run a call, called kernels. The planner takes the first of them if costs are equal.
 
-from qkv.kernels.batched.kernel import BatchedKernel
-from qkv.kernels.dense.kernel import DenseKernel
-from qkv.kernels.flex.kernel import FlexKernel
-from qkv.kernels.fused.kernel import FusedKernel
-from qkv.kernels.jax_fused.kernel import JaxFusedKernel
-from qkv.kernels.jax_loops.kernel import JaxLoopsKernel
-from qkv.kernels.linear.kernel import LinearKernel
-from qkv.kernels.numpy_blocks.kernel import NumpyBlocksKernel
-from qkv.kernels.row_blocks.kernel import RowBlocksKernel
-from qkv.kernels.tensorflow_blocks.kernel import TensorflowBlocksKernel
-from qkv.kernels.tiled.kernel import TiledKernel
-from qkv.kernels.triton.kernel import TritonKernel
-from qkv.kernels.triton.product_kernel import TritonProductsKernel
-from qkv.kernels.triton.readout_kernel import TritonReadoutsKernel
-from qkv.kernels.triton.traced.kernel import TracedScoreKernel
-from qkv.plan import Kernel
+The module of a kernel is imported for the first call with arrays that the kernel supports.
+"""
 
-__all__ = ["KERNELS"]
+from typing import Any
 
-KERNELS: tuple[Kernel, ...] = (
-    FusedKernel(),
-    LinearKernel(),
-    DenseKernel(),
-    BatchedKernel(),
-    TiledKernel(),
-    RowBlocksKernel(),
-    NumpyBlocksKernel(),
-    JaxLoopsKernel(),
-    TensorflowBlocksKernel(),
-    TritonKernel(),
-    FlexKernel(),
-    TritonProductsKernel(),
-    TritonReadoutsKernel(),
-    TracedScoreKernel(),
-    JaxFusedKernel(),
+from qkv.core.extras import lazy_attributes
+from qkv.plan.kernel_protocol import Kernel, LazyKernel
+
+__all__ = ["KERNELS", "LAZY_KERNELS"]
+
+KERNELS: tuple[Kernel, ...]
+"""All kernels; their modules are imported with this name."""
+
+_TORCH = ("torch",)
+LAZY_KERNELS = (
+    LazyKernel("fused", _TORCH, "fused.kernel", "FusedKernel"),
+    LazyKernel("linear", ("numpy", "torch", "jax"), "linear.kernel", "LinearKernel"),
+    LazyKernel("dense", ("numpy", "torch", "jax", "tensorflow"), "dense.kernel", "DenseKernel"),
+    LazyKernel("batched", _TORCH, "batched.kernel", "BatchedKernel"),
+    LazyKernel("tiled", _TORCH, "tiled.kernel", "TiledKernel"),
+    LazyKernel("row_blocks", _TORCH, "row_blocks.kernel", "RowBlocksKernel"),
+    LazyKernel("numpy_blocks", ("numpy",), "numpy_blocks.kernel", "NumpyBlocksKernel"),
+    LazyKernel("jax_loops", ("jax",), "jax_loops.kernel", "JaxLoopsKernel"),
+    LazyKernel("tensorflow_blocks", ("tensorflow",), "tensorflow_blocks.kernel", "TensorflowBlocksKernel"),
+    LazyKernel("triton", _TORCH, "triton.kernel", "TritonKernel"),
+    LazyKernel("flex", _TORCH, "flex.kernel", "FlexKernel"),
+    LazyKernel("triton_products", _TORCH, "triton.product_kernel", "TritonProductsKernel"),
+    LazyKernel("triton_readouts", _TORCH, "triton.readout_kernel", "TritonReadoutsKernel"),
+    LazyKernel("triton_traced", _TORCH, "triton.traced.kernel", "TracedScoreKernel"),
+    LazyKernel("jax_fused", ("jax",), "jax_fused.kernel", "JaxFusedKernel"),
 )
+"""All kernels in the order of preference, by name, libraries, module and class."""
+
+_load = lazy_attributes(__name__, {each.class_name: each.module for each in LAZY_KERNELS})
+
+
+def __getattr__(name: str) -> Any:
+    return tuple(each.kernel for each in LAZY_KERNELS) if name == "KERNELS" else _load(name)

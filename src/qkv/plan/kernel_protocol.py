@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import cached_property
+from importlib import import_module
+from typing import Any, ClassVar, cast
 
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Array, Num
@@ -15,7 +17,7 @@ from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work
 from qkv.scores import Score
 
-__all__ = ["Kernel", "PreparedCall", "Result"]
+__all__ = ["Kernel", "LazyKernel", "PreparedCall", "Result"]
 
 
 # Not frozen: a frozen class takes three times as long to construct, and every call constructs one.
@@ -76,7 +78,7 @@ class Kernel(ABC):
     def refuse(self, problem: Problem) -> str | None:
         """Return the reason why this kernel cannot run a problem, or None if it can."""
         if problem.library not in self.libraries:
-            return Elsewhere(f"it supports {' and '.join(self.libraries)} arrays, not {problem.library} arrays")
+            return _other_library(self.libraries, problem)
         if problem.device.is_gpu and not self.runs_on_gpu:
             return Elsewhere("it is written for the caches and threads of CPUs")
         return next(iter(self.limits(problem)), None)
@@ -132,3 +134,35 @@ class Kernel(ABC):
     def describe(self, problem: Problem) -> str:
         """Return a short description of how the kernel would run a problem, which `print(plan)` shows."""
         return ""
+
+
+@dataclass(frozen=True)
+class LazyKernel:
+    """A kernel by its name, whose module is imported for the first problem with arrays that the kernel supports.
+
+    Attributes:
+        name: name of the kernel.
+        libraries: array libraries that the kernel supports.
+        module: its module, relative to `qkv.kernels`.
+        class_name: its class.
+    """
+
+    name: str
+    libraries: tuple[str, ...]
+    module: str
+    class_name: str
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        """The kernel."""
+        return cast("Kernel", getattr(import_module(f"qkv.kernels.{self.module}"), self.class_name)())
+
+    def refuse(self, problem: Problem) -> str | None:
+        """Return the reason why the kernel cannot run a problem, or None if it can."""
+        if problem.library not in self.libraries:
+            return _other_library(self.libraries, problem)
+        return self.kernel.refuse(problem)
+
+
+def _other_library(libraries: tuple[str, ...], problem: Problem) -> Elsewhere:
+    return Elsewhere(f"it supports {' and '.join(libraries)} arrays, not {problem.library} arrays")

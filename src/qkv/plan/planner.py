@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from qkv.core.checks import check_choice
 from qkv.errors import RefusedError
 from qkv.plan.budget import fit_to_budget, smallest_budget
 from qkv.plan.cost import Cost, memory_text, rounded_up
-from qkv.plan.kernel_protocol import Kernel
+from qkv.plan.kernel_protocol import Elsewhere, Kernel, LazyKernel
 from qkv.plan.plan import Plan, Slowdown
 from qkv.plan.problem import Problem
 from qkv.plan.rewrites import REWRITES
@@ -29,6 +30,9 @@ from qkv.plan.time_model import estimated_seconds, known_coefficients
 from qkv.plan.trial import check_functions
 
 __all__ = ["plan_problem", "rewrite"]
+
+
+Kernels: TypeAlias = Sequence[Kernel | LazyKernel]
 
 
 def rewrite(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
@@ -42,7 +46,7 @@ def rewrite(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
     return problem, tuple(sentences)
 
 
-def plan_problem(requested: Problem, kernels: Sequence[Kernel], kernel: str | Kernel | None = None) -> Plan:
+def plan_problem(requested: Problem, kernels: Kernels, kernel: str | Kernel | None = None) -> Plan:
     """Choose a kernel for a problem and return the plan.
 
     Args:
@@ -107,13 +111,17 @@ class _Choice:
     budgets: dict[str, int]
 
 
-def _choose(problem: Problem, kernels: Sequence[Kernel], kernel: str | None) -> _Choice:
+def _choose(problem: Problem, kernels: Kernels, kernel: str | None) -> _Choice:
     refused: dict[str, str] = {}
     budgets: dict[str, int] = {}
     able: list[tuple[Kernel, Problem, float]] = []
     unsuited: list[tuple[Kernel, Problem, float]] = []
-    for each in kernels:
-        sentence = each.refuse(problem)
+    for entry in kernels:
+        sentence = entry.refuse(problem)
+        if isinstance(sentence, Elsewhere):
+            refused[entry.name] = sentence
+            continue
+        each = entry.kernel if isinstance(entry, LazyKernel) else entry
         if sentence is None and problem.traced and problem.library == "torch" and not each.traceable:
             sentence = _NOT_TRACEABLE[problem.traced]
         if sentence is None:
@@ -176,7 +184,7 @@ def _refusal(problem: Problem, choice: _Choice, kernel: str | None) -> str:
     )
 
 
-def _slowdown(problem: Problem, kernels: Sequence[Kernel], kernel: str | None, choice: _Choice) -> Slowdown | None:
+def _slowdown(problem: Problem, kernels: Kernels, kernel: str | None, choice: _Choice) -> Slowdown | None:
     """Return by how much the memory budget slows a call down, or None if by less than `_NOTED_SLOWDOWN`."""
     limited = choice.able[0]
     if not choice.budgets and limited[2].scratch <= problem.memory / 8:  # no tile is smaller for lack of memory

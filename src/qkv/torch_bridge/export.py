@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from qkv.errors import RefusedError
 from qkv.kernels.dense.kernel import DenseKernel
 from qkv.plan.cost import Cost
-from qkv.plan.kernel_protocol import Kernel
+from qkv.plan.kernel_protocol import Kernel, LazyKernel
 from qkv.plan.plan import Plan
 from qkv.plan.planner import plan_problem, rewrite
 from qkv.plan.problem import Problem
@@ -26,7 +26,7 @@ EXPORT_KERNEL: ContextVar[Kernel | None] = ContextVar("export_kernel", default=N
 _NO_COST = Cost(0.0, 0.0)
 
 
-def export_plan(problem: Problem, kernels: Sequence[Kernel], kernel: str | Kernel | None) -> Plan:
+def export_plan(problem: Problem, kernels: Sequence[Kernel | LazyKernel], kernel: str | Kernel | None) -> Plan:
     """Return the plan of a call that `torch.export` is tracing.
 
     Raises:

@@ -32,13 +32,11 @@ from qkv.core.equation import BoundCall
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float, Num, Tensor
-from qkv.kernels.jax_loops.kernel import JaxLoopsKernel
+from qkv.kernels import LAZY_KERNELS
 from qkv.kernels.linear.decay import CHUNK_OF_DECAYS
 from qkv.kernels.linear.product import Recurrence, linear_attention, split_causal
 from qkv.kernels.linear.recurrence import CHUNK, recur
-from qkv.kernels.numpy_blocks.kernel import NumpyBlocksKernel
 from qkv.kernels.runtime.memory_model import lifted_elements
-from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
 from qkv.plan.kernel_protocol import Kernel, Result
@@ -104,8 +102,11 @@ def product_of_elements(
     return output, ""
 
 
-_FALLBACKS: dict[str, Kernel] = {"torch": TiledKernel(), "numpy": NumpyBlocksKernel(), "jax": JaxLoopsKernel()}
-"""Kernels that run a call whose data the product form does not allow."""
+def _fallback(library: str) -> Kernel:
+    """Return the kernel that runs a call whose data the product form does not allow."""
+    name = {"torch": "tiled", "numpy": "numpy_blocks", "jax": "jax_loops"}[library]
+    return next(each.kernel for each in LAZY_KERNELS if each.name == name)
+
 
 Parts = tuple[Score, Normalizer, Mask | None, Positions | None]
 
@@ -217,7 +218,7 @@ class LinearKernel(Kernel):
         run = {"torch": _run_torch, "numpy": _run_numpy, "jax": _run_jax}[problem.library]
         output, reason = run(call, problem)
         if output is None:
-            fallback = _FALLBACKS[problem.library]
+            fallback = _fallback(problem.library)
             result = fallback.run(call, problem)
             return Result(result.output, result.readouts, (f"{reason}: {fallback.name}", *result.guards))
         return Result(cast(output, call.out_dtype), (), ("the product form",))
@@ -313,7 +314,7 @@ def _run_jax(call: BoundCall, problem: Problem) -> _Attempt:
         return _jax_functions()[1](static, *arrays, parts), ""
 
     def fallback() -> Array:
-        return cast(_FALLBACKS["jax"].run(call, problem).output, call.value.dtype)
+        return cast(_fallback("jax").run(call, problem).output, call.value.dtype)
 
     return jax.lax.cond(allowed, lambda: _jax_functions()[1](static, *arrays, parts), fallback), ""
 
