@@ -6,7 +6,7 @@ import numpy as np
 
 __all__ = ["LAYOUTS", "coordinates"]
 
-LAYOUTS = ("cloud", "two clusters", "one far key", "one far query", "time stamps", "shuffled grid", "equal keys")
+LAYOUTS = ("cloud", "two clusters", "one far key", "one far query", "time stamps", "shuffled grid", "equal keys", "far cloud")
 
 
 def coordinates(
@@ -45,6 +45,9 @@ def coordinates(
         query = np.broadcast_to(np.arange(k - q, k)[:, None] / 4.0, query_shape)
         if layout == "shuffled grid":
             key, query = (rng.permutation(x, axis=-2) for x in (key, query))
+    elif layout == "far cloud":  # within a few bandwidths, however far from 0
+        bandwidth = 10 ** rng.uniform(-0.5, 0.5)
+        offset = 10 ** rng.uniform(2, far) * rng.choice([-1, 1], size=key_shape[-1])
     elif layout == "equal keys":
         key = key[..., rng.integers(0, max(1, k // 3), size=k), :]
     if rng.random() < 0.3 and q and k:  # some queries near keys, at all scales

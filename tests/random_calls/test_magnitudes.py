@@ -36,9 +36,11 @@ def allowed_error(logits: Any) -> Any:
 
 def draw(number: int) -> tuple[Any, Any, Any, float]:
     rng = np.random.default_rng(number)
-    width, q, k = int(rng.choice([1, 1, 2, 3, 8, 16, 64])), int(rng.integers(1, 40)), int(rng.choice([2, 7, 40, 300]))
+    width, q, k = int(rng.choice([1, 1, 2, 3, 8, 16, 64])), int(rng.integers(1, 40)), int(rng.choice([2, 7, 40, 301]))
     batch = ((), (2,), (2, 3))[rng.integers(3)]
     layout = LAYOUTS[number % len(LAYOUTS)]
+    if layout == "far cloud":  # as long rows as the short calls of PyTorch may have
+        batch, q, k, width = (), int(rng.integers(1, 300)), int(rng.integers(1, 2500)), int(rng.integers(1, 4))
     query, key, bandwidth = coordinates(rng, (*batch, q, width), (*batch[1:], k, width), layout)
     value = rng.uniform(-1, 1, size=(k, 3))
     with np.errstate(all="ignore"):
@@ -73,7 +75,7 @@ def check(name: str, kernel: str | None, number: int) -> str | None:
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_weights_of_distances_are_within_the_bound_at_every_magnitude(name: str) -> None:
     kernels = LIBRARIES[name]
-    count = 28 if LONG or name in ("numpy", "torch") else 2
+    count = 32 if LONG or name in ("numpy", "torch") else 2
     found = [check(name, kernel, number) for kernel in kernels for number in range(count)]
     assert [each for each in found if each] == []
 
@@ -81,7 +83,7 @@ def test_weights_of_distances_are_within_the_bound_at_every_magnitude(name: str)
 @pytest.mark.parametrize("kernel", LIBRARIES["torch"])
 def test_gradients_of_distances_are_within_the_bound_at_every_magnitude(kernel: str | None) -> None:
     torch = pytest.importorskip("torch")
-    for number in range(14 if LONG else 7):
+    for number in range(16 if LONG else 8):
         query, key, value, bandwidth = draw(number)
         exact = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (query, key, value)]
         logits = (exact[0][..., :, None, :] - exact[1][..., None, :, :]).square().sum(-1) * (-0.5 / bandwidth**2)

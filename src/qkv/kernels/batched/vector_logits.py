@@ -218,8 +218,8 @@ class SquaredDistances(PairLogits):
     ) -> Tensors | None:
         """Return the scaled logits, and queries and keys minus the mean key, or None if keys are too far from it."""
         query, key = cast("tuple[Tensor, Tensor]", tensors)
-        total, share = key.sum(-2, keepdim=True), 1 / key.shape[-2]
-        left, right = torch.sub(query, total, alpha=share), torch.sub(key, total, alpha=share)
+        center = key.mean(-2, keepdim=True)  # rounded: unrounded products would differ between vectors and remainders
+        left, right = query - center, key - center
         lengths = (right * right).sum(-1, keepdim=True).mT
         for_keys, for_queries = lift_limits(str(key.dtype).removeprefix("torch."))
         if lengths.amax().item() * (2 * self.factor) > for_keys:
