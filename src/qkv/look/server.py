@@ -141,7 +141,7 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
     return guarded_app(routes, hosts, served.token)
 
 
-def guarded_app(routes: Sequence[Route], hosts: set[str], token: str, page: str = "page.html") -> Starlette:
+def guarded_app(routes: Sequence[Route], hosts: set[str], token: str) -> Starlette:
     """Create the ASGI application that answers only requests that its own page makes."""
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
@@ -157,7 +157,7 @@ def guarded_app(routes: Sequence[Route], hosts: set[str], token: str, page: str 
         return response
 
     def web(request: Request) -> Response:
-        name = request.path_params.get("name", page)
+        name = request.path_params.get("name", "page.html")
         if name not in WEB_FILES:
             return Response("file not found", 404)
         kind = _TYPES[name.rsplit(".", 1)[1]]
