@@ -14,9 +14,9 @@ from qkv.look.allowed_pairs import infer_causal
 from qkv.look.color_range import FAINT_SHARE, ColorRange, automatic_range, format_weight, share_one
 from qkv.look.figure import CURVE_COLOR, DARK, INK, PAPER, PRINT_DPI, column_inches, new_figure, trim_height
 from qkv.look.quantize import MASKED, THUMBNAIL_SIZE, dequantize, pool_largest, to_numpy
-from qkv.look.tiled_map import TiledView, check_head
+from qkv.look.tiled_map import TiledLayer, TiledView
 from qkv.look.token_text import shortened
-from qkv.look.views import View
+from qkv.look.views import BaseView, LayerMaps, View
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -463,7 +463,7 @@ def plot_view(
             f"view must not be in tiles to plot one head, got {view.name!r} with {len(view.queries.tokens):,} tokens. "
             "Omit layer and head to plot the grid, or save a part of the map in the browser."
         )
-    check_head(view, layer, head)
+    view.check_head(layer, head)
     maps = view.layers[layer]
     weights, allowed = view.weights(layer, head), view.allowed(layer, head)
     keys = (view.keys or view.queries).tokens
@@ -496,7 +496,7 @@ def plot_view(
     return figure
 
 
-def _title(title: str | None, view: View | TiledView, head: str, inches: float) -> str:
+def _title(title: str | None, view: BaseView, head: str, inches: float) -> str:
     """Return the title: the name of the view, shortened to one line, and those of the model and the head."""
     if title is not None:
         return title
@@ -506,14 +506,9 @@ def _title(title: str | None, view: View | TiledView, head: str, inches: float) 
     return f"{shortened(view.name, length)}: {parts}" if parts else shortened(view.name, length)
 
 
-def _grid(view: View | TiledView, inches: float, title: str, vmax: float | None, dark: bool) -> Figure:
+def _grid(view: BaseView, inches: float, title: str, vmax: float | None, dark: bool) -> Figure:
     """Plot the thumbnails of all heads as one image, because hundreds of matplotlib axes would take half a minute."""
-    if isinstance(view, TiledView):
-        names = [(name, list(heads)) for name, heads in view.layers]
-        ranges = [[one.range for one in heads.values()] for _, heads in view.layers]
-    else:
-        names = [(layer.name, list(layer.heads)) for layer in view.layers]
-        ranges = [list(layer.ranges) for layer in view.layers]
+    ranges = [layer.ranges for layer in view.layers]
     codes = np.frombuffer(view.thumbnails(), "<u2").reshape(-1, THUMBNAIL_SIZE, THUMBNAIL_SIZE)
     flat = [one for row in ranges for one in row]
     weights = dequantize(codes, [one.exponent for one in flat])
@@ -538,11 +533,11 @@ def _grid(view: View | TiledView, inches: float, title: str, vmax: float | None,
     axes = figure.subplots()
     axes.imshow(sheet, interpolation="nearest")
     axes.set(xlim=(-1.5, sheet.shape[1] + 0.5), ylim=(sheet.shape[0] + 0.5, -1.5))
-    _draw_frames(axes, names, [[one.normalized for one in row] for row in ranges], across, ink)
+    _draw_frames(axes, view.layers, across, ink)
     middle = THUMBNAIL_SIZE / 2 - 0.5
     step = max(1, round(0.16 * across / inches + 0.49))
     axes.set_xticks([j * pitch + middle for j in range(0, across, step)], [str(j) for j in range(0, across, step)])
-    axes.set_yticks([i * pitch + middle for i in range(len(names))], [shortened(name, 16) for name, _ in names])
+    axes.set_yticks([i * pitch + middle for i in range(len(ranges))], [shortened(one.name, 16) for one in view.layers])
     axes.set_xlabel("head", color=ink, fontsize=7.5)
     axes.xaxis.set_label_position("top")
     axes.tick_params(colors=ink, labelsize=6.5, length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
@@ -563,9 +558,7 @@ def _grid(view: View | TiledView, inches: float, title: str, vmax: float | None,
     return figure
 
 
-def _draw_frames(
-    axes: Axes, names: list[tuple[str, list[str]]], shares: list[list[bool]], across: int, ink: str
-) -> None:
+def _draw_frames(axes: Axes, layers: Sequence[LayerMaps | TiledLayer], across: int, ink: str) -> None:
     """Draw a frame around each map of the grid, and name maps that are not heads beside their row."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
@@ -573,16 +566,15 @@ def _draw_frames(
     pitch = THUMBNAIL_SIZE + _GAP
     frames = [
         Rectangle((j * pitch - 0.5, i * pitch - 0.5), THUMBNAIL_SIZE, THUMBNAIL_SIZE)
-        for i, (_, heads) in enumerate(names)
-        for j in range(len(heads))
+        for i, layer in enumerate(layers)
+        for j in range(len(layer.heads))
     ]
     axes.add_collection(PatchCollection(frames, facecolor="none", edgecolor=ink, linewidth=0.25))
-    for i, (_, heads) in enumerate(names):
-        if len(heads) < across and heads != [f"head {j}" for j in range(len(heads))]:
-            text = ", ".join(
-                f"{head}{'' if share else ' (own scale)'}" for head, share in zip(heads, shares[i], strict=True)
-            )
-            place = len(heads) * pitch + 2, i * pitch + THUMBNAIL_SIZE / 2
+    for i, layer in enumerate(layers):
+        if len(layer.heads) < across and layer.heads != tuple(f"head {j}" for j in range(len(layer.heads))):
+            named = zip(layer.heads, layer.ranges, strict=True)
+            text = ", ".join(f"{head}{'' if one.normalized else ' (own scale)'}" for head, one in named)
+            place = len(layer.heads) * pitch + 2, i * pitch + THUMBNAIL_SIZE / 2
             axes.text(*place, text, color=ink, fontsize=6.5, va="center")
 
 

@@ -50,8 +50,8 @@ def static_picture(view: View | TiledView) -> tuple[bytes, int]:
         >>> png[1:4], 400 < width < 500
         (b'PNG', True)
     """
-    heads = sum(len(layer.heads) for layer in view.layers) if isinstance(view, View) else 2
-    halves = [_pixels(plot_view(view, width=_INCHES))] if heads > 1 else []
+    heads = sum(len(layer.heads) for layer in view.layers)
+    halves = [_pixels(plot_view(view, width=_INCHES))] if heads > 1 or not isinstance(view, View) else []
     if isinstance(view, View):
         opening = view.opening
         layer, head = (0, 0) if opening is None else (opening.layer, opening.head)
