@@ -1,6 +1,6 @@
 // The axes of a map, on the page and in figures: names, labels, and the patches or the curve for which rows or columns stand.
 
-import { fitText, textWidth } from "./drawing.js";
+import { fitText, imageCanvas, textWidth } from "./drawing.js";
 import { patchOf } from "./groups.js";
 
 /** Colour of curves, on light and dark backgrounds. */
@@ -50,10 +50,7 @@ function patchImage(pixels, [height, width], [rows, columns], patch) {
     const at = 3 * ((top + Math.floor(i / across)) * width + left + (i % across));
     image.data.set([...pixels.subarray(at, at + 3), 255], 4 * i);
   }
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [across, down];
-  /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, 0);
-  return canvas;
+  return imageCanvas(image);
 }
 
 /** Return the depths of the curves of the rows and of the columns, 0: none, and by how much their labels exceed their rooms.

@@ -8,9 +8,9 @@ import { groupOfToken, segmentsOf } from "./groups.js";
 import { fillLegend } from "./legend.js";
 import { headColour, Lines } from "./lines.js";
 import { loadHead } from "./load.js";
-import { MapView, rowMaxima } from "./map.js";
+import { MapView } from "./map.js";
 import { loadMap } from "./map_data.js";
-import { ALL_HEADS, largestPair, strongest } from "./matrix.js";
+import { ALL_HEADS, largestPair, rowMaxima, strongest } from "./matrix.js";
 import { Picture } from "./picture.js";
 import { Predicted } from "./predicted.js";
 import { cssColour } from "./colour.js";
@@ -448,7 +448,7 @@ export class Detail {
   #drawPicture() {
     const { matrix, image } = this;
     if (!matrix || !image || !this.map.range) return;
-    this.picture.showWeights(image, matrix, this.query, this.key, shadeOf(this.map.range));
+    this.picture.show(image, matrix, this.query, this.key, shadeOf(this.map.range));
   }
 
   /** Draw the lines between words, in the colours of the map. */

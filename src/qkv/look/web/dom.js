@@ -74,6 +74,17 @@ export function createTable(caption, titles, rows) {
   ]);
 }
 
+/** Select an element of a list in place of another one, whose focus moves along.
+ *  @param {HTMLElement | undefined} before @param {HTMLElement | undefined} selected */
+export function moveSelection(before, selected) {
+  const focused = before === document.activeElement;
+  before?.setAttribute("tabindex", "-1");
+  before?.removeAttribute("aria-selected");
+  selected?.setAttribute("tabindex", "0");
+  selected?.setAttribute("aria-selected", "true");
+  if (focused) selected?.focus();
+}
+
 /** Scroll to an element if less than half of a part of it is visible.
  *  @param {HTMLElement} part @param {HTMLElement} element */
 export function scrollIfHidden(part, element) {

@@ -1,10 +1,10 @@
 // A grid of thumbnails of all layers and heads; a click or the arrow keys select a head.
 
 import { paletteFor, pixels } from "./colour.js";
-import { createElement } from "./dom.js";
+import { createElement, moveSelection } from "./dom.js";
+import { imageCanvas } from "./drawing.js";
 import { describeRange } from "./legend.js";
-import { rowMaxima } from "./map.js";
-import { NOT_SHARES, rangeOf, shadeOf, summarize, uniformWeight } from "./range.js";
+import { NOT_SHARES, rangeOf, summarize, uniformWeight } from "./range.js";
 
 /** @typedef {{name: string, heads: string[]}} Layer */
 
@@ -71,23 +71,19 @@ export class Overview {
   paint({ weights, shared, normalized, queries, keys, note }, { side, palette, scale, top }) {
     // A single image of all heads; each cell shows its part of it.
     const all = this.cells.flat();
-    const canvas = document.createElement("canvas");
-    canvas.width = side;
-    canvas.height = side * Math.max(1, all.length);
     const area = side * side;
     const pooled = Math.max(queries, keys) > side;
     const common = weights.filter((_, i) => shared[Math.floor(i / area)]);
     const range = rangeOf(summarize(common, normalized ? uniformWeight([keys]) : NOT_SHARES, pooled), scale, top);
-    const image = new ImageData(side, canvas.height);
+    const image = new ImageData(side, side * Math.max(1, all.length));
     shared.forEach((one, i) => {
       const cells = weights.subarray(i * area, (i + 1) * area);
       const own = one ? range : rangeOf(summarize(cells, NOT_SHARES, pooled), scale, 0);
       const label = all[i].getAttribute("aria-label") || "";
       all[i].title = one ? label : `${label}. ${describeRange(own)}`;
-      image.data.set(pixels(cells, side, shadeOf(own), paletteFor(palette, own), rowMaxima(cells, side)).data, i * area * 4);
+      image.data.set(pixels(cells, side, own, paletteFor(palette, own)).data, i * area * 4);
     });
-    /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, 0);
-    canvas.toBlob((blob) => blob && this.#show(blob, all));
+    imageCanvas(image).toBlob((blob) => blob && this.#show(blob, all));
     const others = shared.some((one) => !one);
     const few = common.length === 0;
     this.painted = { layers: this.layers, image, range: few ? null : range, palette: paletteFor(palette, few ? null : range), side };
@@ -117,15 +113,8 @@ export class Overview {
 
   /** @param {number} layer @param {number} head */
   select(layer, head) {
-    const before = this.cells[this.selected[0]]?.[this.selected[1]];
-    const focused = before === document.activeElement;
-    before?.setAttribute("tabindex", "-1");
-    before?.removeAttribute("aria-selected");
+    moveSelection(this.cells[this.selected[0]]?.[this.selected[1]], this.cells[layer]?.[head]);
     this.selected = [layer, head];
-    const cell = this.cells[layer]?.[head];
-    cell?.setAttribute("tabindex", "0");
-    cell?.setAttribute("aria-selected", "true");
-    if (focused) cell?.focus();
   }
 
   /** Frame heads in colours. @param {[number, number, string][]} heads layer, head and colour */
