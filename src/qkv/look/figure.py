@@ -146,10 +146,14 @@ def set_title(figure: Figure, title: str, ink: str = INK) -> None:
 
 def trim_height(figure: Figure) -> None:
     """Set the height of a figure to that of its content, without a change of its width."""
-    figure.draw_without_rendering()
-    box = figure.get_tightbbox()
-    figure.set_size_inches(figure.get_size_inches()[0], min(box.height + 0.08, figure.get_size_inches()[1]))
-    figure.draw_without_rendering()
+    engine = figure.get_layout_engine()
+    assert engine is not None
+    with _chosen_fonts(figure):
+        # The layout alone, because drawing would resample the images twice.
+        engine.execute(figure)
+        box = figure.get_tightbbox()
+        figure.set_size_inches(figure.get_size_inches()[0], min(box.height + 0.08, figure.get_size_inches()[1]))
+        engine.execute(figure)
 
 
 def check_figure_path(path: str | os.PathLike[str]) -> Path:

@@ -26,6 +26,7 @@ from qkv.look.predictions import predict
 from qkv.look.recorded_layers import call_module
 from qkv.look.text_model import model_folder, token_axis
 from qkv.look.text_roles import content_words
+from qkv.look.token_text import shortened
 from qkv.look.views import ALL_HEADS, Opening, View
 
 if TYPE_CHECKING:
@@ -218,8 +219,7 @@ def image_text_views(
     views: list[View] = []
     for text, picture in track(list(zip(texts, pictures, strict=True)), "reading", progress):
         encoded = processor(images=picture, text=text_with_image(processor, text), return_tensors="pt")
-        title = text if len(text) <= 80 else f"{text[:79]}…"
-        found = _views(module, processor, encoded, picture, title)
+        found = _views(module, processor, encoded, picture, shortened(text, 80))
         views += [replace(view, model=name) for view in found]
     return views
 

@@ -10,10 +10,9 @@ import numpy as np
 
 from qkv.core.printable import printable
 from qkv.core.typing import Float
-from qkv.look.color_range import automatic_range, format_weight
+from qkv.look.color_range import automatic_range, color_cells, format_weight
 from qkv.look.quantize import MASKED, dequantize, thumbnails
 from qkv.look.token_text import shortened
-from qkv.look.view_plot import color_cells
 from qkv.look.views import BaseView, Opening, View
 
 __all__ = ["map_image", "map_svg"]

@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import string
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from inspect import signature
@@ -151,11 +151,12 @@ _ALWAYS = string.printable + "…·×−–—→←↓↑≈“”‘’§°±�
 """Characters that every subset has: those of numbers, labels and legends."""
 
 
-def font_subset(texts: Iterable[str]) -> bytes:
-    """Return a subset of DejaVu Sans, the font of matplotlib, with the characters of texts, as JSON.
+@lru_cache(maxsize=4)
+def font_subset(characters: str) -> bytes:
+    """Return a subset of DejaVu Sans, the font of matplotlib, with some characters, as JSON.
 
     Args:
-        texts: the texts; the font has no glyph for some characters, such as those of Chinese.
+        characters: the characters; the font has no glyph for some, such as those of Chinese.
 
     Returns:
         JSON with the TrueType file in base64 (`data`), `units` per em, `ascent`, `descent`, `capHeight` and `box` in
@@ -166,15 +167,10 @@ def font_subset(texts: Iterable[str]) -> bytes:
         MissingPackageError: matplotlib, which contains the font, is not installed.
 
     Example:
-        >>> glyphs = json.loads(font_subset(["ß"]))["glyphs"]
+        >>> glyphs = json.loads(font_subset("ß"))["glyphs"]
         >>> str(ord("ß")) in glyphs, str(ord("字")) in glyphs
         (True, False)
     """
-    return _subset("".join(sorted(set(_ALWAYS).union(*texts))))
-
-
-@lru_cache(maxsize=4)
-def _subset(characters: str) -> bytes:
     require_packages("figures as PDF need", "look", "matplotlib")
     # fontTools is a dependency of matplotlib.
     from fontTools import subset, ttLib
@@ -269,10 +265,10 @@ class Page:
 
     def font(self) -> bytes:
         """Return the font of the PDF files that the page writes, with the characters of its views, as JSON."""
-        names = [f"{view.name}{view.model}" for view in self.views]
-        tokens = (token for view in self.views for axis in (view.queries, view.keys) if axis for token in axis.tokens)
-        pieces = (piece for view in self.views for axis in (view.queries, view.keys) if axis for piece in axis.pieces)
-        return font_subset((*names, *tokens, *pieces))
+        axes = [axis for view in self.views for axis in (view.queries, view.keys) if axis]
+        texts = [text for view in self.views for text in (view.name, view.model)]
+        letters = set(_ALWAYS).union(*texts, *(text for axis in axes for text in (*axis.tokens, *axis.pieces)))
+        return font_subset("".join(sorted(letters)))
 
     def _method(self, request: str, view: int, arguments: list[int]) -> Callable[..., bytes]:
         """Return the function of a request, and remove the index of its second view from the arguments."""

@@ -13,6 +13,7 @@ from qkv.core.typing import ArrayLike, Bool, Float, Num
 from qkv.errors import DataError, OptionError, ShapeError
 from qkv.look.allowed_pairs import allowed_of_record, infer_causal
 from qkv.look.axis import Axis
+from qkv.look.color_range import share_one
 from qkv.look.head_call import HeadCall, PairProduct
 from qkv.look.quantize import MASKED, dequantize, exponent_of, quantize, thumbnails, to_numpy
 from qkv.look.rollout import flow
@@ -30,9 +31,6 @@ __all__ = ["ALL_HEADS", "BaseView", "HeadRole", "LayerMaps", "MapRange", "Openin
 
 ALL_HEADS = "all heads"
 """Name of the layer of a view that holds maps over all heads, such as their mean, which are no heads."""
-
-_ROW_SUM = 1.001
-"""Maximum row sum of maps that are weights of a softmax, whose rows sum to 1 up to rounding in half precision."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,7 @@ class MapRange:
         finite = np.isfinite(weights)
         most = float(weights.max(initial=0.0, where=finite))
         least = float(weights.min(initial=0.0, where=finite))
-        sums = weights.sum(axis=-1, dtype=np.float64, where=finite)
-        return cls(most, least, exponent_of(weights), least >= 0 and bool((sums <= _ROW_SUM).all()))
+        return cls(most, least, exponent_of(weights), share_one(weights, finite))
 
     def meta(self) -> dict[str, object]:
         """Return the range as a JSON-serializable dictionary."""

@@ -6,7 +6,7 @@ import { channels } from "./colour.js";
 import { drawText, textWidth } from "./drawing.js";
 import { isRightToLeft } from "./text_names.js";
 
-/** The font, from `qkv/look/font_subset.py`: TrueType data in base64, metrics in font units, and the index and the advance of the
+/** The font, from `qkv/look/page.py`: TrueType data in base64, metrics in font units, and the index and the advance of the
  *  glyph of each code point.
  *  @typedef {{data: string, units: number, ascent: number, descent: number, capHeight: number, box: number[],
  *    glyphs: Record<string, [number, number]>}} Font */
