@@ -98,6 +98,8 @@ export class Detail {
     this.key = 0;
     /** @type {import("./load.js").Loaded | null} */
     this.matrix = null;
+    /** the tokens of the rows and of the columns @type {[number[][], number[][]]} */
+    this.groups = [[], []];
     /** the heads whose lines are shown in place of the map @type {{matrix: import("./load.js").Loaded, name: string}[]} */
     this.overlaid = [];
     /** @type {import("./map_data.js").ShownImage | null} */
@@ -189,8 +191,7 @@ export class Detail {
     this.picture.element.hidden = !this.matrix || !this.image;
     this.lines.element.hidden = !this.matrix || (Boolean(this.image) && !heads.length);
     const { query, key } = options.selected();
-    this.query = groupOfToken(this.matrix?.rows, query, this.mapData.rows);
-    this.key = groupOfToken(this.matrix?.columns, key, this.mapData.columns);
+    [this.query, this.key] = this.#pairOf(query, key);
     if (this.map.pinned !== null) this.map.pinned = this.query;
     this.self = self;
     this.map.framed = this.#frameOf(options.frame);
@@ -216,9 +217,15 @@ export class Detail {
     this.#point(Math.min(query, this.mapData.rows - 1), Math.min(key, this.mapData.columns - 1), true, false);
   }
 
+  /** Return the row and the column of a pair of tokens of the text. @param {number[]} tokens */
+  #pairOf(...tokens) {
+    return tokens.map((token, axis) => groupOfToken(this.groups[axis], token));
+  }
+
   /** Select a pair of tokens of the text. @param {number} query @param {number} key */
   goToken(query, key) {
-    if (this.mapData) this.go(groupOfToken(this.matrix?.rows, query, this.mapData.rows), groupOfToken(this.matrix?.columns, key, this.mapData.columns));
+    const [row, column] = this.#pairOf(query, key);
+    this.go(row, column);
   }
 
   /** @param {number} row @param {number} column @param {boolean} select false: the pointer hovers
@@ -297,34 +304,30 @@ export class Detail {
 
   /** The first tokens of a row and a column, which are their positions in the texts. */
   tokens(row = this.query, column = this.key) {
-    return { query: this.matrix?.rows[row]?.[0] ?? row, key: this.matrix?.columns[column]?.[0] ?? column };
+    const [rows, columns] = this.groups;
+    return { query: rows[row]?.[0] ?? row, key: columns[column]?.[0] ?? column };
   }
 
   /** The tokens of the selected pair in the texts, of merged words the last ones, and their names. */
   get selection() {
-    const last = (/** @type {number[][] | undefined} */ groups, /** @type {number} */ at) => groups?.[at]?.at(-1) ?? at;
-    const { matrix, mapData, query, key } = this;
+    const { groups: [rows, columns], mapData, query, key } = this;
     return {
-      token: last(matrix?.rows, query), keyToken: last(matrix?.columns, key),
+      token: rows[query]?.at(-1) ?? query, keyToken: columns[key]?.at(-1) ?? key,
       name: mapData?.query(query) ?? "", keyName: mapData?.key(key) ?? "",
     };
   }
 
   /** Return the rows and columns of the tokens of a frame, such as "4-9,0-3". @param {string} [frame] @returns {any} */
   #frameOf(frame) {
-    const { mapData, matrix } = this;
-    if (!frame || !mapData) return null;
-    const [[top, bottom], [left, right]] = frame.split(",").map((side, axis) => side.split("-").map((token) =>
-      groupOfToken(axis ? matrix?.columns : matrix?.rows, Number(token), axis ? mapData.columns : mapData.rows)));
+    if (!frame) return null;
+    const [[top, bottom], [left, right]] = frame.split(",").map((side, axis) => side.split("-").map((token) => groupOfToken(this.groups[axis], Number(token))));
     return [top, left, bottom - top + 1, right - left + 1];
   }
 
   /** The tokens of the queries and keys in the frame. @returns {[number[], number[]]} */
   get framedTokens() {
     const [top, left, rows, columns] = this.map.framed ?? [0, 0, 0, 0];
-    const range = (/** @type {number[][] | undefined} */ groups, /** @type {number} */ first, /** @type {number} */ count) =>
-      Array.from({ length: count }, (_, i) => groups?.[first + i] ?? [first + i]).flat();
-    return [range(this.matrix?.rows, top, rows), range(this.matrix?.columns, left, columns)];
+    return [this.groups[0].slice(top, top + rows).flat(), this.groups[1].slice(left, left + columns).flat()];
   }
 
   /** The weight from the queries in the frame to its keys: mean over the queries, sum over the keys. */
@@ -359,7 +362,7 @@ export class Detail {
     this.opener.hidden = this.options.unit !== "sentences" || !this.matrix || !sentences.length || Boolean(this.view?.levels);
     this.opener.textContent = sentences.every((one) => this.options.opened.split(".").includes(one)) ? "Close these sentences" : "Open these sentences";
     // Merged words have no weight of their own.
-    const single = this.matrix?.rows[this.query]?.length === 1 && this.matrix?.columns[this.key]?.length === 1;
+    const single = this.matrix && this.groups[0][this.query].length === 1 && this.groups[1][this.key].length === 1;
     this.digits.hidden = !this.computed || !single || mapData.weight(this.query, this.key) === MASKED;
   }
 

@@ -11,8 +11,8 @@ import { Tiles } from "./tiles.js";
 /** The image of a view, and the patches of the rows and columns of its map.
  *  @typedef {{pixels: Uint8Array, size: [number, number], rows: ReturnType<typeof patchesOf>, columns: ReturnType<typeof patchesOf>}} ShownImage */
 
-/** What a map shows; `matrix` and `image` belong to dense maps, `loadRow` to tiled ones.
- *  @typedef {{mapData: import("./map.js").MapData, matrix: import("./load.js").Loaded | null, image: ShownImage | null,
+/** What a map shows; `groups` are the tokens of its rows and of its columns, `matrix` and `image` belong to dense maps, `loadRow` to tiled ones.
+ *  @typedef {{mapData: import("./map.js").MapData, groups: [number[][], number[][]], matrix: import("./load.js").Loaded | null, image: ShownImage | null,
  *    loadRow: ((query: number) => Promise<[number, number][]>) | null}} Shown */
 
 /** Load a map.
@@ -38,7 +38,7 @@ export async function loadMap(source, shown, options, refresh) {
   const pixels = size && source.pixels ? await source.pixels(index) : null;
   const width = matrix.keys.length;
   return {
-    matrix,
+    matrix, groups: [rows, columns],
     image: pixels && size
       ? { pixels, size, rows: patchesOf(view.queries, rows), columns: patchesOf(view.keys || view.queries, columns) } : null,
     loadRow: null,
@@ -58,10 +58,11 @@ export async function loadMap(source, shown, options, refresh) {
 async function loadTiles(source, { view, index, layer, head }, refresh) {
   const keys = view.keys || view.queries;
   const { counts, error } = await source.counts(index, layer, head);
+  const [rows, columns] = [view.queries, keys].map(({ tokens }) => tokens.map((/** @type {string} */ _, /** @type {number} */ i) => [i]));
   const tiles = new Tiles(
     {
       queries: view.queries.tokens, keys: keys.tokens,
-      axes: [view.queries, keys].map((side) => axisDrawing(side, side.tokens.map((_, i) => [i]), side.tokens, null)), levels: view.levels || 0, base: view.base || 0,
+      axes: [axisDrawing(view.queries, rows, view.queries.tokens, null), axisDrawing(keys, columns, keys.tokens, null)], levels: view.levels || 0, base: view.base || 0,
       overview: view.overview || [1, 1],
       counts, error, normalized: view.ranges[layer][head].normalized, tile: (level, y, x) => source.tile(index, layer, head, level, y, x),
     },
@@ -69,7 +70,7 @@ async function loadTiles(source, { view, index, layer, head }, refresh) {
   );
   await tiles.first();
   return {
-    matrix: null, image: null, mapData: tiles.mapData,
+    matrix: null, image: null, groups: [rows, columns], mapData: tiles.mapData,
     loadRow: (query) => source.row(index, layer, head, query),
   };
 }
