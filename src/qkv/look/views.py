@@ -452,7 +452,7 @@ class View(BaseView):
             "flow": self.layer_means is not None,
             "predictions": self.predictions is not None,
             "live": self.live is not None,
-            "values": any(layer.value_norms is not None for layer in self.layers),
+            "values": [layer.value_norms is not None for layer in self.layers],
         }
 
 

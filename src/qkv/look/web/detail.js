@@ -43,7 +43,8 @@ const none = () => {};
  *  @property {{layer: number, head: number, query: number, key: number} | null} [opening] what is shown first
  *  @property {string} [note] a remark shown beside the maps
  *  @property {boolean} [flow] whether the attention flow of single pairs of tokens can be computed
- *  @property {boolean} [predictions] whether predicted tokens are known @property {boolean} [values] norms of the values
+ *  @property {boolean} [predictions] whether predicted tokens are known @property {boolean[]} [values] of which layers the norms of
+ *    the values are known
  *  @property {boolean} [live] whether the model can run again
  *  @property {boolean} [steps] queries were generated one after another
  *  @property {number} [levels] the coarsest level of a tiled map, which has a single tile
@@ -155,7 +156,7 @@ export class Detail {
     const request = ++this.request;
     this.options = options;
     const other = options.subtract;
-    this.weighted = options.values && view.values && !view.levels;
+    this.weighted = Boolean(options.values && view.values?.[layer]);
     const heads = /** @type {[number, number][]} */ (view.levels ? [] : options.overlay ?? []);
     const names = (this.titled = titleOf({ view, index, layer, head }, other));
     this.head = names.short;

@@ -20,7 +20,7 @@ export async function loadGrid(source, view, index, options, side) {
   const keyAxis = view.keys || view.queries;
   const [n, width] = [view.queries.tokens.length, keyAxis.tokens.length];
   const [rows, columns] = view.levels ? [[], []] : viewGroups(view, options);
-  const weighted = Boolean(options.values && view.values);
+  const weighted = Boolean(options.values && view.values?.some(Boolean));
   const changed = !view.levels && (weighted || rows.length < n || columns.length < width);
   const small = rows.length && columns.length && n * width * ranges.length <= MOST_GRID_WEIGHTS;
   if (!changed || !small) {
@@ -30,7 +30,7 @@ export async function loadGrid(source, view, index, options, side) {
   }
   const [maps, norms] = await Promise.all([
     source.rows(index, 0, n),
-    Promise.all(view.layers.map((/** @type {any} */ _, /** @type {number} */ l) => (weighted ? source.valueNorms(index, l).catch(() => null) : null))),
+    Promise.all(view.layers.map((/** @type {any} */ _, /** @type {number} */ l) => (weighted && view.values[l] ? source.valueNorms(index, l) : null))),
   ]);
   const weights = new Float32Array(ranges.length * side ** 2);
   /** @type {boolean[]} */

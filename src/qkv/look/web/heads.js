@@ -444,7 +444,7 @@ function render({ model, el, hash }) {
     createSelect("Cell value", REDUCTIONS, state.cell, (value) => { state.cell = value; refresh(); }),
     createSelect("Rows and columns", units.map((unit) => /** @type {[string, string]} */ ([unit, unit])), state.unit, (value) => { Object.assign(state, { unit: value, opened: "" }); regroup(); }, "unit"),
     createCheckBox("Hide special tokens", state.hide, (on) => { state.hide = on; regroup(); }),
-    ...(meta.views.some((/** @type {any} */ view) => view.values) ? [
+    ...(meta.views.some((/** @type {any} */ view) => view.values?.some(Boolean)) ? [
       createCheckBox("× norm of the value", state.values, (on) => { state.values = on; repaint(); }),
     ] : []),
     createCheckBox("Dark", state.dark, (on) => { state.dark = on; restart(); }),

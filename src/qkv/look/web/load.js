@@ -20,7 +20,7 @@ export const MEAN_HEAD = -1;
 export async function loadHead(source, view, index, layer, head, options) {
   const keys = view.keys || view.queries;
   const heads = head === MEAN_HEAD ? view.layers[layer].heads.map((_, i) => i) : [head];
-  const norms = options.values && source.valueNorms && view.values ? await source.valueNorms(index, layer).catch(() => null) : null;
+  const norms = options.values && view.values?.[layer] ? await source.valueNorms(index, layer) : null;
   const width = keys.tokens.length;
   const [rows, columns] = options.groups ?? viewGroups(view, options);
   const maps = await Promise.all(heads.map(async (one) => {

@@ -169,7 +169,7 @@ export function fromParts(meta, part) {
     },
     pair: async (view, layer, head, query, key) => {
       const found = (await vectors(view, layer)).pair(head, query, key);
-      return { ...found, value_norm: meta.views[view].values ? (await requests.valueNorms(view, layer))[head][key] : null };
+      return { ...found, value_norm: meta.views[view].values?.[layer] ? (await requests.valueNorms(view, layer))[head][key] : null };
     },
     font: async () => {
       if (!part("font/0")) throw new Error("This file has no font for PDF. Save as SVG, or export the page again with matplotlib installed.");
