@@ -9,7 +9,7 @@ import pytest
 from qkv import look
 from qkv.errors import DataError
 from qkv.look.head_call import SMALL, pack_heads
-from qkv.look.html_export import export_html, page_html, part_text
+from qkv.look.html_export import export_html, html_pieces, part_text
 from qkv.look.page import Page
 from qkv.look.quantize import MASKED, dequantize
 from qkv.look.server import ServedPage, serve_in_thread
@@ -147,7 +147,7 @@ def test_distances_with_a_bias_are_stored_and_other_scores_are_not(page):
         view = view_of(other)
         assert pack_heads(view.layers[0].calls, 40) is None
         with pytest.raises(DataError, match="must be products of queries and keys"):
-            page_html(Page.from_views(view))
+            "".join(html_pieces(Page.from_views(view)))
 
 
 def test_layers_whose_weights_are_no_products_are_stored_as_codes(opened, tmp_path):
@@ -163,7 +163,7 @@ def test_layers_whose_weights_are_no_products_are_stored_as_codes(opened, tmp_pa
 @pytest.mark.parametrize("mask", sample([Causal(), None, Window(60, 60)], 3), ids=["causal", "all", "window"])
 def test_an_exported_long_text_has_the_tiles_and_rows_of_the_served_one(page, mask):
     view = view_of(*(head(mask=mask, q=600, k=600, seed=seed) for seed in range(2)))
-    text = page_html(Page.from_views(view))
+    text = "".join(html_pieces(Page.from_views(view)))
     meta = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
     parts = dict(re.findall(r'<script type="text/plain" id="([\w/]+)">(.*?)</script>', text, re.DOTALL))
     coarse = view.coarser()

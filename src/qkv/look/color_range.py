@@ -54,7 +54,6 @@ class ColorRange:
         top: the smallest weight of the strongest color.
         largest: the largest magnitude.
         signed: whether there are negative weights.
-        rule: what `start` is.
     """
 
     low: float
@@ -62,13 +61,12 @@ class ColorRange:
     top: float
     largest: float
     signed: bool
-    rule: str
 
     def shares(self, weights: ArrayLike) -> Float[np.ndarray, "*shape"]:
         """Return the share of the color table of each weight, from −1 to 1; NaN for NaN.
 
         Example:
-            >>> ColorRange(0.01, 0.1, 1.0, 1.0, False, "").shares([0.0, 0.1, 1.0]).tolist()
+            >>> ColorRange(0.01, 0.1, 1.0, 1.0, False).shares([0.0, 0.1, 1.0]).tolist()
             [0.0, 0.1, 1.0]
         """
         weights = np.asarray(weights, np.float64)
@@ -86,14 +84,6 @@ class ColorRange:
         above = self.start * (self.top / self.start) ** ((part - FAINT_SHARE) / (1 - FAINT_SHARE))
         below = self._low * (self.start / self._low) ** (part / FAINT_SHARE)
         return np.copysign(np.where(part == 0, 0.0, np.where(part < FAINT_SHARE, below, above)), shares)
-
-    def describe(self) -> str:
-        """Return one sentence that states what the colors mean, with the same words as the page."""
-        size = "magnitude" if self.signed else "weight"
-        return (
-            f"Color: faint below {format_weight(self.start)} ({self.rule}), strongest from {format_weight(self.top)}, "
-            f"between them by the logarithm of the {size}; largest {size} shown {format_weight(self.largest)}."
-        )
 
     @property
     def _low(self) -> float:
@@ -115,28 +105,25 @@ def automatic_range(
         top: the smallest weight of the strongest color; 0: the automatic one.
 
     Example:
-        >>> automatic_range(np.full((4, 4), 0.25), np.full(4, 4)).rule
-        'the weight of uniform attention to 4 keys'
+        >>> automatic_range(np.eye(4), np.full(4, 4)).start  # the weight of uniform attention to 4 keys
+        0.25
     """
     finite = cells[np.isfinite(cells)].astype(np.float64)
     magnitudes = np.abs(finite)
     largest, signed = float(magnitudes.max(initial=0.0)), bool((finite < 0).any())
     median = _quantile(magnitudes, 0.5)
-    uniform, rule = _uniform_weight(counts) if counts is not None else (0.0, "")
-    start, shares = uniform, not signed and uniform > 0
-    if not shares or (pooled and median > uniform):
-        start, rule = median, "half of the cells"
-    most = 1.0 if shares else largest
-    if start > most / _LEAST_SPAN:
-        start, rule = most / _LEAST_SPAN, f"a quarter of the {'weight of a query' if shares else 'largest'}"
-    elif not shares and start < largest / 1000:
-        start, rule = largest / 1000, "a thousandth of the largest"
+    uniform = _uniform_weight(counts) if counts is not None else 0.0
+    shares = not signed and uniform > 0
+    start = uniform if shares and not (pooled and median > uniform) else median
+    start = min(start, (1.0 if shares else largest) / _LEAST_SPAN)
+    if not shares:
+        start = max(start, largest / 1000)
     if top:
         start = min(start, top / _LEAST_SPAN)
     start = max(start, largest * 1e-9) or 1 / _LEAST_SPAN
     top = top or max(_LEAST_SPAN * start, min(largest, _quantile(magnitudes[magnitudes >= start], _TOP_SHARE)))
     low = min(_quantile(magnitudes[magnitudes > 0], _LOW_SHARE), start / 10)
-    return ColorRange(low, start, top, largest, signed, rule)
+    return ColorRange(low, start, top, largest, signed)
 
 
 def share_one(weights: Num[np.ndarray, "*maps q k"], allowed: Bool[np.ndarray, "*maps q k"]) -> bool:
@@ -167,16 +154,10 @@ def format_weight(weight: float) -> str:
     return f"{weight:#.3g}".removesuffix(".")
 
 
-def _uniform_weight(counts: Num[np.ndarray, " queries"]) -> tuple[float, str]:
-    """Return the mean of 1 / (number of keys), but at most 1.96 times the smallest of these weights, and its name."""
+def _uniform_weight(counts: Num[np.ndarray, " queries"]) -> float:
+    """Return the mean of 1 / (number of keys), but at most 1.96 times the smallest of these weights; 0: no keys."""
     counts = counts[counts > 0]
-    if not len(counts):
-        return 0.0, ""
-    longest, mean = int(counts.max()), float((1 / counts).mean())
-    if mean > 1.96 / longest:
-        return 1.96 / longest, f"about twice the weight of uniform attention to {longest:,} keys"
-    about = "about " if mean > 1.001 / longest else ""
-    return mean, f"{about}the weight of uniform attention to {longest:,} keys"
+    return min(float((1 / counts).mean()), 1.96 / int(counts.max())) if len(counts) else 0.0
 
 
 def _quantile(magnitudes: Float[np.ndarray, " n"], share: float) -> float:

@@ -25,7 +25,7 @@ from qkv.look.page import Page
 from qkv.look.tiled_map import TiledLayer, TiledView
 from qkv.look.views import LayerMaps, View
 
-__all__ = ["HTML_SUFFIXES", "document_pieces", "export_html", "html_pieces", "page_html", "part_text"]
+__all__ = ["HTML_SUFFIXES", "document_pieces", "export_html", "html_pieces", "part_text"]
 
 HTML_SUFFIXES = (".html", ".htm")
 
@@ -69,11 +69,6 @@ def export_html(page: Page, path: str | os.PathLike[str], *, small: bool = False
     pieces = html_pieces(page, small=small)
     write_atomic(target, lambda stream: stream.writelines(piece.encode() for piece in pieces), "the page")
     return target
-
-
-def page_html(page: Page, *, small: bool = False) -> str:
-    """Return the HTML text of a page, which contains all scripts, styles and attention maps."""
-    return "".join(html_pieces(page, small=small))
 
 
 def html_pieces(page: Page, link: str = "", *, small: bool = False) -> Iterator[str]:

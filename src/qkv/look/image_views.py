@@ -20,9 +20,7 @@ from qkv.core.typing import Bool, Float, Num
 from qkv.encoders.pretrained import without_progress_bars
 from qkv.errors import DataError, OptionError
 from qkv.look.axis import Axis, Patches
-from qkv.look.live_model import output_rows
 from qkv.look.model_views import model as model_views
-from qkv.look.predictions import predict
 from qkv.look.recorded_layers import call_module
 from qkv.look.text_model import model_folder, token_axis
 from qkv.look.text_roles import content_words
@@ -322,7 +320,7 @@ def _with_predictions(
     if view.queries.patches is not None:
         targets[:-1][np.array(view.queries.patches.places)[1:] >= 0] = -1
     live = replace(view.live, targets=targets, kind="next", tokenizer=tokenizer)
-    return replace(view, live=live, predictions=predict(output_rows(output), targets, "next", tokenizer))
+    return replace(view, live=live, predictions=live.predict(output))
 
 
 def _opening(view: View) -> Opening | None:

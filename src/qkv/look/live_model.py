@@ -126,6 +126,13 @@ class LiveModel:
                 self._last[key] = self._compare(before, after)
             return self._last[key]
 
+    def predict(self, output: object) -> Predictions | None:
+        """Return the predicted tokens of an output of the model; None if it has no logits."""
+        if self.kind is None or self.targets is None or self.tokenizer is None:
+            return None
+        rows = output_rows(output, self.first_row, self.element)[: len(self.targets)]
+        return predict(rows, self.targets, self.kind, self.tokenizer)
+
     def _rows(self) -> Float[Tensor, "q outputs"]:
         import torch
 

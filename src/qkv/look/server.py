@@ -15,6 +15,7 @@ import threading
 import time
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -192,15 +193,9 @@ def _refusal(request: Request, hosts: set[str], token: str) -> tuple[int, str] |
     return None
 
 
-@contextlib.contextmanager
-def serve_in_thread(served: ServedPage, port: int = 0) -> Iterator[str]:
-    """Serve a page from a background thread during a `with` block.
-
-    Yields:
-        The address of the page, including its token.
-    """
-    with serve_app(lambda hosts: create_app(served, hosts), served.token, port) as address:
-        yield address
+def serve_in_thread(served: ServedPage, port: int = 0) -> AbstractContextManager[str]:
+    """Serve a page from a background thread during a `with` block, which gets its address, including its token."""
+    return serve_app(lambda hosts: create_app(served, hosts), served.token, port)
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ import numpy as np
 
 from qkv.core.progress import Progress, track
 from qkv.errors import DataError, OptionError
-from qkv.look.live_model import LiveModel, output_rows
-from qkv.look.predictions import TargetKind, predict
+from qkv.look.live_model import LiveModel
+from qkv.look.predictions import TargetKind
 from qkv.look.recorded_layers import DenseCall, RecordedLayers, check_shapes, run_dense
 from qkv.look.text_model import TextModel, token_axis
 from qkv.look.text_roles import mark_roles
@@ -161,8 +161,6 @@ def _sequence_views(
     output = run_dense(model, whole, collect)
     targets = outputs[0].cpu().numpy()
     has_head = getattr(output, "logits", None) is not None
-    rows = output_rows(output, start - 1)
-    predictions = predict(rows, targets, "step", text_model.tokenizer) if has_head else None
     parts = {
         "cross": (f"{origin}: attention to the text", steps, tokens),
         "decoder": (f"{origin}: attention to previous tokens", steps, previous),
@@ -182,7 +180,7 @@ def _sequence_views(
             if keys is not None:
                 tokenizer, names = text_model.tokenizer if has_head else None, tuple(groups[kind].modules)
                 live = LiveModel(model, whole, names, start - 1, targets, "step", tokenizer)
-                view = replace(view, predictions=predictions, live=live)
+                view = replace(view, predictions=live.predict(output), live=live)
             views.append(mark_roles(view))
     return views
 
@@ -357,8 +355,7 @@ def _dense_view(
     output = run_dense(model, inputs, found.add)
     size = len(tokens.tokens)
     check_shapes(model, text_model.name, [one.codes.shape[1:] for one in found.maps], (size, size))
-    note, means_of_layers = "", None
-    live, predictions = LiveModel(model, inputs, tuple(found.modules)), None
+    live = LiveModel(model, inputs, tuple(found.modules))
     logits = getattr(output, "logits", None)
     if logits is not None and logits.ndim == 3:
         numbers = inputs["input_ids"][0].cpu().numpy()
@@ -366,19 +363,6 @@ def _dense_view(
         targets = np.append(numbers[1:], -1) if causal else np.where(tokens.special, -1, numbers)
         kind: TargetKind = "next" if causal else "own"
         live = replace(live, targets=targets, kind=kind, tokenizer=text_model.tokenizer)
-        predictions = predict(logits[0], targets, kind, text_model.tokenizer)
-    if all_heads and len({mean.shape for mean in found.means}) == 1:
-        maps, means_of_layers, note = found.all_heads()
-        found.maps.append(maps)
-    return View(
-        name,
-        text_model.name,
-        "self",
-        tokens,
-        None,
-        tuple(found.maps),
-        note=note,
-        layer_means=means_of_layers,
-        predictions=predictions,
-        live=live,
-    )
+    combined = all_heads and len({mean.shape for mean in found.means}) == 1
+    predictions = live.predict(output)
+    return found.view(name, text_model.name, "self", tokens, None, combined, predictions=predictions, live=live)

@@ -8,7 +8,6 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -313,7 +312,7 @@ class AnswerPage:
         single = len(self._columns) == 2
         scores = _NUMBER_SCORES if self.axes else _TEXT_SCORES if single and kind == "text" else ("exact",)
         return {
-            "title": f"{self.database.name}: {', '.join(self.database.key)} → {self.database.value}",
+            "title": self.title,
             "mode": self.mode,
             "rows": len(self.database),
             "left_out": self.database.table.num_rows - len(self.database),
@@ -455,10 +454,10 @@ class AnswerPage:
         texts = column.original if column.original is not None else column.cells
         return list(dict.fromkeys(map(str, texts.tolist())))[:_MOST_COMPLETIONS]
 
-    @cached_property
+    @property
     def title(self) -> str:
         """The title of the page."""
-        return str(self.meta()["title"])
+        return f"{self.database.name}: {', '.join(self.database.key)} → {self.database.value}"
 
 
 def _joined(texts: Sequence[str]) -> str:

@@ -4,7 +4,6 @@ import { formatWeight } from "./codes.js";
 import { channels, cssColour, inkOn } from "./colour.js";
 import { createElement } from "./dom.js";
 import { corners, drawInFrames, fitText, paintItems, screenPen, textWidth, wrapText } from "./drawing.js";
-import { FAINT } from "./range.js";
 import { quoted } from "./text_names.js";
 
 /** Maximum number of words on each side; of a longer text, those around the selected one are shown. */
