@@ -18,8 +18,7 @@ export class MapChart extends AnswerChart {
 
   placeHandle() {
     if (!this.at) return;
-    this.handle.style.left = `${this.x(this.at[0])}px`;
-    this.handle.style.top = `${this.y(this.at[1])}px`;
+    Object.assign(this.handle.style, { left: `${this.x(this.at[0])}px`, top: `${this.y(this.at[1])}px` });
     const place = this.answer ? this.answer.shown : this.at.join(", ");
     this.handle.setAttribute("aria-label", `query at ${place}; the arrow keys move it`);
   }

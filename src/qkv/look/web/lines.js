@@ -92,10 +92,8 @@ export class Lines {
     const mark = (/** @type {number} */ i) => () => { this.marked = i; this.draw(); };
     const focused = Array.from(this.legend.children).findIndex((one) => one.contains(document.activeElement));
     this.legend.replaceChildren(...heads.map((head, i) => {
-      const swatch = createElement("span", { class: "swatch" });
-      swatch.style.background = head.colour(1);
       const item = createElement("li", { class: "badge" }, [
-        swatch, createElement("span", { text: ` ${head.name}: ${formatWeight(head.weight(query, key))} ` }),
+        createElement("span", { class: "swatch", style: { background: head.colour(1) } }), createElement("span", { text: ` ${head.name}: ${formatWeight(head.weight(query, key))} ` }),
         createElement("button", { class: "ask", text: "×", "aria-label": `remove ${head.name}`, onclick: () => this.remove(i), onfocus: mark(i), onblur: mark(-1) }),
       ]);
       item.addEventListener("pointerenter", mark(i));

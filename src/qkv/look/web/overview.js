@@ -102,9 +102,8 @@ export class Overview {
     await picture.decode().catch(() => {});
     if (this.newest !== url) return URL.revokeObjectURL(url);
     cells.forEach((cell, i) => {
-      cell.style.backgroundImage = `url(${url})`;
-      cell.style.backgroundSize = `100% ${100 * cells.length}%`;
-      cell.style.backgroundPosition = `0 ${cells.length > 1 ? (100 * i) / (cells.length - 1) : 0}%`;
+      const backgroundPosition = `0 ${cells.length > 1 ? (100 * i) / (cells.length - 1) : 0}%`;
+      Object.assign(cell.style, { backgroundImage: `url(${url})`, backgroundSize: `100% ${100 * cells.length}%`, backgroundPosition });
     });
     if (this.picture) URL.revokeObjectURL(this.picture.src);
     this.picture = picture;

@@ -42,8 +42,7 @@ export class Predicted {
 /** Return a row of a table with shares of 1, as bars and as numbers. @param {string} text @param {number[]} shares @param {boolean} marked */
 export function shareRow(text, shares, marked) {
   return createElement("tr", { class: marked ? "target" : undefined }, [createElement("th", { scope: "row", text }), ...shares.map((share) => {
-    const bar = createElement("span", { class: "share", "aria-hidden": "true" });
-    bar.style.width = `${Math.round(40 * Math.max(0, Math.min(1, share)))}px`;
-    return createElement("td", {}, [bar, createElement("span", { text: formatWeight(share) })]);
+    const width = `${Math.round(40 * Math.max(0, Math.min(1, share)))}px`;
+    return createElement("td", {}, [createElement("span", { class: "share", "aria-hidden": "true", style: { width } }), createElement("span", { text: formatWeight(share) })]);
   })]);
 }
