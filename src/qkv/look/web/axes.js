@@ -75,7 +75,7 @@ export function axisItems(mapData, box, part, { size, nameSize, names, gap, room
   const labelled = [0, 1].map((axis) => {
     const [first, count, length] = [part[axis], part[axis + 2], axis ? box.width : box.height];
     const { curve, patch } = mapData.axes[axis];
-    const label = axis ? mapData.key : mapData.query;
+    const label = axis ? mapData.keys : mapData.queries;
     const place = (/** @type {number} */ along, /** @type {number} */ depth) =>
       /** @type {[number, number]} */ (axis ? [box.x + along, box.y + box.height + depth] : [box.x - depth, box.y + along]);
     if (curve) items.push(curveItem(curve, first, count, length, depths[axis].depth, place, axis === 1));
@@ -90,7 +90,7 @@ export function axisItems(mapData, box, part, { size, nameSize, names, gap, room
       }
       const [x, y] = place(along, depths[axis].depth + gap + (thumb && thumb + 2));
       const bold = Boolean(mark) && selected[axis].includes(index);
-      items.push({ kind: "text", x, y, text: fitText(label(index), size, room[axis] - (thumb && thumb + 2)), size, anchor: "end", rotated: axis === 1, bold, fill: bold ? mark : undefined });
+      items.push({ kind: "text", x, y, text: fitText(label[index], size, room[axis] - (thumb && thumb + 2)), size, anchor: "end", rotated: axis === 1, bold, fill: bold ? mark : undefined });
     }
     const [x, y] = place(length / 2, depths[axis].depth + gap + room[axis] + 0.8 * nameSize);
     const text = (axis ? [curve?.name, names[1]] : [names[0], curve?.name]).filter(Boolean).join(" · ");

@@ -143,7 +143,7 @@ export class Detail {
 
   #showPin() {
     this.pin.hidden = this.map.pinned === null;
-    const what = this.mapData ? `${quoted(this.mapData.query(this.query))} is pinned · ` : "";
+    const what = this.mapData ? `${quoted(this.mapData.queries[this.query])} is pinned · ` : "";
     this.pin.setAttribute("aria-label", `${what}release`);
     this.pin.replaceChildren(createElement("span", { class: "what", text: what }), "release");
   }
@@ -188,7 +188,6 @@ export class Detail {
     this.computed = view.pairs && this.source.weight && view.layers[layer].name !== ALL_HEADS && head >= 0 && !other && !this.weighted
       ? [index, layer, head] : null;
     this.steps.element.hidden = !view.steps;
-    this.names = { queries: this.#names("query"), keys: this.#names("key") };
     this.picture.element.hidden = !this.matrix || !this.image;
     this.lines.element.hidden = !this.matrix || (Boolean(this.image) && !heads.length);
     const { query, key } = options.selected();
@@ -202,13 +201,6 @@ export class Detail {
     this.#coloured();
     this.#point(this.query, this.key, true, false);
     this.element.removeAttribute("aria-busy");
-  }
-
-  /** @param {"query" | "key"} axis */
-  #names(axis) {
-    const mapData = /** @type {any} */ (this.mapData);
-    const count = axis === "query" ? mapData.rows : mapData.columns;
-    return Array.from({ length: count }, (_, i) => mapData[axis](i));
   }
 
   /** Select a pair of tokens.
@@ -233,8 +225,7 @@ export class Detail {
    *  @param {boolean} [notify] call `onSelect` */
   #point(row, column, select, notify = true) {
     const mapData = this.mapData;
-    const names = this.names;
-    if (!mapData || !names) return;
+    if (!mapData) return;
     // While another text is loading, its indices may not exist in the current map.
     row = Math.max(0, Math.min(mapData.rows - 1, row));
     column = Math.max(0, Math.min(mapData.columns - 1, column));
@@ -249,11 +240,11 @@ export class Detail {
     this.query = row;
     this.key = column;
     this.map.point(row, column, select);
-    this.steps.show(row, mapData.rows, mapData.query(row));
+    this.steps.show(row, mapData.rows, mapData.queries[row]);
     this.#updateReadout();
-    this.queries.build(names.queries, row, this.options.maxTokens);
+    this.queries.build(mapData.queries, row, this.options.maxTokens);
     const shaded = this.self ? this.queries : this.keys;
-    if (!this.self) this.keys.build(names.keys, column, this.options.maxTokens);
+    if (!this.self) this.keys.build(mapData.keys, column, this.options.maxTokens);
     if (changed || select) {
       const paint = () => this.#paintTokens();
       paint();
@@ -314,7 +305,7 @@ export class Detail {
     const { groups: [rows, columns], mapData, query, key } = this;
     return {
       token: rows[query]?.at(-1) ?? query, keyToken: columns[key]?.at(-1) ?? key,
-      name: mapData?.query(query) ?? "", keyName: mapData?.key(key) ?? "",
+      name: mapData?.queries[query] ?? "", keyName: mapData?.keys[key] ?? "",
     };
   }
 
@@ -358,7 +349,7 @@ export class Detail {
     const parts = this.matrix?.parts;
     if (parts) text = describeDifference(parts, row, column)?.sum ?? text;
     const at = this.tokens(row, column);
-    this.readout.textContent = `${quoted(mapData.query(row))} (${at.query}) → ${quoted(mapData.key(column))} (${at.key}): ${text}${this.framedWeight}`;
+    this.readout.textContent = `${quoted(mapData.queries[row])} (${at.query}) → ${quoted(mapData.keys[column])} (${at.key}): ${text}${this.framedWeight}`;
     const sentences = this.selectedSentences;
     this.opener.hidden = this.options.unit !== "sentences" || !this.matrix || !sentences.length || Boolean(this.view?.levels);
     this.opener.textContent = sentences.every((one) => this.options.opened.split(".").includes(one)) ? "Close these sentences" : "Open these sentences";
@@ -411,12 +402,12 @@ export class Detail {
       rows = strongestKeys.map((/** @type {[number, number]} */ [key, weight]) => ({ key, weight }));
     }
     fillTable(
-      this.top, mapData.query(row),
-      rows.map((/** @type {any} */ entry) => ({ ...entry, name: mapData.key(entry.key), position: this.tokens(row, entry.key).key, error: mapData.error(row, entry.key) })),
+      this.top, mapData.queries[row],
+      rows.map((/** @type {any} */ entry) => ({ ...entry, name: mapData.keys[entry.key], position: this.tokens(row, entry.key).key, error: mapData.error(row, entry.key) })),
       (key) => this.#point(row, key, true),
-      this.matrix?.parts ? ["difference", `${quoted(mapData.query(row))}: largest differences`]
-        : this.weighted ? ["weight × norm", `${quoted(mapData.query(row))} attends to`]
-        : this.overlaid.length ? ["weight", `${quoted(mapData.query(row))} attends to in ${this.head}`] : undefined,
+      this.matrix?.parts ? ["difference", `${quoted(mapData.queries[row])}: largest differences`]
+        : this.weighted ? ["weight × norm", `${quoted(mapData.queries[row])} attends to`]
+        : this.overlaid.length ? ["weight", `${quoted(mapData.queries[row])} attends to in ${this.head}`] : undefined,
     );
   }
 
@@ -458,10 +449,10 @@ export class Detail {
   /** Draw the lines between words, in the colours of the map. */
   #drawLines() {
     this.#drawPicture();
-    const { matrix, names, overlaid, map: { range } } = this;
-    if (!matrix || !names || this.lines.element.hidden || !(range || overlaid.length)) return;
+    const { matrix, overlaid, map: { range } } = this;
+    if (!matrix || this.lines.element.hidden || !(range || overlaid.length)) return;
     const width = matrix.keys.length;
-    const common = { ...names, query: this.query, key: this.key, palette: this.map.colours, pinned: this.map.pinned !== null };
+    const common = { queries: matrix.queries, keys: matrix.keys, query: this.query, key: this.key, palette: this.map.colours, pinned: this.map.pinned !== null };
     const weightOf = (/** @type {import("./load.js").Loaded} */ { weights }) => (/** @type {number} */ row, /** @type {number} */ column) => weights[row * width + column];
     if (overlaid.length) {
       const { counts } = /** @type {any} */ (this.mapData);

@@ -103,11 +103,11 @@ export function gridFigure(overview, title, inches, theme) {
 /** Return the width of the widest label of an axis, at most a quarter of that of the map.
  *  @param {import("./map.js").MapData} mapData @param {[number, number, number, number]} part @param {0 | 1} axis @param {number} width */
 function widestLabel(mapData, part, axis, width) {
-  const [name, { pictured }] = [axis ? mapData.key : mapData.query, mapData.axes[axis]];
+  const [name, { pictured }] = [axis ? mapData.keys : mapData.queries, mapData.axes[axis]];
   const [first, count] = [part[axis], part[axis + 2]];
   const samples = Math.min(count, 500);
   const indices = Array.from({ length: samples }, (_, i) => first + Math.floor((i * count) / samples));
-  return Math.min(width * LABEL_SHARE, Math.max(...indices.map((index) => textWidth(name(index), SIZE.tick)))) + (pictured ? SIZE.tick + 2 : 0);
+  return Math.min(width * LABEL_SHARE, Math.max(...indices.map((index) => textWidth(name[index], SIZE.tick)))) + (pictured ? SIZE.tick + 2 : 0);
 }
 
 /** Return the lines of a title. @param {string} title @param {number} width */
@@ -137,7 +137,7 @@ function pinnedWords(detail) {
   const weight = showsPin(detail) ? mapData.weight(detail.query, detail.key) : null;
   if (weight === null) return "";
   const shown = formatWeight(weight, mapData.error(detail.query, detail.key));
-  return ` Framed: ${quoted(mapData.query(detail.query))} → ${quoted(mapData.key(detail.key))}: ${shown}.`;
+  return ` Framed: ${quoted(mapData.queries[detail.query])} → ${quoted(mapData.keys[detail.key])}: ${shown}.`;
 }
 
 /** Return the frames of the pinned row and of the pinned pair, which has at least 3 points on each side.

@@ -313,7 +313,7 @@ function render({ model, el, hash }) {
   async function selectRole(layer, head, role) {
     await selectHead(layer, head);
     first.reveal();
-    const query = exampleWord(role, first.names?.queries || []);
+    const query = exampleWord(role, first.mapData?.queries ?? []);
     if (query >= 0) first.query = query;
     if (first.matrix) first.go(first.query, strongest(first.matrix, first.query, 1)[0]?.key ?? 0);
     Object.assign(state, first.tokens());

@@ -15,8 +15,7 @@ const LABEL = 13;
 
 /** The data of a map: a matrix in memory, or tiles loaded on demand.
  *  @typedef {Object} MapData
- *  @property {(row: number) => string} query the token of a query
- *  @property {(column: number) => string} key
+ *  @property {string[]} queries the tokens of the rows @property {string[]} keys
  *  @property {number} rows @property {number} columns
  *  @property {ArrayLike<number>} counts number of keys that each query may attend to
  *  @property {boolean} normalized whether the weights are shares of 1

@@ -43,8 +43,7 @@ export async function loadMap(source, shown, options, refresh) {
       ? { pixels, size, rows: patchesOf(view.queries, rows), columns: patchesOf(view.keys || view.queries, columns) } : null,
     loadRow: null,
     mapData: {
-      query: (row) => matrix.queries[row],
-      key: (column) => matrix.keys[column],
+      queries: matrix.queries, keys: matrix.keys,
       rows: matrix.queries.length, columns: width, counts: countKeys(weights, width), normalized, error,
       cells: (part, height, across, reduction) => reduce(weights, width, part, height, across, reduction),
       weight: (row, column) => weights[row * width + column],

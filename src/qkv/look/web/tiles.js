@@ -21,8 +21,8 @@ export class Tiles {
     this.pending = new Map();
     this.mapData = {
       axes: options.axes,
-      query: (/** @type {number} */ row) => options.queries[row] ?? "",
-      key: (/** @type {number} */ column) => options.keys[column] ?? "",
+      queries: options.queries,
+      keys: options.keys,
       rows: options.queries.length,
       columns: options.keys.length,
       counts: options.counts,
