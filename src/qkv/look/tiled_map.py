@@ -178,7 +178,7 @@ class TiledMap:
     @cached_property
     def key_counts(self) -> Num[np.ndarray, " q"]:
         """The number of keys that each query may attend to."""
-        return key_counts(self.call.mask, self.call.tile, self.call.value)
+        return key_counts(self.call)
 
     def weights(self, rows: tuple[int, int], cols: tuple[int, int]) -> Float[np.ndarray, "q k"]:
         """Compute the exact weights for a range of queries and a range of keys."""
@@ -237,7 +237,7 @@ class TiledMap:
             pooled = self._compute_pooled_weights(rows, cols, factor)
         codes = np.full((2, TILE_SIZE, TILE_SIZE), MASKED, np.uint16)
         down, across = pooled[0].shape
-        excluded = excluded_cells(self.call.mask, self.call.tile, self.call.value, *edges)
+        excluded = excluded_cells(self.call, *edges)
         codes[:, :down, :across] = quantize(np.stack(pooled), ~excluded, self.range.exponent)[0]
         return codes
 
@@ -271,7 +271,7 @@ class TiledMap:
             raise IndexError(f"query must be between 0 and {self.shape[0] - 1}, got {query}.")
         weights = self.weights((query, query + 1), (0, self.shape[1]))[0]
         edges = np.array([query, query + 1]), np.arange(self.shape[1] + 1)
-        excluded = excluded_cells(self.call.mask, self.call.tile, self.call.value, *edges)[0]
+        excluded = excluded_cells(self.call, *edges)[0]
         order = np.argsort(np.where(excluded, np.inf, -weights), kind="stable")[: min(count, int((~excluded).sum()))]
         return [(int(key), float(weights[key])) for key in order]
 
@@ -287,7 +287,7 @@ class TiledMap:
             stop = min(self.shape[0], start + step)
             block = self.weights((start, stop), (0, self.shape[1])).astype(np.float64)
             np.add.at(sums, owners[start:stop], np.add.reduceat(block, edges[1][:-1], axis=1))
-        return sums / sizes[:, None], ~excluded_cells(self.call.mask, self.call.tile, self.call.value, *edges)
+        return sums / sizes[:, None], ~excluded_cells(self.call, *edges)
 
     def _compute_pooled_weights(self, rows: tuple[int, int], cols: tuple[int, int], factor: int) -> _Pooled:
         """Compute the maximum and the mean weight of each cell of `factor` × `factor` pairs, a few rows at a time."""
@@ -365,8 +365,7 @@ class TiledView(BaseView):
         layers = []
         for name, heads in self.layers:
             weights = np.stack([head.weights((0, rows), (0, columns)) for head in heads.values()])
-            calls = (head.call for head in heads.values())
-            allowed = ~np.stack([excluded_cells(call.mask, call.tile, call.value, *edges) for call in calls])
+            allowed = ~np.stack([excluded_cells(head.call, *edges) for head in heads.values()])
             layers.append(LayerMaps.from_weights(name, weights, list(heads), allowed))
         return View(self.name, self.model, self.kind, queries, keys, tuple(layers))
 
