@@ -35,6 +35,7 @@ __all__ = [
     "check_figure_path",
     "column_inches",
     "draw_weighted_points",
+    "figure_png",
     "label_axes",
     "new_figure",
     "save_figure",
@@ -168,6 +169,13 @@ def save_figure(figure: Figure, target: Path) -> None:
     write_atomic(target, lambda stream: figure.savefig(stream, format=target.suffix[1:].lower()), "the plot")
 
 
+def figure_png(figure: Figure, dpi: float | str = "figure") -> bytes:
+    """Return a figure as a PNG file."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=dpi)
+    return stream.getvalue()
+
+
 @contextmanager
 def _chosen_fonts(figure: Figure) -> Iterator[None]:
     """Add installed fonts to the texts of a figure with characters that their font lacks, such as those of Chinese."""
@@ -236,9 +244,7 @@ def _notebook_figure(base: type[Figure]) -> type[Figure]:
                 super().savefig(*arguments, **options)
 
         def _repr_png_(self) -> bytes:
-            stream = io.BytesIO()
-            self.savefig(stream, format="png")
-            return stream.getvalue()
+            return figure_png(self)
 
         def _repr_mimebundle_(self, **_: object) -> tuple[dict[str, bytes], dict[str, dict[str, int]]]:
             """Return the PNG, which has the width of the figure in CSS inches of 96 pixels if it is made for print."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from qkv.encoders.columns import Column
 from qkv.errors import OptionError, QkvError, QueryError
 from qkv.look.answers.answer_settings import KERNELS, AnswerSettings, AskArguments, TableSource
 from qkv.look.answers.query_axis import QueryAxis
+from qkv.look.figure import figure_png
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -400,10 +400,7 @@ class AnswerPage:
 
         options = self.options(self.settings)
         asked: dict[str, Any] = {name: value for name, value in options.items() if name != "top"}
-        figure = plot_query(self.database, self._ask([self.query], options)[0], **asked)
-        stream = io.BytesIO()
-        figure.savefig(stream, format="png")
-        return stream.getvalue()
+        return figure_png(plot_query(self.database, self._ask([self.query], options)[0], **asked))
 
     def options(self, settings: AnswerSettings) -> AskArguments:
         """Return the arguments of `Database.ask` for some settings.
