@@ -105,6 +105,11 @@ function findRegion(side, [, columns], [top, left, bottom, right]) {
   return inside.length ? [inside] : [];
 }
 
+/** Return weights times the norms of the values of the keys, if these are known. @param {Float32Array} weights @param {number[] | null} norms */
+export function timesNorms(weights, norms) {
+  return norms ? weights.map((weight, i) => (weight === MASKED ? MASKED : weight * norms[i % norms.length])) : weights;
+}
+
 /** Merge groups of tokens: average over the tokens of a query and sum over the tokens of a key, which preserves
  *  the row sums (Clark et al. 2019). A pair of groups is masked if all its pairs are masked.
  *  @param {Float32Array} weights @param {number} width number of keys

@@ -68,23 +68,22 @@ export class Overview {
    *  @param {import("./grid_data.js").GridData} data
    *  @param {{side: number, palette: import("./colour.js").Palette, scale: import("./range.js").Scale, top: number}} options
    *  @returns {string} the range in words */
-  paint({ weights, shared, normalized, queries, keys, note }, { side, palette, scale, top }) {
+  paint({ maps, normalized, queries, keys, note }, { side, palette, scale, top }) {
     // A single image of all heads; each cell shows its part of it.
     const all = this.cells.flat();
     const area = side * side;
     const pooled = Math.max(queries, keys) > side;
-    const common = weights.filter((_, i) => shared[Math.floor(i / area)]);
+    const common = maps.flatMap(({ weights, shared }) => (shared ? Array.from(weights) : []));
     const range = rangeOf(summarize(common, normalized ? uniformWeight([keys]) : NOT_SHARES, pooled), scale, top);
     const image = new ImageData(side, side * Math.max(1, all.length));
-    shared.forEach((one, i) => {
-      const cells = weights.subarray(i * area, (i + 1) * area);
-      const own = one ? range : rangeOf(summarize(cells, NOT_SHARES, pooled), scale, 0);
+    maps.forEach(({ weights: cells, shared }, i) => {
+      const own = shared ? range : rangeOf(summarize(cells, NOT_SHARES, pooled), scale, 0);
       const label = all[i].getAttribute("aria-label") || "";
-      all[i].title = one ? label : `${label}. ${describeRange(own)}`;
+      all[i].title = shared ? label : `${label}. ${describeRange(own)}`;
       image.data.set(pixels(cells, side, own, paletteFor(palette, own)).data, i * area * 4);
     });
     imageCanvas(image).toBlob((blob) => blob && this.#show(blob, all));
-    const others = shared.some((one) => !one);
+    const others = maps.some(({ shared }) => !shared);
     const few = common.length === 0;
     this.painted = { layers: this.layers, image, range: few ? null : range, palette: paletteFor(palette, few ? null : range), side };
     const own = normalized ? " Maps whose rows do not sum to 1 have their own: point at one." : " The others have their own: point at one.";
