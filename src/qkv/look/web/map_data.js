@@ -1,6 +1,7 @@
 // The data of a shown map: of a head, of the mean of a layer, of a difference, or of tiles that are loaded on demand.
 
 import { axisDrawing } from "./axes.js";
+import { errorOfWeight } from "./codes.js";
 import { subtract } from "./difference.js";
 import { imageSize } from "./groups.js";
 import { loadHead } from "./load.js";
@@ -12,7 +13,7 @@ import { Tiles } from "./tiles.js";
  *  @typedef {{pixels: Uint8Array, size: [number, number], rows: ReturnType<typeof patchesOf>, columns: ReturnType<typeof patchesOf>}} ShownImage */
 
 /** What a map shows; `groups` are the tokens of its rows and of its columns, `matrix` and `image` belong to dense maps, `loadRow` to tiled ones.
- *  @typedef {{mapData: import("./map.js").MapData, groups: [number[][], number[][]], matrix: import("./load.js").Loaded | null, image: ShownImage | null,
+ *  @typedef {{mapData: import("./map.js").MapData & {loadRow?: (row: number, first: number, last: number) => Promise<void>}, groups: [number[][], number[][]], matrix: import("./load.js").Loaded | null, image: ShownImage | null,
  *    loadRow: ((query: number) => Promise<[number, number][]>) | null}} Shown */
 
 /** Load a map.
@@ -58,18 +59,23 @@ async function loadTiles(source, { view, index, layer, head }, refresh) {
   const keys = view.keys || view.queries;
   const { counts, error } = await source.counts(index, layer, head);
   const [rows, columns] = [view.queries, keys].map(({ tokens }) => tokens.map((/** @type {string} */ _, /** @type {number} */ i) => [i]));
+  const [{ length: count }, { length: width }] = [rows, columns];
   const tiles = new Tiles(
-    {
-      queries: view.queries.tokens, keys: keys.tokens,
-      axes: [axisDrawing(view.queries, rows, view.queries.tokens, null), axisDrawing(keys, columns, keys.tokens, null)], levels: view.levels || 0, base: view.base || 0,
-      overview: view.overview || [1, 1],
-      counts, error, normalized: view.ranges[layer][head].normalized, tile: (level, y, x) => source.tile(index, layer, head, level, y, x),
-    },
+    { rows: count, columns: width, levels: view.levels || 0, base: view.base || 0, overview: view.overview || [1, 1], tile: (...place) => source.tile(index, layer, head, ...place) },
     refresh,
   );
   await tiles.first();
   return {
-    matrix: null, image: null, groups: [rows, columns], mapData: tiles.mapData,
+    matrix: null, image: null, groups: [rows, columns],
+    mapData: {
+      queries: view.queries.tokens, keys: keys.tokens, rows: count, columns: width, counts, normalized: view.ranges[layer][head].normalized,
+      axes: [axisDrawing(view.queries, rows, view.queries.tokens, null), axisDrawing(keys, columns, keys.tokens, null)],
+      weight: (row, column) => tiles.weight(row, column),
+      error: (row, column) => (error ? errorOfWeight(tiles.weight(row, column) ?? 0, error) : 0),
+      cells: (...part) => tiles.reduce(...part),
+      loading: () => tiles.pending.size > 0,
+      loadRow: (...part) => tiles.loadRow(...part),
+    },
     loadRow: (query) => source.row(index, layer, head, query),
   };
 }
