@@ -173,7 +173,7 @@ function render({ model, el, hash }) {
     },
     goQuery: (query) => goTo(state.view, state.layer, state.head, query, state.key),
     changed: () => link(),
-  }, () => state.view);
+  });
   const status = createElement("div", { class: "status", role: "status" });
   const lead = createElement("p", { class: "lead" });
   const note = createElement("p", { class: "hint" });

@@ -32,9 +32,9 @@ export function missingParts(meta, source) {
 export class Questions {
   /** @param {any} meta @param {import("./source.js").Source} source @param {Asked} state
    *  @param {{go: (view: number, layer: number, head: number, query: number[], key: number[]) => void,
-   *    goQuery: (query: number) => void, changed: () => void}} handlers @param {() => number} shown index of the shown view */
-  constructor(meta, source, state, handlers, shown) {
-    this.search = new HeadSearch(meta, source, state.ask, { shown, go: handlers.go, changed: (asked) => { state.ask = asked; handlers.changed(); } });
+   *    goQuery: (query: number) => void, changed: () => void}} handlers */
+  constructor(meta, source, state, handlers) {
+    this.search = new HeadSearch(meta, source, state.ask, { shown: () => this.place?.index ?? 0, go: handlers.go, changed: (asked) => { state.ask = asked; handlers.changed(); } });
     this.effect = new HeadEffect(source, state.change, { go: handlers.goQuery, changed: (changes) => { state.change = changes; handlers.changed(); } });
     this.pair = new PairParts(source);
     const opened = new Set(state.open.split(","));
