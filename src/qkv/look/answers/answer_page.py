@@ -72,9 +72,7 @@ class TablePoints:
         if value.kind == "boolean":
             labels = ["true" if cells[i] else "false" for i in shown]
         more = len(common) > len(shown)
-        codes = {
-            cells[place].item() if hasattr(cells[place], "item") else cells[place]: i for i, place in enumerate(shown)
-        }
+        codes = {cell: i for i, cell in enumerate(cells[shown].tolist())}
         return cls(database, axes, None, (*labels, *["other values"] * more), codes)
 
     def value_meta(self) -> dict[str, object]:
@@ -205,20 +203,18 @@ def _evidence(answer: Answer) -> dict[str, object]:
     remark = f"these rows have {total:.0%} of the weight" if not signed and 0 < total < 0.995 else ""
     if signed:
         remark = "rows with a negative weight lower the answer where their values are high"
+    roles = {answer.value_name: "value"} | dict.fromkeys(answer.keys, "key")
     numeric = {name for name in shown if rows and isinstance(rows[0].record[name], int | float)}
     lines = []
     for row in rows:
         near = row.similarity if row.similarity is not None else row.distance
+        measured = f"{near:.2f}" if answer.measure == "similarity" else format_value(near)
         cells = [row.record[name] for name in shown]
         lines.append(
             {
                 "weight": f"{row.weight:.3f}".replace("-", "−"),
                 "share": round(row.weight / largest, 4),
-                "near": ""
-                if not answer.measure
-                else f"{near:.2f}"
-                if answer.measure == "similarity"
-                else format_value(near),
+                "near": measured if answer.measure else "",
                 "cells": [
                     format_key(cell) if answer.in_full(name) else format_value(cell)
                     for name, cell in zip(shown, cells, strict=True)
@@ -227,14 +223,7 @@ def _evidence(answer: Answer) -> dict[str, object]:
         )
     return {
         "measure": answer.measure,
-        "columns": [
-            {
-                "name": name,
-                "role": "key" if name in answer.keys else "value" if name == answer.value_name else "",
-                "numeric": name in numeric,
-            }
-            for name in shown
-        ],
+        "columns": [{"name": name, "role": roles.get(name, ""), "numeric": name in numeric} for name in shown],
         "rows": lines,
         "remark": remark,
         "hidden": len(names) - len(shown),
