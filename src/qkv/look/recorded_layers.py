@@ -46,14 +46,6 @@ class DenseCall(NamedTuple):
     value_norms: Float[np.ndarray, "heads k"] | None = None
     calls: tuple[HeadCall, ...] | None = None
 
-    @classmethod
-    def from_record(cls, name: str, record: AttentionRecord, element: int = 0) -> DenseCall:
-        """Return the weights of a recorded call, whose first readout is `qkv.readouts.Dense`."""
-        weights = to_numpy(record.readouts[0][element])
-        norms = None if record.saved is None else record.saved.value_norms
-        allowed, calls = allowed_of_record(record, weights, element), HeadCall.of_record(record, element)
-        return cls(name, record.kind, weights, allowed, None if norms is None else to_numpy(norms[element]), calls)
-
 
 def call_module(module: Callable[..., object], inputs: object) -> object:
     """Call a module with keyword arguments from a mapping, positional arguments from a tuple or list, or one array."""
@@ -81,7 +73,11 @@ def run_dense(
     from qkv.readouts import Dense
 
     def consume(name: str, call: AttentionRecord) -> None:
-        collect(DenseCall.from_record(name, call, element))
+        weights = to_numpy(call.readouts[0][element])
+        norms = None if call.saved is None or call.saved.value_norms is None else call.saved.value_norms[element]
+        heads = HeadCall.of_record(call, element)
+        allowed = allowed_of_record(call, weights, element)
+        collect(DenseCall(name, call.kind, weights, allowed, None if norms is None else to_numpy(norms), heads))
 
     # The saved inputs hold the mask.
     with torch.no_grad(), record(module, [Dense()], save_inputs=True, consume=consume):

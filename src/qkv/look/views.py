@@ -11,7 +11,7 @@ import numpy as np
 
 from qkv.core.typing import ArrayLike, Bool, Float, Num
 from qkv.errors import DataError, OptionError, ShapeError
-from qkv.look.allowed_pairs import infer_causal
+from qkv.look.allowed_pairs import allowed_of_record, infer_causal
 from qkv.look.axis import Axis
 from qkv.look.color_range import share_one
 from qkv.look.head_call import HeadCall, PairProduct
@@ -334,13 +334,19 @@ class View(BaseView):
                 f"{len(last)} layers. Run the model within record(model, [Dense()])."
             )
         rows, columns = Axis.from_words(queries), None if keys is None else Axis.from_words(keys)
-        _check_shapes(maps, rows, columns)
-        from qkv.look.recorded_layers import DenseCall, RecordedLayers  # which import the views
-
-        found = RecordedLayers()
-        for call in last:
-            found.add(DenseCall.from_record("", call, element))
-        return found.view(name, model, "self" if columns is None else "cross", rows, columns, all_heads=False)
+        arrays = _check_shapes(maps, rows, columns)
+        layers = tuple(
+            LayerMaps.from_weights(
+                f"layer {i}",
+                weights,
+                None,
+                allowed_of_record(call, weights, element),
+                None,
+                HeadCall.of_record(call, element),
+            )
+            for i, (weights, call) in enumerate(zip(arrays, last, strict=True))
+        )
+        return cls(name, model, "self" if columns is None else "cross", rows, columns, layers)
 
     @property
     def image(self) -> Num[np.ndarray, "height width 3"] | None:
