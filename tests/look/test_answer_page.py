@@ -51,11 +51,11 @@ COLUMNS = {
 @settings(max_examples=cases(15), deadline=None)
 @given(share=st.floats(0, 1))
 def test_a_query_at_a_place_is_a_text_that_is_read_as_a_place_near_it(name, share):
-    axis = QueryAxis.over(COLUMNS[name])
+    axis = QueryAxis(COLUMNS[name])
     low, high = (axis.low, axis.low + axis.span) if name in ("times",) else axis.ends
     at = low + share * (high - low)
     text = axis.text(at)
-    found = axis.coordinate(text)
+    found = axis.parse(text)
     assert found is not None
     # Halves of a step by rounding, and the precision of large numbers.
     assert abs(found - at) <= 0.51 * axis.step + 4e-16 * abs(at) * 10
@@ -64,11 +64,11 @@ def test_a_query_at_a_place_is_a_text_that_is_read_as_a_place_near_it(name, shar
 
 
 def test_dates_are_rounded_to_units_that_the_axis_shows():
-    assert QueryAxis.over(COLUMNS["dates"]).text(19_781.3) == "2024-02-28"
-    assert QueryAxis.over(COLUMNS["timestamps"]).text(19_800.4) == "2024-03-18"
-    assert QueryAxis.over(COLUMNS["hours"]).text(19_781.5).startswith("2024-02-28 12:00:00")
-    assert QueryAxis.over(COLUMNS["numbers"]).text(3.14159) == "3.142"
-    assert QueryAxis.over(COLUMNS["whole"]).text(1999.93) == "1999.9"
+    assert QueryAxis(COLUMNS["dates"]).text(19_781.3) == "2024-02-28"
+    assert QueryAxis(COLUMNS["timestamps"]).text(19_800.4) == "2024-03-18"
+    assert QueryAxis(COLUMNS["hours"]).text(19_781.5).startswith("2024-02-28 12:00:00")
+    assert QueryAxis(COLUMNS["numbers"]).text(3.14159) == "3.142"
+    assert QueryAxis(COLUMNS["whole"]).text(1999.93) == "1999.9"
 
 
 def test_a_decimal_comma_is_written_where_the_file_has_it(tmp_path):

@@ -316,6 +316,7 @@ def test_the_tooltip_of_a_list_is_the_selected_text(opened):
         assert choice.get_attribute("title") == texts[0]
         choice.select_option("1")
         assert choice.get_attribute("title") == texts[1]
+        page.wait_for_load_state("networkidle")  # before the server stops
 
 
 def test_an_exported_file_works_from_the_disk_without_any_request(opened, tmp_path):

@@ -9,11 +9,11 @@ import pytest
 from qkv import look
 from qkv.errors import DataError
 from qkv.look.head_call import SMALL, pack_heads
-from qkv.look.html_export import export_html, page_html, part_text
+from qkv.look.html_export import export_html, html_pieces, part_text
 from qkv.look.page import Page
 from qkv.look.quantize import MASKED, dequantize
 from qkv.look.server import ServedPage, serve_in_thread
-from qkv.look.tiled_map import TiledMap, TiledView
+from qkv.look.tiled_map import TiledLayer, TiledMap, TiledView
 from qkv.look.tiled_views import arrays_view
 from qkv.look.views import Axis
 from qkv.masks import AllowedPairs, Causal, Window
@@ -126,29 +126,28 @@ def test_an_exported_layer_has_the_weights_of_the_model(page, kind):
 def head(score=None, mask=None, q=40, k=40, seed=0):
     rng = np.random.default_rng(seed)
     query, key = (torch.from_numpy(rng.normal(size=(n, 8)) * 2) for n in (q, k))
-    return TiledMap.from_arrays(query, key, score=score, mask=mask, size=8)
+    return TiledMap.from_arrays(query, key, score=score or ScaledDot(), mask=mask, size=8)
 
 
 def view_of(*maps):
     queries, keys = (Axis.from_count(n) for n in maps[0].shape)
     heads = {f"head {i}": one for i, one in enumerate(maps)}
-    return TiledView(
-        "long", "", queries, keys if len(keys.tokens) != len(queries.tokens) else None, (("layer 0", heads),)
-    )
+    columns = keys if len(keys.tokens) != len(queries.tokens) else None
+    return TiledView("long", "", queries, columns, (TiledLayer("layer 0", heads),))
 
 
 def test_distances_with_a_bias_are_stored_and_other_scores_are_not(page):
     alibi = view_of(head(ALiBi(ScaledDot(), 0.25), Causal()))
-    packed = pack_heads(alibi.calls(0), 40)
+    packed = pack_heads(alibi.layers[0].calls, 40)
     exact = alibi.head(0, 0).weights((0, 40), (0, 40))
     assert assert_decoded(page, packed, exact[None], [np.tri(40, dtype=bool)]) < 2e-3
     bias = torch.randn(40, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     pairs = AllowedPairs(np.random.default_rng(0).random((40, 40)) < 0.7)
     for other in (head(Biased(ScaledDot(), bias=bias)), head(Gaussian(1.0)), head(mask=pairs)):
         view = view_of(other)
-        assert pack_heads(view.calls(0), 40) is None
+        assert pack_heads(view.layers[0].calls, 40) is None
         with pytest.raises(DataError, match="must be products of queries and keys"):
-            page_html(Page.from_views(view))
+            "".join(html_pieces(Page.from_views(view)))
 
 
 def test_layers_whose_weights_are_no_products_are_stored_as_codes(opened, tmp_path):
@@ -164,7 +163,7 @@ def test_layers_whose_weights_are_no_products_are_stored_as_codes(opened, tmp_pa
 @pytest.mark.parametrize("mask", sample([Causal(), None, Window(60, 60)], 3), ids=["causal", "all", "window"])
 def test_an_exported_long_text_has_the_tiles_and_rows_of_the_served_one(page, mask):
     view = view_of(*(head(mask=mask, q=600, k=600, seed=seed) for seed in range(2)))
-    text = page_html(Page.from_views(view))
+    text = "".join(html_pieces(Page.from_views(view)))
     meta = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
     parts = dict(re.findall(r'<script type="text/plain" id="([\w/]+)">(.*?)</script>', text, re.DOTALL))
     coarse = view.coarser()

@@ -244,6 +244,9 @@ def test_an_exported_file_searches_heads_and_shows_predictions(page, address, vi
     assert float(page.locator(".readout").first.text_content().rsplit(": ", 1)[1].replace("≈", "")) == pytest.approx(
         wanted, rel=0.06
     )
+    # Maps over several heads have no values.
+    page.get_by_label(re.compile("^Head")).select_option(label="all heads, mean")
+    page.wait_for_function("() => document.querySelector('h2').textContent.endsWith('all heads, mean')")
 
 
 def test_an_ablated_head_changes_the_page_as_it_changes_pytorch(page, address, model, views):

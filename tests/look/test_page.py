@@ -15,7 +15,7 @@ import pytest
 
 from qkv.errors import DataError, OptionError, ShapeError
 from qkv.look.bundle import WEB_FILES, bundle, read_web_file
-from qkv.look.html_export import export_html, page_html
+from qkv.look.html_export import export_html, html_pieces
 from qkv.look.page import Page
 from qkv.look.rollout import flow
 from qkv.look.server import ServedPage, serve, serve_in_thread
@@ -142,7 +142,7 @@ def unpacked(text):
 
 def test_an_exported_file_holds_every_map():
     pages = Page.from_views([view(), view(["x", "y"], seed=1)])
-    data = data_of(page_html(pages))
+    data = data_of("".join(html_pieces(pages)))
     for i, one in enumerate(pages.views):
         for j, layer in enumerate(one.layers):
             raw = data["parts"][f"layer/{i}/{j}"]
@@ -152,7 +152,7 @@ def test_an_exported_file_holds_every_map():
 
 
 def test_tokens_that_look_like_scripts_stay_text_in_the_file():
-    text = page_html(Page.from_views(view(EVIL), "</title><script>alert(1)</script>"))
+    text = "".join(html_pieces(Page.from_views(view(EVIL), "</title><script>alert(1)</script>")))
     assert data_of(text)["meta"]["views"][0]["queries"]["tokens"] == EVIL
     assert text.count("<script") == 2 + 4
     assert "<img" not in text
@@ -160,7 +160,7 @@ def test_tokens_that_look_like_scripts_stay_text_in_the_file():
 
 
 def test_the_exported_file_allows_only_its_own_script():
-    text = page_html(Page.from_views(view()))
+    text = "".join(html_pieces(Page.from_views(view())))
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe" not in policy
@@ -207,7 +207,7 @@ def test_the_page_its_modules_and_its_maps_are_served(server):
     assert get(address, address.path + "map/0/1/2")[1] == served.page.read("map", (0, 1, 2))
     assert get(address, address.path + "thumbnails/1")[1] == served.page.read("thumbnails", (1,))
     answer, body = get(address, address.path + "export.html")
-    assert body.decode() == page_html(served.page)
+    assert body.decode() == "".join(html_pieces(served.page))
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", ""])
@@ -272,7 +272,7 @@ def test_a_request_that_is_too_large_is_refused_and_the_next_is_answered(server,
 
 def test_a_text_of_a_million_characters_is_shown_as_one(server):
     huge = View.from_weights(np.eye(2)[None, None], ["w" * 10**6, "<script>"], name="n" * 10**5)
-    text = page_html(Page.from_views(huge))
+    text = "".join(html_pieces(Page.from_views(huge)))
     data = data_of(text)
     assert data["meta"]["views"][0]["queries"]["tokens"] == ["w" * 10**6, "<script>"]
     assert text.count("<script") == 2 + 3

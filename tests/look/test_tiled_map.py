@@ -10,7 +10,7 @@ from qkv.core.tile import Tile
 from qkv.errors import OptionError
 from qkv.look.page import Page
 from qkv.look.quantize import MASKED, dequantize
-from qkv.look.tiled_map import TILE_SIZE, TiledMap, TiledView
+from qkv.look.tiled_map import TILE_SIZE, TiledLayer, TiledMap, TiledView
 from qkv.look.views import Axis
 from qkv.masks import AllowedKeys, AllowedPairs, Causal, Documents, Window
 
@@ -122,7 +122,7 @@ def test_the_memory_of_a_tiled_map_is_predicted():
 def long_view(tokens=600):
     side = Axis.from_words([f"w{i}" for i in range(tokens)])
     maps = {f"head {h}": TiledMap.from_arrays(*problem(tokens, tokens, seed=h), size=64) for h in range(2)}
-    return TiledView("long", "", side, None, (("layer 0", maps),))
+    return TiledView("long", "", side, None, (TiledLayer("layer 0", maps),))
 
 
 def test_a_page_serves_tiled_maps_in_tiles_and_rows():

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 import qkv
 from qkv import Database, look
 from qkv.errors import OptionError
-from qkv.look.color_range import automatic_range, format_weight
+from qkv.look.color_range import automatic_range, format_weight, range_norm
 from qkv.look.figure import _fallback_fonts
 from qkv.look.inline_map import map_svg
 from qkv.look.tiled_views import arrays_view
-from qkv.look.view_plot import range_norm
 from qkv.look.views import View
 from tests.effort import LONG, cases, sample
 

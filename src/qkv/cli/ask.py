@@ -463,7 +463,7 @@ def _open_page(options: AskCommand, database: Queryable, files: Sequence[str], q
             database,
             TableSource.of_table(*files, sql=options.sql, **columns, version=options.version, **reading),
             query=queries[0] if queries else None,
-            settings=AnswerSettings.from_options(**options.asked, top=options.top),
+            settings=AnswerSettings.from_options(**options.asked, top=options.top or 10),
             printed=lambda answer, rows: printed_text(database, answer, rows),
         )
         if options.export is not None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.equation import BoundCall
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, Int, Num
+from qkv.core.typing import Bool, Int, Num
 from qkv.look.quantize import to_numpy
-from qkv.masks import Mask
 
 if TYPE_CHECKING:
     from qkv.interop.huggingface.attention_record import AttentionRecord
@@ -65,7 +65,7 @@ def allowed_of_record(
         bound = [record.saved.bind(element, head) for head in record.heads]
         if bound[0].mask is None:
             return None
-        return np.stack([_allowed(call.mask, call.tile, call.value) for call in bound if call.mask is not None])
+        return np.stack([_allowed(call, call.tile) for call in bound])
     allowed = None
     if record.causal:
         q, k = weights.shape[1:]
@@ -77,61 +77,57 @@ def allowed_of_record(
     return allowed
 
 
-def key_counts(mask: Mask | None, tile: Tile, reference: Array) -> Num[np.ndarray, " q"]:
-    """Return the number of keys that each query may attend to.
+def key_counts(call: BoundCall) -> Num[np.ndarray, " q"]:
+    """Return the number of keys that each query of a call without batch axes may attend to.
 
     The keys of masks other than a causal one are counted for at most 512 queries; the others have the number of the
     nearest query before them.
     """
-    q, k = tile.q_total, tile.k_total
-    if mask is None:
+    q, k = call.tile.q_total, call.tile.k_total
+    if call.mask is None:
         return np.full(q, k, np.uint32)
-    start = mask.causal_offset(tile)
+    start = call.mask.causal_offset(call.tile)
     if start is not None:
         return np.clip(np.arange(1, q + 1) + start, 0, k).astype(np.uint32)
     sampled = np.arange(min(q, _SAMPLED_QUERIES)) * q // min(q, _SAMPLED_QUERIES)
-    counts = [_allowed(mask, tile.restrict((row, row + 1), (0, k)), reference).sum() for row in sampled.tolist()]
+    counts = [_allowed(call, call.tile.restrict((row, row + 1), (0, k))).sum() for row in sampled.tolist()]
     return np.repeat(np.array(counts, np.uint32), np.diff(np.append(sampled, q)))
 
 
 def excluded_cells(
-    mask: Mask | None,
-    tile: Tile,
-    reference: Array,
-    row_edges: Int[np.ndarray, " rows_and_one"],
-    column_edges: Int[np.ndarray, " columns_and_one"],
+    call: BoundCall, row_edges: Int[np.ndarray, " rows_and_one"], column_edges: Int[np.ndarray, " columns_and_one"]
 ) -> Bool[np.ndarray, "rows columns"]:
     """Return for each cell of a map whether the mask excludes all its pairs.
 
     Blocks of cells that the mask covers completely, or not at all, are decided at once.
 
     Args:
-        mask: a bound mask without batch axes; None: no pair is excluded.
-        tile: the tile that covers the whole call.
-        reference: an array of the call.
+        call: a call without batch axes.
         row_edges: first query of each row of cells, and one past the last query.
         column_edges: first key of each column of cells, and one past the last key.
 
     Example:
+        >>> from qkv.look.tiled_map import TiledMap
         >>> from qkv.masks import Causal
-        >>> excluded_cells(Causal(), Tile.whole(4, 4), np.zeros(()), np.array([0, 2, 4]), np.array([0, 2, 4])).tolist()
+        >>> rows, edges = np.ones((4, 1)), np.array([0, 2, 4])
+        >>> excluded_cells(TiledMap.from_arrays(rows, rows, mask=Causal()).call, edges, edges).tolist()
         [[False, True], [False, False]]
     """
     excluded = np.zeros((len(row_edges) - 1, len(column_edges) - 1), bool)
-    blocks = [(0, excluded.shape[0], 0, excluded.shape[1])] if mask is not None else []
-    while blocks and mask is not None:
+    blocks = [(0, excluded.shape[0], 0, excluded.shape[1])]
+    while blocks and call.mask is not None:
         top, bottom, left, right = blocks.pop()
         rows = int(row_edges[top]), int(row_edges[bottom])
         columns = int(column_edges[left]), int(column_edges[right])
-        part = tile.restrict(rows, columns)
-        cover = mask.coverage(part)
+        part = call.tile.restrict(rows, columns)
+        cover = call.mask.coverage(part)
         if cover == "none":
             excluded[top:bottom, left:right] = True
         elif cover == "part":
             down, across = bottom - top, right - left
             pairs = (rows[1] - rows[0]) * (columns[1] - columns[0])
             if pairs <= _BLOCK_PAIRS or (down == 1 and across == 1):
-                allowed = _allowed(mask, part, reference)
+                allowed = _allowed(call, part)
                 allowed = np.logical_or.reduceat(allowed, row_edges[top:bottom] - rows[0], axis=0)
                 excluded[top:bottom, left:right] = ~np.logical_or.reduceat(
                     allowed, column_edges[left:right] - columns[0], axis=1
@@ -145,9 +141,11 @@ def excluded_cells(
     return excluded
 
 
-def _allowed(mask: Mask, tile: Tile, reference: Array) -> Bool[np.ndarray, "rows columns"]:
-    """Return whether the mask of a single head allows each pair of a tile."""
+def _allowed(call: BoundCall, tile: Tile) -> Bool[np.ndarray, "rows columns"]:
+    """Return whether the mask of the call of a single head allows each pair of a tile."""
+    assert call.mask is not None
     shape = tile.rows[1] - tile.rows[0], tile.cols[1] - tile.cols[0]
-    part = mask if shape == (tile.q_total, tile.k_total) else mask.slice(slice(*tile.rows), slice(*tile.cols))
-    allowed = np.atleast_2d(to_numpy(part.allowed(tile, reference)))
+    whole = shape == (tile.q_total, tile.k_total)
+    part = call.mask if whole else call.mask.slice(slice(*tile.rows), slice(*tile.cols))
+    allowed = np.atleast_2d(to_numpy(part.allowed(tile, call.value)))
     return np.broadcast_to(allowed.reshape(allowed.shape[-2:]), shape)

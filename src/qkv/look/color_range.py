@@ -1,4 +1,4 @@
-"""Automatic color range of attention maps, by the rule that the page uses (`web/range.js`).
+"""Automatic color range of attention maps and their colors, by the rules of the page (`web/range.js`, `web/colour.js`).
 
 Weights are faint below the weight of uniform attention and strongest from the weight that 99 % of the other cells do
 not exceed; in between, the color follows the logarithm of the weight.
@@ -7,16 +7,36 @@ not exceed; in between, the color follows the logarithm of the weight.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.checks import check_choice
 from qkv.core.typing import ArrayLike, Bool, Float, Num
 
-__all__ = ["FAINT_SHARE", "ColorRange", "automatic_range", "format_weight", "share_one"]
+if TYPE_CHECKING:
+    from matplotlib.colorbar import Colorbar
+    from matplotlib.colors import Colormap, Normalize
+
+__all__ = [
+    "INVALID_COLORS",
+    "MASKED_COLORS",
+    "ColorRange",
+    "automatic_range",
+    "color_cells",
+    "color_norm",
+    "format_weight",
+    "label_range",
+    "range_norm",
+    "share_one",
+    "table_colormap",
+]
 
 FAINT_SHARE = 0.1
 """Share of the color table that faint weights use. The color at this share differs from that of 0 by ΔE00 = 5."""
 _ROW_SUM = 1.001
+"""Maximum row sum of weights of a softmax, whose rows sum to 1 up to rounding in half precision."""
 _TOP_SHARE = 0.99
 _LOW_SHARE = 0.2
 _LEAST_SPAN = 4.0
@@ -34,7 +54,6 @@ class ColorRange:
         top: the smallest weight of the strongest color.
         largest: the largest magnitude.
         signed: whether there are negative weights.
-        rule: what `start` is.
     """
 
     low: float
@@ -42,13 +61,12 @@ class ColorRange:
     top: float
     largest: float
     signed: bool
-    rule: str
 
     def shares(self, weights: ArrayLike) -> Float[np.ndarray, "*shape"]:
         """Return the share of the color table of each weight, from −1 to 1; NaN for NaN.
 
         Example:
-            >>> ColorRange(0.01, 0.1, 1.0, 1.0, False, "").shares([0.0, 0.1, 1.0]).tolist()
+            >>> ColorRange(0.01, 0.1, 1.0, 1.0, False).shares([0.0, 0.1, 1.0]).tolist()
             [0.0, 0.1, 1.0]
         """
         weights = np.asarray(weights, np.float64)
@@ -66,14 +84,6 @@ class ColorRange:
         above = self.start * (self.top / self.start) ** ((part - FAINT_SHARE) / (1 - FAINT_SHARE))
         below = self._low * (self.start / self._low) ** (part / FAINT_SHARE)
         return np.copysign(np.where(part == 0, 0.0, np.where(part < FAINT_SHARE, below, above)), shares)
-
-    def describe(self) -> str:
-        """Return one sentence that states what the colors mean, with the same words as the page."""
-        size = "magnitude" if self.signed else "weight"
-        return (
-            f"Color: faint below {format_weight(self.start)} ({self.rule}), strongest from {format_weight(self.top)}, "
-            f"between them by the logarithm of the {size}; largest {size} shown {format_weight(self.largest)}."
-        )
 
     @property
     def _low(self) -> float:
@@ -95,28 +105,25 @@ def automatic_range(
         top: the smallest weight of the strongest color; 0: the automatic one.
 
     Example:
-        >>> automatic_range(np.full((4, 4), 0.25), np.full(4, 4)).rule
-        'the weight of uniform attention to 4 keys'
+        >>> automatic_range(np.eye(4), np.full(4, 4)).start  # the weight of uniform attention to 4 keys
+        0.25
     """
     finite = cells[np.isfinite(cells)].astype(np.float64)
     magnitudes = np.abs(finite)
     largest, signed = float(magnitudes.max(initial=0.0)), bool((finite < 0).any())
     median = _quantile(magnitudes, 0.5)
-    uniform, rule = _uniform_weight(counts) if counts is not None else (0.0, "")
-    start, shares = uniform, not signed and uniform > 0
-    if not shares or (pooled and median > uniform):
-        start, rule = median, "half of the cells"
-    most = 1.0 if shares else largest
-    if start > most / _LEAST_SPAN:
-        start, rule = most / _LEAST_SPAN, f"a quarter of the {'weight of a query' if shares else 'largest'}"
-    elif not shares and start < largest / 1000:
-        start, rule = largest / 1000, "a thousandth of the largest"
+    uniform = _uniform_weight(counts) if counts is not None else 0.0
+    shares = not signed and uniform > 0
+    start = uniform if shares and not (pooled and median > uniform) else median
+    start = min(start, (1.0 if shares else largest) / _LEAST_SPAN)
+    if not shares:
+        start = max(start, largest / 1000)
     if top:
         start = min(start, top / _LEAST_SPAN)
     start = max(start, largest * 1e-9) or 1 / _LEAST_SPAN
     top = top or max(_LEAST_SPAN * start, min(largest, _quantile(magnitudes[magnitudes >= start], _TOP_SHARE)))
     low = min(_quantile(magnitudes[magnitudes > 0], _LOW_SHARE), start / 10)
-    return ColorRange(low, start, top, largest, signed, rule)
+    return ColorRange(low, start, top, largest, signed)
 
 
 def share_one(weights: Num[np.ndarray, "*maps q k"], allowed: Bool[np.ndarray, "*maps q k"]) -> bool:
@@ -147,17 +154,96 @@ def format_weight(weight: float) -> str:
     return f"{weight:#.3g}".removesuffix(".")
 
 
-def _uniform_weight(counts: Num[np.ndarray, " queries"]) -> tuple[float, str]:
-    """Return the mean of 1 / (number of keys), but at most 1.96 times the smallest of these weights, and its name."""
+def _uniform_weight(counts: Num[np.ndarray, " queries"]) -> float:
+    """Return the mean of 1 / (number of keys), but at most 1.96 times the smallest of these weights; 0: no keys."""
     counts = counts[counts > 0]
-    if not len(counts):
-        return 0.0, ""
-    longest, mean = int(counts.max()), float((1 / counts).mean())
-    if mean > 1.96 / longest:
-        return 1.96 / longest, f"about twice the weight of uniform attention to {longest:,} keys"
-    about = "about " if mean > 1.001 / longest else ""
-    return mean, f"{about}the weight of uniform attention to {longest:,} keys"
+    return min(float((1 / counts).mean()), 1.96 / int(counts.max())) if len(counts) else 0.0
 
 
 def _quantile(magnitudes: Float[np.ndarray, " n"], share: float) -> float:
     return float(np.quantile(magnitudes, share, method="inverted_cdf")) if magnitudes.size else 0.0
+
+
+SCALES = ("linear", "sqrt", "log", "auto")
+MASKED_COLORS = {False: "#dedede", True: "#34373c"}
+"""Color of cells without a weight on a light and on a dark background."""
+INVALID_COLORS = {False: "#c80082", True: "#ff50be"}
+"""Color of weights that are not finite."""
+_LOG_FLOOR = 1e-4
+_POSITIVE = {
+    False: ["#ffffff", "#eaf2fa", "#9ecae1", "#4292c6", "#08519c", "#031c52"],
+    True: ["#15181d", "#19212e", "#1e548c", "#3e8ccd", "#96cdf0", "#f0f9ff"],
+}
+"""Colors of the page (`web/colour.js`): of 0, of the end of the faint weights, and four others at equal distances."""
+_NEGATIVE = {
+    False: ["#ffffff", "#fef4ec", "#fdbe85", "#f16913", "#a63603", "#5c1a02"],
+    True: ["#15181d", "#241d1b", "#783a0e", "#cd6c18", "#f59432", "#ffbe6e"],
+}
+_SIGNED = {False: _POSITIVE[False], True: ["#15181d", "#19212e", "#1c4880", "#2d78c8", "#5caaf5", "#96d0ff"]}
+"""Colors of the positive weights of maps that also have negative ones."""
+
+
+def color_norm(scale: str, limit: float, signed: bool) -> Normalize:
+    """Return the matplotlib norm of a scale from 0, or from −`limit` if weights are negative, to `limit`.
+
+    Args:
+        scale: `"linear"`, `"sqrt"` or `"log"`, which starts at `limit` / 10,000. If weights are negative, the scale
+            applies to magnitudes.
+        limit: the largest weight of the scale.
+        signed: whether weights are negative.
+    """
+    check_choice("scale", scale, SCALES)
+    from matplotlib.colors import FuncNorm, LogNorm, Normalize, PowerNorm, SymLogNorm
+
+    if scale == "linear":
+        return Normalize(-limit if signed else 0.0, limit)
+    if not signed:
+        return LogNorm(_LOG_FLOOR * limit, limit, clip=True) if scale == "log" else PowerNorm(0.5, 0.0, limit)
+    if scale == "log":
+        return SymLogNorm(_LOG_FLOOR * limit, vmin=-limit, vmax=limit, clip=True)
+    functions = (lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * np.square(x))
+    return FuncNorm(functions, vmin=-limit, vmax=limit)
+
+
+def range_norm(colors: ColorRange) -> Normalize:
+    """Return the matplotlib norm of an automatic range."""
+    from matplotlib.colors import FuncNorm
+
+    low = -colors.top if colors.signed else 0.0
+    return FuncNorm((colors.shares, colors.weights), vmin=low, vmax=colors.top, clip=True)
+
+
+@cache
+def table_colormap(signed: bool, dark: bool) -> Colormap:
+    """Return the color table of the page, whose first tenth holds the colors of faint weights."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    places = np.array([0.0, *np.linspace(FAINT_SHARE, 1.0, 5)])
+    stops = list(zip(places, _POSITIVE[dark], strict=True))
+    if signed:  # the ends must differ from each other and from the background
+        below = zip(0.5 - places[:0:-1] / 2, _NEGATIVE[dark][:0:-1], strict=True)
+        stops = [*below, *zip(0.5 + places / 2, _SIGNED[dark], strict=True)]
+    return LinearSegmentedColormap.from_list("qkv", stops, N=2049)  # odd, so that one color is that of 0
+
+
+def label_range(bar: Colorbar, colors: ColorRange) -> None:
+    """Set the tick labels of the color bar of an automatic range: 0, where colors start and end, and one in between."""
+    shares = np.array([0.0, FAINT_SHARE, (1 + FAINT_SHARE) / 2, 1.0])
+    if colors.signed:  # the ends of the faint weights would be too near to each other
+        shares = np.array([-1.0, -shares[2], 0.0, shares[2], 1.0])
+    weights = colors.weights(shares)
+    bar.set_ticks(list(weights), labels=[format_weight(weight) for weight in weights.tolist()])
+    bar.minorticks_off()
+
+
+def color_cells(
+    weights: Float[np.ndarray, "q k"], masked: Bool[np.ndarray, "q k"], colors: ColorRange, dark: bool
+) -> Float[np.ndarray, "q k 4"]:
+    """Return a map as red, green, blue and opacity."""
+    from matplotlib.colors import to_rgba
+
+    share = colors.shares(weights)
+    picture = table_colormap(colors.signed, dark)(np.nan_to_num((share + 1) / 2 if colors.signed else share))
+    picture[np.isnan(weights)] = to_rgba(INVALID_COLORS[dark])
+    picture[masked] = to_rgba(MASKED_COLORS[dark])
+    return picture

@@ -35,6 +35,7 @@ __all__ = [
     "check_figure_path",
     "column_inches",
     "draw_weighted_points",
+    "figure_png",
     "label_axes",
     "new_figure",
     "save_figure",
@@ -146,10 +147,14 @@ def set_title(figure: Figure, title: str, ink: str = INK) -> None:
 
 def trim_height(figure: Figure) -> None:
     """Set the height of a figure to that of its content, without a change of its width."""
-    figure.draw_without_rendering()
-    box = figure.get_tightbbox()
-    figure.set_size_inches(figure.get_size_inches()[0], min(box.height + 0.08, figure.get_size_inches()[1]))
-    figure.draw_without_rendering()
+    engine = figure.get_layout_engine()
+    assert engine is not None
+    with _chosen_fonts(figure):
+        # The layout alone, because drawing would resample the images twice.
+        engine.execute(figure)
+        box = figure.get_tightbbox()
+        figure.set_size_inches(figure.get_size_inches()[0], min(box.height + 0.08, figure.get_size_inches()[1]))
+        engine.execute(figure)
 
 
 def check_figure_path(path: str | os.PathLike[str]) -> Path:
@@ -162,6 +167,13 @@ def check_figure_path(path: str | os.PathLike[str]) -> Path:
 def save_figure(figure: Figure, target: Path) -> None:
     """Save a figure to a file atomically, so that a failure leaves no partial file."""
     write_atomic(target, lambda stream: figure.savefig(stream, format=target.suffix[1:].lower()), "the plot")
+
+
+def figure_png(figure: Figure, dpi: float | str = "figure") -> bytes:
+    """Return a figure as a PNG file."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=dpi)
+    return stream.getvalue()
 
 
 @contextmanager
@@ -232,9 +244,7 @@ def _notebook_figure(base: type[Figure]) -> type[Figure]:
                 super().savefig(*arguments, **options)
 
         def _repr_png_(self) -> bytes:
-            stream = io.BytesIO()
-            self.savefig(stream, format="png")
-            return stream.getvalue()
+            return figure_png(self)
 
         def _repr_mimebundle_(self, **_: object) -> tuple[dict[str, bytes], dict[str, dict[str, int]]]:
             """Return the PNG, which has the width of the figure in CSS inches of 96 pixels if it is made for print."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import io
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from qkv.look.answers.saved_answers import export_answers
 from qkv.look.axis import Axis
 from qkv.look.bundle import read_web_file
 from qkv.look.difference import difference
+from qkv.look.figure import figure_png
 from qkv.look.html_export import export_html
 from qkv.look.page import Page
 from qkv.look.text_model import load_text_model
@@ -206,9 +206,7 @@ def _write_answers(target: Path) -> Iterator[_Card]:
 
 
 def _picture(view: View, layer: int, head: int) -> bytes:
-    stream = io.BytesIO()
-    plot_view(view, layer, head, width="single", title="").savefig(stream, format="png", dpi=120)
-    return stream.getvalue()
+    return figure_png(plot_view(view, layer, head, width="single", title=""), 120)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,9 +22,10 @@ from qkv.errors import DataError, MissingPackageError
 from qkv.look.bundle import bundle, read_web_file
 from qkv.look.head_call import FINE, SMALL, pack_heads
 from qkv.look.page import Page
-from qkv.look.tiled_map import TiledView
+from qkv.look.tiled_map import TiledLayer, TiledView
+from qkv.look.views import LayerMaps, View
 
-__all__ = ["HTML_SUFFIXES", "document_pieces", "export_html", "html_pieces", "page_html", "part_text"]
+__all__ = ["HTML_SUFFIXES", "document_pieces", "export_html", "html_pieces", "part_text"]
 
 HTML_SUFFIXES = (".html", ".htm")
 
@@ -70,11 +71,6 @@ def export_html(page: Page, path: str | os.PathLike[str], *, small: bool = False
     return target
 
 
-def page_html(page: Page, *, small: bool = False) -> str:
-    """Return the HTML text of a page, which contains all scripts, styles and attention maps."""
-    return "".join(html_pieces(page, small=small))
-
-
 def html_pieces(page: Page, link: str = "", *, small: bool = False) -> Iterator[str]:
     """Return an iterator over the pieces of the HTML text of a page, of which one layer at a time is in memory.
 
@@ -102,28 +98,27 @@ def _parts(page: Page, error: float) -> Iterator[tuple[str, str]]:
         yield f"aligned/{i}/{j}", part_text(page.read("aligned", [i, j]))
     for i, view in enumerate(page.views):
         yield f"thumbnails/{i}", part_text(view.thumbnails())
-        if isinstance(view, TiledView):
-            for j, (name, maps) in enumerate(view.layers):
-                packed = pack_heads(view.calls(j), len(view.queries.tokens), error)
-                if packed is None:
-                    raise DataError(
-                        "the logits of a long text must be products of queries and keys to be exported, got another "
-                        f"score in {name!r} of {view.name!r}. Serve the page instead, or shorten the text."
-                    )
-                yield f"vectors/{i}/{j}", part_text(packed, zlib.Z_RLE)
-                tiles = np.stack([tile for one in maps.values() for tile in one.overview_tiles()])
-                yield f"tiles/{i}/{j}", part_text(_by_significance(tiles))
-            continue
-        for request in ["pixels"] * (view.image is not None) + ["predictions"] * (view.predictions is not None):
-            yield f"{request}/{i}", part_text(page.read(request, [i]))
-        for j, layer in enumerate(view.layers):
+        if isinstance(view, View):
+            for request in ["pixels"] * (view.image is not None) + ["predictions"] * (view.predictions is not None):
+                yield f"{request}/{i}", part_text(page.read(request, [i]))
+        layers: Sequence[LayerMaps | TiledLayer] = view.layers
+        for j, layer in enumerate(layers):
             packed = None if layer.calls is None else pack_heads(layer.calls, len(view.queries.tokens), error)
-            if packed is None:
-                yield f"layer/{i}/{j}", part_text(_by_significance(layer.codes))
-            else:
+            if packed is not None:
                 yield f"vectors/{i}/{j}", part_text(packed, zlib.Z_RLE)
-            if layer.value_norms is not None:
-                yield f"value_norms/{i}/{j}", part_text(page.read("value_norms", [i, j]))
+            if isinstance(layer, LayerMaps):
+                if packed is None:
+                    yield f"layer/{i}/{j}", part_text(_by_significance(layer.codes))
+                if layer.value_norms is not None:
+                    yield f"value_norms/{i}/{j}", part_text(page.read("value_norms", [i, j]))
+                continue
+            if packed is None:
+                raise DataError(
+                    "the logits of a long text must be products of queries and keys to be exported, got another "
+                    f"score in {layer.name!r} of {view.name!r}. Serve the page instead, or shorten the text."
+                )
+            tiles = np.stack([tile for one in layer.maps.values() for tile in one.overview_tiles()])
+            yield f"tiles/{i}/{j}", part_text(_by_significance(tiles))
 
 
 def document_pieces(

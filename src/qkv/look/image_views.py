@@ -20,12 +20,11 @@ from qkv.core.typing import Bool, Float, Num
 from qkv.encoders.pretrained import without_progress_bars
 from qkv.errors import DataError, OptionError
 from qkv.look.axis import Axis, Patches
-from qkv.look.live_model import output_rows
 from qkv.look.model_views import model as model_views
-from qkv.look.predictions import predict
 from qkv.look.recorded_layers import call_module
 from qkv.look.text_model import model_folder, token_axis
 from qkv.look.text_roles import content_words
+from qkv.look.token_text import shortened
 from qkv.look.views import ALL_HEADS, Opening, View
 
 if TYPE_CHECKING:
@@ -218,8 +217,7 @@ def image_text_views(
     views: list[View] = []
     for text, picture in track(list(zip(texts, pictures, strict=True)), "reading", progress):
         encoded = processor(images=picture, text=text_with_image(processor, text), return_tensors="pt")
-        title = text if len(text) <= 80 else f"{text[:79]}…"
-        found = _views(module, processor, encoded, picture, title)
+        found = _views(module, processor, encoded, picture, shortened(text, 80))
         views += [replace(view, model=name) for view in found]
     return views
 
@@ -322,7 +320,7 @@ def _with_predictions(
     if view.queries.patches is not None:
         targets[:-1][np.array(view.queries.patches.places)[1:] >= 0] = -1
     live = replace(view.live, targets=targets, kind="next", tokenizer=tokenizer)
-    return replace(view, live=live, predictions=predict(output_rows(output), targets, "next", tokenizer))
+    return replace(view, live=live, predictions=live.predict(output))
 
 
 def _opening(view: View) -> Opening | None:

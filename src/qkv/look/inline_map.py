@@ -10,12 +10,10 @@ import numpy as np
 
 from qkv.core.printable import printable
 from qkv.core.typing import Float
-from qkv.look.color_range import automatic_range, format_weight
+from qkv.look.color_range import automatic_range, color_cells, format_weight
 from qkv.look.quantize import MASKED, dequantize, thumbnails
-from qkv.look.tiled_map import TiledView, check_head
 from qkv.look.token_text import shortened
-from qkv.look.view_plot import color_cells
-from qkv.look.views import Opening, View
+from qkv.look.views import BaseView, Opening, View
 
 __all__ = ["map_image", "map_svg"]
 
@@ -27,7 +25,7 @@ _MOST_CELLS = 48
 """Number of tokens up to which each pair has a cell; more are drawn as a thumbnail."""
 
 
-def map_svg(view: View | TiledView, layer: int | None = None, head: int | None = None) -> str:
+def map_svg(view: BaseView, layer: int | None = None, head: int | None = None) -> str:
     """Return one head as SVG of 600 × 400 pixels, with the largest weights of the query that the page shows first.
 
     The SVG is a part of HTML, too: it has no styles, scripts or addresses, and an alternative text.
@@ -46,13 +44,9 @@ def map_svg(view: View | TiledView, layer: int | None = None, head: int | None =
     """
     opening = view.opening or Opening()
     layer, head = (opening.layer if layer is None else layer), (opening.head if head is None else head)
-    check_head(view, layer, head)
-    if isinstance(view, View):
-        maps, codes = (view.layers[layer].name, view.layers[layer].heads[head]), view.layers[layer].codes[head]
-        extent = view.layers[layer].ranges[head]
-    else:
-        name, tiled = view.layers[layer]
-        maps, codes, extent = (name, list(tiled)[head]), view.head(layer, head).coarsest(), view.head(layer, head).range
+    view.check_head(layer, head)
+    maps = view.layers[layer]
+    codes, extent = maps.preview(head), maps.ranges[head]
     rows, columns = view.queries.tokens, (view.keys or view.queries).tokens
     named = isinstance(view, View) and max(codes.shape) <= _MOST_CELLS
     shown = codes if named else thumbnails(codes[None])[0]
@@ -61,7 +55,7 @@ def map_svg(view: View | TiledView, layer: int | None = None, head: int | None =
     colors = automatic_range(weights[~masked], counts, not named)
     left, below = (_TEXT + _CHARACTER * min(12, max(map(len, names))) if named else 8.0 for names in (rows, columns))
     side = min(_HEIGHT - _TOP - below - 2 * _LINE, _WIDTH - left - 200)
-    title = f"{view.name} · {', '.join(maps)}"
+    title = f"{view.name} · {maps.name}, {maps.heads[head]}"
     roles = ", ".join(role.role for role in view.roles.get((layer, head), ()))
     parts = [_text(8, 18, shortened(title, 76), weight="bold"), _text(8, 36, roles and f"role: {roles}")]
     parts += _cells(color_cells(weights, masked, colors, False), left, side)
@@ -90,13 +84,13 @@ def map_svg(view: View | TiledView, layer: int | None = None, head: int | None =
     )
 
 
-def map_image(view: View | TiledView) -> str:
+def map_image(view: BaseView) -> str:
     """Return `map_svg` as an image with an alternative text, which notebooks that are not trusted show, too."""
     data = base64.b64encode(map_svg(view).encode()).decode()
     return f'<img alt="{escape(printable(repr(view)))}" width="{_WIDTH}" src="data:image/svg+xml;base64,{data}">'
 
 
-View._repr_html_ = TiledView._repr_html_ = map_image  # the picture imports the views
+BaseView._repr_html_ = map_image  # the picture imports the views
 
 
 def _cells(colors: Float[np.ndarray, "q k 4"], left: float, side: float) -> list[str]:

@@ -110,9 +110,14 @@ class LiveModel:
             from qkv.interop import scale_heads
 
             if key not in self._last:
-                named: dict[tuple[str | int, int], float] = {}
-                for (layer, head), factor in factors.items():
-                    named[self._layer(layer), head] = factor
+                last = len(self.layers) - 1
+                for layer, _ in factors:
+                    if not 0 <= layer <= last:
+                        raise OptionError(
+                            f"layer must be between 0 and {last}, got {layer}. Maps over all heads have no model."
+                        )
+                named: dict[tuple[str | int, int], float]
+                named = {(self.layers[layer], head): factor for (layer, head), factor in factors.items()}
                 before = self._rows()
                 with scale_heads(self.module, named):
                     after = self._rows()
@@ -121,21 +126,18 @@ class LiveModel:
                 self._last[key] = self._compare(before, after)
             return self._last[key]
 
-    def _layer(self, layer: int) -> str:
-        if not 0 <= layer < len(self.layers):
-            raise OptionError(
-                f"layer must be between 0 and {len(self.layers) - 1}, got {layer}. Maps over all heads have no model."
-            )
-        return self.layers[layer]
+    def predict(self, output: object) -> Predictions | None:
+        """Return the predicted tokens of an output of the model; None if it has no logits."""
+        if self.kind is None or self.targets is None or self.tokenizer is None:
+            return None
+        rows = output_rows(output, self.first_row, self.element)[: len(self.targets)]
+        return predict(rows, self.targets, self.kind, self.tokenizer)
 
-    def _run(self) -> object:
+    def _rows(self) -> Float[Tensor, "q outputs"]:
         import torch
 
         with torch.no_grad():
-            return call_module(self.module, self.inputs)
-
-    def _rows(self) -> Float[Tensor, "q outputs"]:
-        rows = output_rows(self._run(), self.first_row, self.element)
+            rows = output_rows(call_module(self.module, self.inputs), self.first_row, self.element)
         if self.queries is not None and len(rows) != self.queries:
             raise DataError(
                 f"the model must return one row for each query of the view, {self.queries}, got {len(rows)} rows. "

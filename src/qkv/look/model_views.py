@@ -101,28 +101,16 @@ def model(
     title = type(module).__name__ if name is None else name
     views = []
     for (kind, q, k), group in groups.items():
-        layers = _numbered(group.maps)
+        group.maps = _numbered(group.maps)
         live = None
         if not libraries & {"keras", "flax"}:
             modules = tuple(group.modules)
             live = LiveModel(cast("torch.nn.Module", module), inputs, modules, element=element, queries=q)
-        note, means = "", None
-        if kind == "self" and q == k and len(layers) > 1 and all(one.normalized for x in layers for one in x.ranges):
-            maps, means, note = group.all_heads()
-            layers.append(maps)
+        shares = all(one.normalized for layer in group.maps for one in layer.ranges)
+        all_heads = kind == "self" and q == k and len(group.maps) > 1 and shares
         query_axis = _fitting(rows, q, grid, picture)
         key_axis = None if kind == "self" and q == k else _fitting(columns, k, grid, picture)
-        view = View(
-            title,
-            type(module).__name__,
-            kind,
-            query_axis,
-            key_axis,
-            tuple(layers),
-            note=note,
-            layer_means=means,
-            live=live,
-        )
+        view = group.view(title, type(module).__name__, kind, query_axis, key_axis, all_heads, live=live)
         views.append(mark_roles(view))
     return views
 

@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import string
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from inspect import signature
@@ -17,7 +17,6 @@ import numpy as np
 from qkv.core.extras import require_packages
 from qkv.errors import OptionError, QkvError
 from qkv.look.difference import align_views, rank_differences
-from qkv.look.live_model import Effect
 from qkv.look.quantize import THUMBNAIL_SIZE
 from qkv.look.tiled_map import TiledView
 from qkv.look.views import View
@@ -62,39 +61,34 @@ def _weight(view: View | TiledView, layer: int, head: int, query: int, key: int)
 
 
 def _effect(view: View, query: int, *heads: int) -> bytes:
-    """Return the effect of scaled heads as JSON; `heads` are triples of layer, head and percent."""
+    """Return the effect of scaled heads as JSON; `heads` are triples of layer, head and percent.
+
+    These are the change of the distribution at one query, or of its vector, the loss before and after, and the queries
+    that changed most.
+    """
     if view.live is None or not heads or len(heads) % 3:
         raise IndexError
     factors = {(heads[i], heads[i + 1]): heads[i + 2] / 100 for i in range(0, len(heads), 3)}
     found = view.live.effect(factors)
     if not 0 <= query < len(found.divergence):
         raise IndexError
-    return _json({**_of_query(found, query), **_of_text(found)})
-
-
-def _of_query(found: Effect, query: int) -> dict[str, object]:
-    """Return how the distribution at one query changed, or by how much its vector changed."""
-    if found.predictions is None:
-        return {"divergence": _digits(found.divergence[query])}
-    tokens = [[name, _digits(before), _digits(after)] for name, before, after in found.tokens(query, _TOP)]
-    targets = [one.row(query) for one in found.predictions]
-    return {
-        "divergence": _digits(found.divergence[query]),
-        "tokens": tokens,
-        "target": [targets[0]["target"], *(row["probability"] for row in targets)],
-    }
-
-
-def _of_text(found: Effect) -> dict[str, object]:
-    """Return the loss before and after, and the queries that changed most."""
     order = np.argsort(-found.divergence, kind="stable")[:_TOP]
-    loss = found.loss
-    return {
-        "kind": None if found.predictions is None else found.predictions[0].kind,
-        "loss": None if loss is None or not np.isfinite(loss).all() else [_digits(one) for one in loss],
+    answer: dict[str, object] = {
+        "kind": None,
+        "loss": None,
+        "divergence": _digits(found.divergence[query]),
         "mean": _digits(float(found.divergence.mean())),
         "most": [[int(i), _digits(found.divergence[i])] for i in order],
     }
+    if found.predictions is not None and found.loss is not None:
+        targets = [one.row(query) for one in found.predictions]
+        answer |= {
+            "kind": found.predictions[0].kind,
+            "loss": [_digits(one) for one in found.loss] if np.isfinite(found.loss).all() else None,
+            "tokens": [[name, _digits(before), _digits(after)] for name, before, after in found.tokens(query, _TOP)],
+            "target": [targets[0]["target"], *(row["probability"] for row in targets)],
+        }
+    return _json(answer)
 
 
 def _differences(first: View, second: View) -> bytes:
@@ -151,11 +145,12 @@ _ALWAYS = string.printable + "…·×−–—→←↓↑≈“”‘’§°±�
 """Characters that every subset has: those of numbers, labels and legends."""
 
 
-def font_subset(texts: Iterable[str]) -> bytes:
-    """Return a subset of DejaVu Sans, the font of matplotlib, with the characters of texts, as JSON.
+@lru_cache(maxsize=4)
+def font_subset(characters: str) -> bytes:
+    """Return a subset of DejaVu Sans, the font of matplotlib, with some characters, as JSON.
 
     Args:
-        texts: the texts; the font has no glyph for some characters, such as those of Chinese.
+        characters: the characters; the font has no glyph for some, such as those of Chinese.
 
     Returns:
         JSON with the TrueType file in base64 (`data`), `units` per em, `ascent`, `descent`, `capHeight` and `box` in
@@ -166,15 +161,10 @@ def font_subset(texts: Iterable[str]) -> bytes:
         MissingPackageError: matplotlib, which contains the font, is not installed.
 
     Example:
-        >>> glyphs = json.loads(font_subset(["ß"]))["glyphs"]
+        >>> glyphs = json.loads(font_subset("ß"))["glyphs"]
         >>> str(ord("ß")) in glyphs, str(ord("字")) in glyphs
         (True, False)
     """
-    return _subset("".join(sorted(set(_ALWAYS).union(*texts))))
-
-
-@lru_cache(maxsize=4)
-def _subset(characters: str) -> bytes:
     require_packages("figures as PDF need", "look", "matplotlib")
     # fontTools is a dependency of matplotlib.
     from fontTools import subset, ttLib
@@ -189,7 +179,7 @@ def _subset(characters: str) -> bytes:
         hinting=False,
     )
     subsetter = subset.Subsetter(options)
-    subsetter.populate(text=characters)
+    subsetter.populate(text=_ALWAYS + characters)
     subsetter.subset(font)
     stream = io.BytesIO()
     font.save(stream)
@@ -269,10 +259,10 @@ class Page:
 
     def font(self) -> bytes:
         """Return the font of the PDF files that the page writes, with the characters of its views, as JSON."""
-        names = [f"{view.name}{view.model}" for view in self.views]
-        tokens = (token for view in self.views for axis in (view.queries, view.keys) if axis for token in axis.tokens)
-        pieces = (piece for view in self.views for axis in (view.queries, view.keys) if axis for piece in axis.pieces)
-        return font_subset((*names, *tokens, *pieces))
+        axes = [axis for view in self.views for axis in (view.queries, view.keys) if axis]
+        texts = [text for view in self.views for text in (view.name, view.model)]
+        letters: set[str] = set().union(*texts, *(text for axis in axes for text in (*axis.tokens, *axis.pieces)))
+        return font_subset("".join(sorted(letters)))
 
     def _method(self, request: str, view: int, arguments: list[int]) -> Callable[..., bytes]:
         """Return the function of a request, and remove the index of its second view from the arguments."""

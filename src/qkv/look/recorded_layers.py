@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from qkv.look.allowed_pairs import allowed_of_record
 from qkv.look.head_call import HeadCall
 from qkv.look.quantize import to_numpy
 from qkv.look.rollout import flow, rollout
-from qkv.look.views import ALL_HEADS, LayerMaps
+from qkv.look.views import ALL_HEADS, Axis, LayerMaps, View
 
 if TYPE_CHECKING:
     import torch
@@ -157,3 +157,13 @@ class RecordedLayers:
         allowed = np.tril(np.ones_like(self.masks[0])) if causal else None
         maps = LayerMaps.from_weights(ALL_HEADS, np.stack(list(combined.values())), list(combined), allowed)
         return maps, layer_means, note
+
+    def view(
+        self, name: str, model: str, kind: str, queries: Axis, keys: Axis | None, all_heads: bool, **fields: Any
+    ) -> View:
+        """Return a view of the layers, with the maps over all heads if `all_heads`."""
+        maps, means, note = list(self.maps), None, ""
+        if all_heads:
+            combined, means, note = self.all_heads()
+            maps.append(combined)
+        return View(name, model, kind, queries, keys, tuple(maps), note=note, layer_means=means, **fields)

@@ -15,6 +15,7 @@ import threading
 import time
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -141,7 +142,7 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
     return guarded_app(routes, hosts, served.token)
 
 
-def guarded_app(routes: Sequence[Route], hosts: set[str], token: str, page: str = "page.html") -> Starlette:
+def guarded_app(routes: Sequence[Route], hosts: set[str], token: str) -> Starlette:
     """Create the ASGI application that answers only requests that its own page makes."""
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
@@ -157,7 +158,7 @@ def guarded_app(routes: Sequence[Route], hosts: set[str], token: str, page: str 
         return response
 
     def web(request: Request) -> Response:
-        name = request.path_params.get("name", page)
+        name = request.path_params.get("name", "page.html")
         if name not in WEB_FILES:
             return Response("file not found", 404)
         kind = _TYPES[name.rsplit(".", 1)[1]]
@@ -192,15 +193,9 @@ def _refusal(request: Request, hosts: set[str], token: str) -> tuple[int, str] |
     return None
 
 
-@contextlib.contextmanager
-def serve_in_thread(served: ServedPage, port: int = 0) -> Iterator[str]:
-    """Serve a page from a background thread during a `with` block.
-
-    Yields:
-        The address of the page, including its token.
-    """
-    with serve_app(lambda hosts: create_app(served, hosts), served.token, port) as address:
-        yield address
+def serve_in_thread(served: ServedPage, port: int = 0) -> AbstractContextManager[str]:
+    """Serve a page from a background thread during a `with` block, which gets its address, including its token."""
+    return serve_app(lambda hosts: create_app(served, hosts), served.token, port)
 
 
 @contextlib.contextmanager

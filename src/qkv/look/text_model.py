@@ -35,6 +35,11 @@ class TextModel:
     name: str
 
     @property
+    def encoder_decoder(self) -> bool:
+        """Whether the model has an encoder and a decoder."""
+        return bool(getattr(self.model.config, "is_encoder_decoder", False))
+
+    @property
     def max_tokens(self) -> int | None:
         """The context length of the model in tokens, or None if the configuration of the model does not define it."""
         config = self.model.config

@@ -12,8 +12,8 @@ import numpy as np
 
 from qkv.core.progress import Progress, track
 from qkv.errors import DataError, OptionError
-from qkv.look.live_model import LiveModel, output_rows
-from qkv.look.predictions import TargetKind, predict
+from qkv.look.live_model import LiveModel
+from qkv.look.predictions import TargetKind
 from qkv.look.recorded_layers import DenseCall, RecordedLayers, check_shapes, run_dense
 from qkv.look.text_model import TextModel, token_axis
 from qkv.look.text_roles import mark_roles
@@ -58,12 +58,11 @@ def generation_views(
             f"text_model must have a language model head, got {text_model.name}, which cannot generate text. "
             "Name a model that was trained to generate text, or omit generate (--generate on the command line)."
         )
-    encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
     with torch.no_grad():
         generated = cast("Callable[..., torch.Tensor]", model.generate)(
             **encoded, max_new_tokens=count, do_sample=False, num_beams=1, pad_token_id=_padding_token(text_model)
         )[:1]
-        start = 1 if encoder_decoder else encoded["input_ids"].shape[1]
+        start = 1 if text_model.encoder_decoder else encoded["input_ids"].shape[1]
         if generated.shape[1] <= start:
             raise DataError(
                 f"the model must generate at least one token, got none from {text_model.name} for the text {name!r}. "
@@ -90,15 +89,14 @@ def target_views(
     import torch
 
     model, tokenizer = text_model.model, text_model.tokenizer
-    encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
-    if not encoder_decoder and not getattr(model, "can_generate", lambda: False)():
+    if not text_model.encoder_decoder and not getattr(model, "can_generate", lambda: False)():
         raise DataError(
             f"text_model must have a decoder, got {text_model.name} without one. Name an encoder-decoder model or a "
             "language model, or omit the target (--target on the command line)."
         )
     if not target.strip():
         raise DataError(f"target must not be empty, got {target!r}. Add at least one word.")
-    if encoder_decoder:
+    if text_model.encoder_decoder:
         labels = tokenizer(text_target=target, return_tensors="pt", verbose=False)["input_ids"]
         inputs = _shifted(model, labels)
     else:
@@ -143,7 +141,7 @@ def _sequence_views(
 ) -> list[View]:
     """Return views of one run of a model whose decoder reads `inputs` and predicts `outputs` from the last of them."""
     model = text_model.model
-    encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
+    encoder_decoder = text_model.encoder_decoder
     start = inputs.shape[1] - outputs.shape[1] + 1
     arguments = {**encoded, "decoder_input_ids": inputs} if encoder_decoder else {"input_ids": inputs}
     steps, previous = (token_axis(text_model.tokenizer, {"input_ids": numbers}) for numbers in (outputs, inputs))
@@ -163,8 +161,6 @@ def _sequence_views(
     output = run_dense(model, whole, collect)
     targets = outputs[0].cpu().numpy()
     has_head = getattr(output, "logits", None) is not None
-    rows = output_rows(output, start - 1)
-    predictions = predict(rows, targets, "step", text_model.tokenizer) if has_head else None
     parts = {
         "cross": (f"{origin}: attention to the text", steps, tokens),
         "decoder": (f"{origin}: attention to previous tokens", steps, previous),
@@ -184,7 +180,7 @@ def _sequence_views(
             if keys is not None:
                 tokenizer, names = text_model.tokenizer if has_head else None, tuple(groups[kind].modules)
                 live = LiveModel(model, whole, names, start - 1, targets, "step", tokenizer)
-                view = replace(view, predictions=predictions, live=live)
+                view = replace(view, predictions=live.predict(output), live=live)
             views.append(mark_roles(view))
     return views
 
@@ -307,11 +303,10 @@ def _check_layers(text_model: TextModel, layers: Sequence[int] | None, count: in
 
 
 def _check_generated_length(text_model: TextModel, count: int, generate: int) -> None:
-    encoder_decoder = getattr(text_model.model.config, "is_encoder_decoder", False)
     if text_model.max_tokens is None:
         return
     # The tokens of a text do not exceed the context length, because `_tokenize` has checked them.
-    most = text_model.max_tokens if encoder_decoder else text_model.max_tokens - count
+    most = text_model.max_tokens if text_model.encoder_decoder else text_model.max_tokens - count
     if generate > most:
         raise DataError(
             f"generate (--generate on the command line) must be at most {most:,} for a text of {count:,} tokens, "
@@ -353,15 +348,14 @@ def _dense_view(
     all_heads: bool,
 ) -> View:
     model = text_model.model
-    if getattr(model.config, "is_encoder_decoder", False):
+    if text_model.encoder_decoder:
         # Without generated tokens, the decoder has no input, so that only the encoder runs.
         model = model.get_encoder()
     found = RecordedLayers()
     output = run_dense(model, inputs, found.add)
     size = len(tokens.tokens)
     check_shapes(model, text_model.name, [one.codes.shape[1:] for one in found.maps], (size, size))
-    note, means_of_layers = "", None
-    live, predictions = LiveModel(model, inputs, tuple(found.modules)), None
+    live = LiveModel(model, inputs, tuple(found.modules))
     logits = getattr(output, "logits", None)
     if logits is not None and logits.ndim == 3:
         numbers = inputs["input_ids"][0].cpu().numpy()
@@ -369,19 +363,6 @@ def _dense_view(
         targets = np.append(numbers[1:], -1) if causal else np.where(tokens.special, -1, numbers)
         kind: TargetKind = "next" if causal else "own"
         live = replace(live, targets=targets, kind=kind, tokenizer=text_model.tokenizer)
-        predictions = predict(logits[0], targets, kind, text_model.tokenizer)
-    if all_heads and len({mean.shape for mean in found.means}) == 1:
-        maps, means_of_layers, note = found.all_heads()
-        found.maps.append(maps)
-    return View(
-        name,
-        text_model.name,
-        "self",
-        tokens,
-        None,
-        tuple(found.maps),
-        note=note,
-        layer_means=means_of_layers,
-        predictions=predictions,
-        live=live,
-    )
+    combined = all_heads and len({mean.shape for mean in found.means}) == 1
+    predictions = live.predict(output)
+    return found.view(name, text_model.name, "self", tokens, None, combined, predictions=predictions, live=live)

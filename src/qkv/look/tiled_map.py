@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack, cast
 
 import numpy as np
 
@@ -28,10 +28,10 @@ from qkv.core.typing import Array, Bool, Float, Num
 from qkv.engine import explain, observe
 from qkv.errors import OptionError
 from qkv.look.allowed_pairs import excluded_cells, key_counts
-from qkv.look.head_call import HeadCall, PairProduct
-from qkv.look.quantize import MASKED, exponent_of, quantize, thumbnails, to_numpy
+from qkv.look.head_call import HeadCall
+from qkv.look.quantize import MASKED, exponent_of, quantize, to_numpy
 from qkv.look.token_groups import Group, group_tokens
-from qkv.look.views import Axis, HeadRole, LayerMaps, MapRange, Opening, View, roles_meta
+from qkv.look.views import Axis, BaseView, HeadRole, LayerMaps, MapRange, Opening, View
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer, Softmax
 from qkv.readouts import LogSumExp, PooledMap, Readout
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from qkv.interop.huggingface.attention_record import AttentionRecord
 
-__all__ = ["TILE_SIZE", "TiledMap", "TiledView", "check_head", "overview_size"]
+__all__ = ["TILE_SIZE", "TiledLayer", "TiledMap", "TiledView", "overview_size"]
 
 TILE_SIZE = 256
 """Cells along each side of a tile."""
@@ -56,6 +56,15 @@ _CELL_TOKENS = 32
 _MOST_SENTENCES = 2000
 """Number of sentences from which on the page (`web/heads.js`) has no map of them, which would take 16 MB."""
 _LOG2_E = math.log2(math.e)
+
+
+class CallParts(TypedDict, total=False):
+    """Keyword arguments of `qkv.attend` that a map may have."""
+
+    score: Score
+    normalizer: Normalizer
+    mask: Mask | None
+    positions: Positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,12 +89,9 @@ class TiledMap:
         query: Float[Array, "q width"],
         key: Float[Array, "k width"],
         *,
-        score: Score | None = None,
-        normalizer: Normalizer | None = None,
-        mask: Mask | None = None,
-        positions: Positions | None = None,
         size: int | None = None,
         memory: int | str | None = None,
+        **parts: Unpack[CallParts],
     ) -> TiledMap:
         """Create the map of one head from its query and key arrays.
 
@@ -94,12 +100,9 @@ class TiledMap:
         Args:
             query: `(q, width)`, of any supported array library.
             key: `(k, width)`.
-            score: as in `qkv.attend`.
-            normalizer: as in `qkv.attend`; it must have a log-sum-exp.
-            mask: as in `qkv.attend`.
-            positions: as in `qkv.attend`.
             size: cells along each side of the overview; None: 1,024, and up to 2,048 for more than 32,768 tokens.
             memory: budget for scratch memory, as in `qkv.attend`; `required_bytes` includes the map itself.
+            parts: score, normalizer, mask and positions, as in `qkv.attend`; the normalizer must have a log-sum-exp.
 
         Raises:
             RefusedError: the memory budget is too small, or the normalizer has no log-sum-exp.
@@ -112,27 +115,9 @@ class TiledMap:
         """
         value = key[:, :1]
         readouts = _readouts(size, query.shape[-2], key.shape[-2])
-        observed = observe(
-            query,
-            key,
-            value,
-            readouts=readouts,
-            memory=memory,
-            score=score,
-            normalizer=normalizer,
-            mask=mask,
-            positions=positions,
-        )
-        mean, maximum, log_sum_exp = observed.readouts
-        bound = bind_call(
-            query,
-            key,
-            value,
-            score=score or ScaledDot(),
-            normalizer=normalizer or Softmax(),
-            mask=mask,
-            positions=positions,
-        )
+        mean, maximum, log_sum_exp = observe(query, key, value, readouts=readouts, memory=memory, **parts).readouts
+        defaults: CallParts = {"score": ScaledDot(), "normalizer": Softmax(), "mask": None}
+        bound = bind_call(query, key, value, **(defaults | parts))
         return cls(bound, log_sum_exp, to_numpy(mean), to_numpy(maximum))
 
     @classmethod
@@ -193,7 +178,7 @@ class TiledMap:
     @cached_property
     def key_counts(self) -> Num[np.ndarray, " q"]:
         """The number of keys that each query may attend to."""
-        return key_counts(self.call.mask, self.call.tile, self.call.value)
+        return key_counts(self.call)
 
     def weights(self, rows: tuple[int, int], cols: tuple[int, int]) -> Float[np.ndarray, "q k"]:
         """Compute the exact weights for a range of queries and a range of keys."""
@@ -252,7 +237,7 @@ class TiledMap:
             pooled = self._compute_pooled_weights(rows, cols, factor)
         codes = np.full((2, TILE_SIZE, TILE_SIZE), MASKED, np.uint16)
         down, across = pooled[0].shape
-        excluded = excluded_cells(self.call.mask, self.call.tile, self.call.value, *edges)
+        excluded = excluded_cells(self.call, *edges)
         codes[:, :down, :across] = quantize(np.stack(pooled), ~excluded, self.range.exponent)[0]
         return codes
 
@@ -286,7 +271,7 @@ class TiledMap:
             raise IndexError(f"query must be between 0 and {self.shape[0] - 1}, got {query}.")
         weights = self.weights((query, query + 1), (0, self.shape[1]))[0]
         edges = np.array([query, query + 1]), np.arange(self.shape[1] + 1)
-        excluded = excluded_cells(self.call.mask, self.call.tile, self.call.value, *edges)[0]
+        excluded = excluded_cells(self.call, *edges)[0]
         order = np.argsort(np.where(excluded, np.inf, -weights), kind="stable")[: min(count, int((~excluded).sum()))]
         return [(int(key), float(weights[key])) for key in order]
 
@@ -302,7 +287,7 @@ class TiledMap:
             stop = min(self.shape[0], start + step)
             block = self.weights((start, stop), (0, self.shape[1])).astype(np.float64)
             np.add.at(sums, owners[start:stop], np.add.reduceat(block, edges[1][:-1], axis=1))
-        return sums / sizes[:, None], ~excluded_cells(self.call.mask, self.call.tile, self.call.value, *edges)
+        return sums / sizes[:, None], ~excluded_cells(self.call, *edges)
 
     def _compute_pooled_weights(self, rows: tuple[int, int], cols: tuple[int, int], factor: int) -> _Pooled:
         """Compute the maximum and the mean weight of each cell of `factor` × `factor` pairs, a few rows at a time."""
@@ -318,8 +303,34 @@ class TiledMap:
         return maximum, mean
 
 
+class TiledLayer(NamedTuple):
+    """The maps of the heads of one layer by the names of the heads."""
+
+    name: str
+    maps: dict[str, TiledMap]
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The name of each head."""
+        return tuple(self.maps)
+
+    @property
+    def ranges(self) -> tuple[MapRange, ...]:
+        """The range of the weights of each head."""
+        return tuple(one.range for one in self.maps.values())
+
+    @property
+    def calls(self) -> tuple[HeadCall, ...]:
+        """The attention call of each head."""
+        return tuple(HeadCall(one.call, one.log_sum_exp) for one in self.maps.values())
+
+    def preview(self, head: int) -> Num[np.ndarray, "rows columns"]:
+        """Return the codes of the coarsest level of a head, of which a thumbnail is made."""
+        return list(self.maps.values())[head].coarsest()
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class TiledView:
+class TiledView(BaseView):
     """The attention maps of one long text in one model. Tiles are computed on demand; a `View` stores all weights.
 
     Attributes:
@@ -327,7 +338,7 @@ class TiledView:
         model: name of the model.
         queries: tokens of the rows.
         keys: tokens of the columns; None: the same as `queries`.
-        layers: for each layer, its name and a dictionary of the maps of its heads by name.
+        layers: the maps of each layer.
         roles, note, opening: as in `View`.
     """
 
@@ -335,15 +346,15 @@ class TiledView:
     model: str
     queries: Axis
     keys: Axis | None
-    layers: tuple[tuple[str, dict[str, TiledMap]], ...]
+    layers: tuple[TiledLayer, ...]
     roles: dict[tuple[int, int], tuple[HeadRole, ...]] = field(default_factory=dict)
     note: str = ""
     opening: Opening | None = None
-    _repr_html_: ClassVar[Callable[[TiledView], str]]
 
-    def __repr__(self) -> str:
-        maps, (q, k) = sum(len(heads) for _, heads in self.layers), self.head(0, 0).shape
-        return f"TiledView({self.name!r}, {len(self.layers)} layers, {maps} maps of {q} queries × {k} keys)"
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """Whether the queries and keys are tokens of one text, "self" or "cross"."""
+        return "self" if self.keys is None else "cross"
 
     def beginning(self, count: int) -> View:
         """Return the exact maps of the first `count` tokens; their rows lack the weights of later keys."""
@@ -354,10 +365,9 @@ class TiledView:
         layers = []
         for name, heads in self.layers:
             weights = np.stack([head.weights((0, rows), (0, columns)) for head in heads.values()])
-            calls = (head.call for head in heads.values())
-            allowed = ~np.stack([excluded_cells(call.mask, call.tile, call.value, *edges) for call in calls])
+            allowed = ~np.stack([excluded_cells(head.call, *edges) for head in heads.values()])
             layers.append(LayerMaps.from_weights(name, weights, list(heads), allowed))
-        return View(self.name, self.model, "self" if keys is None else "cross", queries, keys, tuple(layers))
+        return View(self.name, self.model, self.kind, queries, keys, tuple(layers))
 
     def grouped(self, unit: str = "sentences") -> View:
         """Return a view of the weights between the groups of a unit: mean over the queries, sum over the keys.
@@ -370,8 +380,7 @@ class TiledView:
             weights, allowed = zip(*(head.merged(q, k) for head in heads.values()), strict=True)
             layers.append(LayerMaps.from_weights(name, np.stack(weights), list(heads), np.stack(allowed)))
         axes = self.queries.grouped(q, unit), self.keys and self.keys.grouped(k, unit)
-        kind = "self" if self.keys is None else "cross"
-        return View(self.name, self.model, kind, *axes, tuple(layers), self.roles, note=self.note)
+        return View(self.name, self.model, self.kind, *axes, tuple(layers), self.roles, note=self.note)
 
     def sentences(self, layer: int, head: int) -> bytes:
         """Return the weights between sentences of one head, four bytes per weight; −∞ for masked pairs.
@@ -387,31 +396,13 @@ class TiledView:
 
     def head(self, layer: int, head: int) -> TiledMap:
         """Return the tiled map of one head."""
-        if not 0 <= layer < len(self.layers):
-            raise IndexError(f"layer must be between 0 and {len(self.layers) - 1}, got {layer}.")
-        heads = list(self.layers[layer][1].values())
-        if not 0 <= head < len(heads):
-            raise IndexError(f"head must be between 0 and {len(heads) - 1}, got {head}.")
-        return heads[head]
+        self.check_head(layer, head)
+        return list(self.layers[layer].maps.values())[head]
 
     def coarser(self) -> TiledView:
         """Return the view with maps of smaller overviews, as exported files hold them."""
-        layers = tuple((name, {head: one.coarser() for head, one in heads.items()}) for name, heads in self.layers)
-        return replace(self, layers=layers)
-
-    def pair(self, layer: int, head: int, query: int, key: int) -> PairProduct:
-        """Return query, key and their product dimension by dimension for one pair of tokens."""
-        self.head(layer, head)
-        return self.calls(layer)[head].pair(query, key)
-
-    def weight(self, layer: int, head: int, query: int, key: int) -> np.float32:
-        """Return one weight with all its digits in float32."""
-        self.head(layer, head)
-        return np.float32(self.calls(layer)[head].weight(query, key))
-
-    def calls(self, layer: int) -> tuple[HeadCall, ...]:
-        """Return the calls of the heads of a layer."""
-        return tuple(HeadCall(one.call, one.log_sum_exp) for one in self.layers[layer][1].values())
+        layers = (TiledLayer(name, {head: one.coarser() for head, one in maps.items()}) for name, maps in self.layers)
+        return replace(self, layers=tuple(layers))
 
     def tile(self, layer: int, head: int, level: int, y: int, x: int) -> bytes:
         """Return the codes of one tile of a head as bytes, two bytes per cell, the lower byte first.
@@ -428,38 +419,11 @@ class TiledView:
         """Return the ten keys with the largest weights for one query of a head, as JSON pairs [key index, weight]."""
         return json.dumps(self.head(layer, head).row(query)).encode()
 
-    def thumbnails(self) -> bytes:
-        """Return the thumbnails of all heads as codes, 32 × 32 × 2 bytes per head."""
-        maps = [head for _, heads in self.layers for head in heads.values()]
-        return b"".join(thumbnails(head.coarsest()[None]).astype("<u2").tobytes() for head in maps)
-
     def meta(self) -> dict[str, object]:
-        """Return the metadata of the view as a JSON-serializable dictionary."""
+        """Return the metadata as in `BaseView.meta`, with the levels of the tiles."""
         first = self.head(0, 0)
-        return {
-            "name": self.name,
-            "model": self.model,
-            "kind": "self" if self.keys is None else "cross",
-            "queries": self.queries.meta(),
-            "keys": None if self.keys is None else self.keys.meta(),
-            "layers": [{"name": name, "heads": list(heads)} for name, heads in self.layers],
-            "ranges": [[head.range.meta() for head in heads.values()] for _, heads in self.layers],
-            "pairs": True,
-            "note": self.note,
-            "opening": None if self.opening is None else asdict(self.opening),
-            "roles": roles_meta(self.roles),
-            "levels": first.levels,
-            "base": first.base,
-            "overview": list(first.mean_overview.shape),
-        }
-
-
-def check_head(view: View | TiledView, layer: int, head: int) -> None:
-    """Raise an `OptionError` if a view has no such head."""
-    counts = [len(one.heads if isinstance(one, LayerMaps) else one[1]) for one in view.layers]
-    for name, index, count in (("layer", layer, len(counts)), ("head", head, [*counts, 0][min(layer, len(counts))])):
-        if not 0 <= index < count:
-            raise OptionError(f"{name} must be between 0 and {count - 1}, got {index}. This view has {count}.")
+        overview = list(first.mean_overview.shape)
+        return super().meta() | {"levels": first.levels, "base": first.base, "overview": overview}
 
 
 _Pooled = tuple[Float[np.ndarray, "rows columns"], Float[np.ndarray, "rows columns"]]

@@ -17,7 +17,7 @@ from qkv.core.progress import Progress, track
 from qkv.core.typing import Array, Float, Int
 from qkv.errors import DataError, RefusedError, ShapeError
 from qkv.look.recorded_layers import check_shapes
-from qkv.look.tiled_map import TiledMap, TiledView, overview_size
+from qkv.look.tiled_map import TiledLayer, TiledMap, TiledView, overview_size
 from qkv.look.views import Axis
 from qkv.masks import Causal, Mask
 from qkv.plan.cost import memory_text
@@ -111,7 +111,7 @@ def arrays_view(
         maps[f"head {head}"] = TiledMap.from_arrays(_to_fastest_library(rows), _to_fastest_library(group), mask=mask)
     q, k = queries.shape[-2], keys.shape[-2]
     columns = None if q == k else Axis.from_count(k)
-    return TiledView(name, "", Axis.from_count(q), columns, (("arrays", maps),))
+    return TiledView(name, "", Axis.from_count(q), columns, (TiledLayer("arrays", maps),))
 
 
 def model_dimensions(model: PreTrainedModel) -> tuple[int, int, int]:
@@ -174,7 +174,7 @@ def recorded_view(
                 f"limit, got {model_name}, which computes attention itself. Shorten the text, or increase memory."
             )
         maps = {f"head {head}": TiledMap.from_record(last, head) for head in last.heads}
-        result.append((f"layer {number}", maps))
+        result.append(TiledLayer(f"layer {number}", maps))
     return TiledView(name, model_name, tokens, None, tuple(result))
 
 

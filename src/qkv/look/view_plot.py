@@ -7,105 +7,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.core.checks import check_choice
-from qkv.core.typing import ArrayLike, Bool, Float
+from qkv.core.typing import ArrayLike, Float
 from qkv.errors import OptionError, ShapeError
 from qkv.look.allowed_pairs import infer_causal
-from qkv.look.color_range import FAINT_SHARE, ColorRange, automatic_range, format_weight, share_one
+from qkv.look.color_range import (
+    INVALID_COLORS,
+    MASKED_COLORS,
+    automatic_range,
+    color_cells,
+    color_norm,
+    label_range,
+    range_norm,
+    share_one,
+    table_colormap,
+)
 from qkv.look.figure import CURVE_COLOR, DARK, INK, PAPER, PRINT_DPI, column_inches, new_figure, trim_height
 from qkv.look.quantize import MASKED, THUMBNAIL_SIZE, dequantize, pool_largest, to_numpy
-from qkv.look.tiled_map import TiledView, check_head
+from qkv.look.tiled_map import TiledLayer, TiledView
 from qkv.look.token_text import shortened
-from qkv.look.views import View
+from qkv.look.views import BaseView, LayerMaps, View
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.colorbar import Colorbar
-    from matplotlib.colors import Colormap, Normalize
     from matplotlib.figure import Figure
 
 
-__all__ = [
-    "alignment",
-    "attention",
-    "color_cells",
-    "heads",
-    "heatmaps",
-    "plot_view",
-    "range_norm",
-]
-
-
-SCALES = ("linear", "sqrt", "log", "auto")
-MASKED_COLORS = {False: "#dedede", True: "#34373c"}
-"""Color of cells without a weight on a light and on a dark background."""
-INVALID_COLORS = {False: "#c80082", True: "#ff50be"}
-"""Color of weights that are not finite."""
-_LOG_FLOOR = 1e-4
-_POSITIVE = {
-    False: ["#ffffff", "#eaf2fa", "#9ecae1", "#4292c6", "#08519c", "#031c52"],
-    True: ["#15181d", "#19212e", "#1e548c", "#3e8ccd", "#96cdf0", "#f0f9ff"],
-}
-"""Colors of the page (`web/colour.js`): of 0, of the end of the faint weights, and four others at equal distances."""
-_NEGATIVE = {
-    False: ["#ffffff", "#fef4ec", "#fdbe85", "#f16913", "#a63603", "#5c1a02"],
-    True: ["#15181d", "#241d1b", "#783a0e", "#cd6c18", "#f59432", "#ffbe6e"],
-}
-_SIGNED = {False: _POSITIVE[False], True: ["#15181d", "#19212e", "#1c4880", "#2d78c8", "#5caaf5", "#96d0ff"]}
-"""Colors of the positive weights of maps that also have negative ones."""
-
-
-def color_norm(scale: str, limit: float, signed: bool) -> Normalize:
-    """Return the matplotlib norm of a scale from 0, or from −`limit` if weights are negative, to `limit`.
-
-    Args:
-        scale: `"linear"`, `"sqrt"` or `"log"`, which starts at `limit` / 10,000. If weights are negative, the scale
-            applies to magnitudes.
-        limit: the largest weight of the scale.
-        signed: whether weights are negative.
-    """
-    check_choice("scale", scale, SCALES)
-    from matplotlib.colors import FuncNorm, LogNorm, Normalize, PowerNorm, SymLogNorm
-
-    if scale == "linear":
-        return Normalize(-limit if signed else 0.0, limit)
-    if not signed:
-        return LogNorm(_LOG_FLOOR * limit, limit, clip=True) if scale == "log" else PowerNorm(0.5, 0.0, limit)
-    if scale == "log":
-        return SymLogNorm(_LOG_FLOOR * limit, vmin=-limit, vmax=limit, clip=True)
-    functions = (lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * np.square(x))
-    return FuncNorm(functions, vmin=-limit, vmax=limit)
-
-
-def range_norm(colors: ColorRange) -> Normalize:
-    """Return the matplotlib norm of an automatic range."""
-    from matplotlib.colors import FuncNorm
-
-    low = -colors.top if colors.signed else 0.0
-    return FuncNorm((colors.shares, colors.weights), vmin=low, vmax=colors.top, clip=True)
-
-
-def table_colormap(signed: bool, dark: bool) -> Colormap:
-    """Return the color table of the page, whose first tenth holds the colors of faint weights."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    places = np.array([0.0, *np.linspace(FAINT_SHARE, 1.0, 5)])
-    stops = list(zip(places, _POSITIVE[dark], strict=True))
-    if signed:  # the ends must differ from each other and from the background
-        below = zip(0.5 - places[:0:-1] / 2, _NEGATIVE[dark][:0:-1], strict=True)
-        stops = [*below, *zip(0.5 + places / 2, _SIGNED[dark], strict=True)]
-    return LinearSegmentedColormap.from_list("qkv", stops, N=2049)  # odd, so that one color is that of 0
-
-
-def label_range(bar: Colorbar, colors: ColorRange) -> None:
-    """Set the tick labels of the color bar of an automatic range: 0, where colors start and end, and one in between."""
-    shares = np.array([0.0, FAINT_SHARE, (1 + FAINT_SHARE) / 2, 1.0])
-    if colors.signed:  # the ends of the faint weights would be too near to each other
-        shares = np.array([-1.0, -shares[2], 0.0, shares[2], 1.0])
-    weights = colors.weights(shares)
-    bar.set_ticks(list(weights), labels=[format_weight(weight) for weight in weights.tolist()])
-    bar.minorticks_off()
+__all__ = ["alignment", "attention", "heads", "heatmaps", "plot_view"]
 
 
 def _style_bar(bar: Colorbar, ink: str, points: float) -> None:
@@ -463,7 +392,7 @@ def plot_view(
             f"view must not be in tiles to plot one head, got {view.name!r} with {len(view.queries.tokens):,} tokens. "
             "Omit layer and head to plot the grid, or save a part of the map in the browser."
         )
-    check_head(view, layer, head)
+    view.check_head(layer, head)
     maps = view.layers[layer]
     weights, allowed = view.weights(layer, head), view.allowed(layer, head)
     keys = (view.keys or view.queries).tokens
@@ -496,7 +425,7 @@ def plot_view(
     return figure
 
 
-def _title(title: str | None, view: View | TiledView, head: str, inches: float) -> str:
+def _title(title: str | None, view: BaseView, head: str, inches: float) -> str:
     """Return the title: the name of the view, shortened to one line, and those of the model and the head."""
     if title is not None:
         return title
@@ -506,14 +435,9 @@ def _title(title: str | None, view: View | TiledView, head: str, inches: float) 
     return f"{shortened(view.name, length)}: {parts}" if parts else shortened(view.name, length)
 
 
-def _grid(view: View | TiledView, inches: float, title: str, vmax: float | None, dark: bool) -> Figure:
+def _grid(view: BaseView, inches: float, title: str, vmax: float | None, dark: bool) -> Figure:
     """Plot the thumbnails of all heads as one image, because hundreds of matplotlib axes would take half a minute."""
-    if isinstance(view, TiledView):
-        names = [(name, list(heads)) for name, heads in view.layers]
-        ranges = [[one.range for one in heads.values()] for _, heads in view.layers]
-    else:
-        names = [(layer.name, list(layer.heads)) for layer in view.layers]
-        ranges = [list(layer.ranges) for layer in view.layers]
+    ranges = [layer.ranges for layer in view.layers]
     codes = np.frombuffer(view.thumbnails(), "<u2").reshape(-1, THUMBNAIL_SIZE, THUMBNAIL_SIZE)
     flat = [one for row in ranges for one in row]
     weights = dequantize(codes, [one.exponent for one in flat])
@@ -538,11 +462,11 @@ def _grid(view: View | TiledView, inches: float, title: str, vmax: float | None,
     axes = figure.subplots()
     axes.imshow(sheet, interpolation="nearest")
     axes.set(xlim=(-1.5, sheet.shape[1] + 0.5), ylim=(sheet.shape[0] + 0.5, -1.5))
-    _draw_frames(axes, names, [[one.normalized for one in row] for row in ranges], across, ink)
+    _draw_frames(axes, view.layers, across, ink)
     middle = THUMBNAIL_SIZE / 2 - 0.5
     step = max(1, round(0.16 * across / inches + 0.49))
     axes.set_xticks([j * pitch + middle for j in range(0, across, step)], [str(j) for j in range(0, across, step)])
-    axes.set_yticks([i * pitch + middle for i in range(len(names))], [shortened(name, 16) for name, _ in names])
+    axes.set_yticks([i * pitch + middle for i in range(len(ranges))], [shortened(one.name, 16) for one in view.layers])
     axes.set_xlabel("head", color=ink, fontsize=7.5)
     axes.xaxis.set_label_position("top")
     axes.tick_params(colors=ink, labelsize=6.5, length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
@@ -563,9 +487,7 @@ def _grid(view: View | TiledView, inches: float, title: str, vmax: float | None,
     return figure
 
 
-def _draw_frames(
-    axes: Axes, names: list[tuple[str, list[str]]], shares: list[list[bool]], across: int, ink: str
-) -> None:
+def _draw_frames(axes: Axes, layers: Sequence[LayerMaps | TiledLayer], across: int, ink: str) -> None:
     """Draw a frame around each map of the grid, and name maps that are not heads beside their row."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
@@ -573,27 +495,13 @@ def _draw_frames(
     pitch = THUMBNAIL_SIZE + _GAP
     frames = [
         Rectangle((j * pitch - 0.5, i * pitch - 0.5), THUMBNAIL_SIZE, THUMBNAIL_SIZE)
-        for i, (_, heads) in enumerate(names)
-        for j in range(len(heads))
+        for i, layer in enumerate(layers)
+        for j in range(len(layer.heads))
     ]
     axes.add_collection(PatchCollection(frames, facecolor="none", edgecolor=ink, linewidth=0.25))
-    for i, (_, heads) in enumerate(names):
-        if len(heads) < across and heads != [f"head {j}" for j in range(len(heads))]:
-            text = ", ".join(
-                f"{head}{'' if share else ' (own scale)'}" for head, share in zip(heads, shares[i], strict=True)
-            )
-            place = len(heads) * pitch + 2, i * pitch + THUMBNAIL_SIZE / 2
+    for i, layer in enumerate(layers):
+        if len(layer.heads) < across and layer.heads != tuple(f"head {j}" for j in range(len(layer.heads))):
+            named = zip(layer.heads, layer.ranges, strict=True)
+            text = ", ".join(f"{head}{'' if one.normalized else ' (own scale)'}" for head, one in named)
+            place = len(layer.heads) * pitch + 2, i * pitch + THUMBNAIL_SIZE / 2
             axes.text(*place, text, color=ink, fontsize=6.5, va="center")
-
-
-def color_cells(
-    weights: Float[np.ndarray, "q k"], masked: Bool[np.ndarray, "q k"], colors: ColorRange, dark: bool
-) -> Float[np.ndarray, "q k 4"]:
-    """Return a map as red, green, blue and opacity."""
-    from matplotlib.colors import to_rgba
-
-    share = colors.shares(weights)
-    picture = table_colormap(colors.signed, dark)(np.nan_to_num((share + 1) / 2 if colors.signed else share))
-    picture[np.isnan(weights)] = to_rgba(INVALID_COLORS[dark])
-    picture[masked] = to_rgba(MASKED_COLORS[dark])
-    return picture

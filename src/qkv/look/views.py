@@ -13,6 +13,7 @@ from qkv.core.typing import ArrayLike, Bool, Float, Num
 from qkv.errors import DataError, OptionError, ShapeError
 from qkv.look.allowed_pairs import allowed_of_record, infer_causal
 from qkv.look.axis import Axis
+from qkv.look.color_range import share_one
 from qkv.look.head_call import HeadCall, PairProduct
 from qkv.look.quantize import MASKED, dequantize, exponent_of, quantize, thumbnails, to_numpy
 from qkv.look.rollout import flow
@@ -22,16 +23,14 @@ if TYPE_CHECKING:
     from qkv.interop.huggingface.recorder import Recorder
     from qkv.look.live_model import Effect, LiveModel
     from qkv.look.predictions import Predictions
+    from qkv.look.tiled_map import TiledLayer
 
 
-__all__ = ["ALL_HEADS", "HeadRole", "LayerMaps", "MapRange", "Opening", "Axis", "View", "roles_meta"]
+__all__ = ["ALL_HEADS", "BaseView", "HeadRole", "LayerMaps", "MapRange", "Opening", "Axis", "View"]
 
 
 ALL_HEADS = "all heads"
 """Name of the layer of a view that holds maps over all heads, such as their mean, which are no heads."""
-
-_ROW_SUM = 1.001
-"""Maximum row sum of maps that are weights of a softmax, whose rows sum to 1 up to rounding in half precision."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,7 @@ class MapRange:
         finite = np.isfinite(weights)
         most = float(weights.max(initial=0.0, where=finite))
         least = float(weights.min(initial=0.0, where=finite))
-        sums = weights.sum(axis=-1, dtype=np.float64, where=finite)
-        return cls(most, least, exponent_of(weights), least >= 0 and bool((sums <= _ROW_SUM).all()))
+        return cls(most, least, exponent_of(weights), share_one(weights, finite))
 
     def meta(self) -> dict[str, object]:
         """Return the range as a JSON-serializable dictionary."""
@@ -106,6 +104,11 @@ class LayerMaps:
         codes, _ = quantize(array, allowed, [one.exponent for one in ranges])
         return cls(name, tuple(heads or (f"head {i}" for i in range(len(codes)))), codes, ranges, value_norms, calls)
 
+    def preview(self, head: int) -> Num[np.ndarray, "rows columns"]:
+        """Return the codes of a head, of which a thumbnail is made."""
+        codes: Num[np.ndarray, "rows columns"] = self.codes[head]
+        return codes
+
 
 @dataclass(frozen=True)
 class HeadRole:
@@ -127,8 +130,94 @@ class Opening:
     key: int = 0
 
 
+class BaseView:
+    """Base class of views, whose maps are dense in `View` and computed on demand in `TiledView`."""
+
+    name: str
+    model: str
+    queries: Axis
+    keys: Axis | None
+    layers: tuple[LayerMaps | TiledLayer, ...]
+    roles: dict[tuple[int, int], tuple[HeadRole, ...]]
+    note: str
+    opening: Opening | None
+    kind: str
+    _repr_html_: ClassVar[Callable[[BaseView], str]]
+
+    def __repr__(self) -> str:
+        maps, q = sum(len(layer.heads) for layer in self.layers), len(self.queries.tokens)
+        k = len((self.keys or self.queries).tokens)
+        return f"{type(self).__name__}({self.name!r}, {len(self.layers)} layers, {maps} maps of {q} queries × {k} keys)"
+
+    def check_head(self, layer: int, head: int) -> None:
+        """Raise an `OptionError` if there is no such head."""
+        counts = [len(one.heads) for one in self.layers]
+        heads = [*counts, 0][min(layer, len(counts))]
+        for name, index, count in (("layer", layer, len(counts)), ("head", head, heads)):
+            if not 0 <= index < count:
+                raise OptionError(f"{name} must be between 0 and {count - 1}, got {index}. This view has {count}.")
+
+    def call(self, layer: int, head: int) -> HeadCall:
+        """Return the attention call of a head, with its queries and keys.
+
+        Raises:
+            DataError: the queries and keys are unknown.
+            OptionError: the layer or head does not exist.
+        """
+        self.check_head(layer, head)
+        calls = self.layers[layer].calls
+        if calls is None:
+            raise DataError(
+                f"view must have been made with a model whose queries and keys can be read, got "
+                f"{self.layers[layer].name!r} of {self.name!r} without them. Choose a layer that uses the attention "
+                "interface of transformers, torch.nn.MultiheadAttention or a module of qkv.nn with one batch axis."
+            )
+        return calls[head]
+
+    def pair(self, layer: int, head: int, query: int, key: int) -> PairProduct:
+        """Return query, key and their product dimension by dimension for one pair of tokens.
+
+            weight = softmax over keys of (Σ_d scale · query_d · key_d + bias)
+
+        Raises:
+            DataError: the queries and keys are unknown, or the score is not a scaled dot product.
+            OptionError: the layer, head, query or key does not exist.
+        """
+        return self.call(layer, head).pair(query, key)
+
+    def weight(self, layer: int, head: int, query: int, key: int) -> np.float32:
+        """Return one weight as the model computes it in float32; its last two or three digits depend on rounding.
+
+        Raises:
+            DataError: the queries and keys are unknown.
+            OptionError: the layer, head, query or key does not exist.
+        """
+        return np.float32(self.call(layer, head).weight(query, key))
+
+    def thumbnails(self) -> bytes:
+        """Return the thumbnails of all heads as codes, 32 × 32 × 2 bytes per head."""
+        codes = (layer.preview(head) for layer in self.layers for head in range(len(layer.heads)))
+        return b"".join(thumbnails(one[None]).astype("<u2").tobytes() for one in codes)
+
+    def meta(self) -> dict[str, object]:
+        """Return the metadata of the view as a JSON-serializable dictionary."""
+        return {
+            "name": self.name,
+            "model": self.model,
+            "kind": self.kind,
+            "queries": self.queries.meta(),
+            "keys": None if self.keys is None else self.keys.meta(),
+            "layers": [{"name": layer.name, "heads": list(layer.heads)} for layer in self.layers],
+            "ranges": [[one.meta() for one in layer.ranges] for layer in self.layers],
+            "note": self.note,
+            "pairs": any(layer.calls is not None for layer in self.layers),
+            "opening": None if self.opening is None else asdict(self.opening),
+            "roles": {f"{i},{head}": [asdict(role) for role in own] for (i, head), own in self.roles.items()},
+        }
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class View:
+class View(BaseView):
     """The quantized attention maps of one text in one model.
 
     Attributes:
@@ -161,7 +250,6 @@ class View:
     predictions: Predictions | None = None
     live: LiveModel | None = None
     opening: Opening | None = None
-    _repr_html_: ClassVar[Callable[[View], str]]
 
     @classmethod
     def from_weights(
@@ -260,11 +348,6 @@ class View:
         )
         return cls(name, model, "self" if columns is None else "cross", rows, columns, layers)
 
-    def __repr__(self) -> str:
-        maps, q = sum(len(layer.heads) for layer in self.layers), len(self.queries.tokens)
-        k = len((self.keys or self.queries).tokens)
-        return f"View({self.name!r}, {len(self.layers)} layers, {maps} maps of {q} queries × {k} keys)"
-
     @property
     def image(self) -> Num[np.ndarray, "height width 3"] | None:
         """Red, green and blue of the image whose patches are tokens, `(height, width, 3)`; None: no image."""
@@ -282,26 +365,9 @@ class View:
         return allowed
 
     def pair(self, layer: int, head: int, query: int, key: int) -> PairProduct:
-        """Return query, key and their product dimension by dimension for one pair of tokens.
-
-            weight = softmax over keys of (Σ_d scale · query_d · key_d + bias)
-
-        Raises:
-            DataError: the queries and keys are unknown, or the score is not a scaled dot product.
-            OptionError: the layer, head, query or key does not exist.
-        """
-        found = self._call(layer, head).pair(query, key)
-        norms = self.layers[layer].value_norms
+        """Return the pair as in `BaseView.pair`, with the norm of the value if it is known."""
+        found, norms = super().pair(layer, head, query, key), self.layers[layer].value_norms
         return found if norms is None else found._replace(value_norm=float(norms[head, key]))
-
-    def weight(self, layer: int, head: int, query: int, key: int) -> np.float32:
-        """Return one weight as the model computes it in float32; its last two or three digits depend on rounding.
-
-        Raises:
-            DataError: the queries and keys are unknown.
-            OptionError: the layer, head, query or key does not exist.
-        """
-        return np.float32(self._call(layer, head).weight(query, key))
 
     def effect(self, factors: Mapping[tuple[int, int], float]) -> Effect:
         """Return how the outputs of the model change if heads are ablated or scaled, before the output projection.
@@ -321,20 +387,6 @@ class View:
                 "qkv.look.text_views.text_views(load_text_model(folder), [text])."
             )
         return self.live.effect(factors)
-
-    def _call(self, layer: int, head: int) -> HeadCall:
-        if not (0 <= layer < len(self.layers) and 0 <= head < len(self.layers[layer].heads)):
-            raise OptionError(
-                f"layer and head must exist in the view, got {layer} and {head}. Choose among those of view.layers."
-            )
-        maps = self.layers[layer]
-        if maps.calls is None:
-            raise DataError(
-                f"view must have been made with a model whose queries and keys can be read, got {maps.name!r} of "
-                f"{self.name!r} without them. Choose a layer that uses the attention interface of transformers, "
-                "torch.nn.MultiheadAttention or a module of qkv.nn with one batch axis."
-            )
-        return maps.calls[head]
 
     def grouped(self, queries: str | Sequence[Group] = "words", keys: str | Sequence[Group] | None = None) -> View:
         """Return a view of the weights between groups of tokens: mean over the queries, sum over the keys.
@@ -393,29 +445,14 @@ class View:
             raise IndexError("view must have an image, got one without.")
         return self.image.tobytes()
 
-    def thumbnails(self) -> bytes:
-        """Return the thumbnails of all heads as codes, 32 × 32 × 2 bytes per head."""
-        return b"".join(thumbnails(layer.codes).astype("<u2").tobytes() for layer in self.layers)
-
     def meta(self) -> dict[str, object]:
-        """Return the metadata of the view as a JSON-serializable dictionary."""
-        return {
-            "name": self.name,
-            "model": self.model,
-            "kind": self.kind,
-            "queries": self.queries.meta(),
-            "keys": None if self.keys is None else self.keys.meta(),
-            "layers": [{"name": layer.name, "heads": list(layer.heads)} for layer in self.layers],
-            "ranges": [[one.meta() for one in layer.ranges] for layer in self.layers],
+        """Return the metadata as in `BaseView.meta`, with what a page of dense maps can show."""
+        return super().meta() | {
             "steps": self.steps,
-            "note": self.note,
             "flow": self.layer_means is not None,
             "predictions": self.predictions is not None,
             "live": self.live is not None,
-            "pairs": any(layer.calls is not None for layer in self.layers),
-            "values": any(layer.value_norms is not None for layer in self.layers),
-            "opening": None if self.opening is None else asdict(self.opening),
-            "roles": roles_meta(self.roles),
+            "values": [layer.value_norms is not None for layer in self.layers],
         }
 
 
@@ -431,11 +468,6 @@ def _groups(axis: Axis, groups: str | Sequence[Group]) -> Sequence[Group]:
                 "each group."
             )
     return groups
-
-
-def roles_meta(roles: Mapping[tuple[int, int], Sequence[HeadRole]]) -> dict[str, list[dict[str, object]]]:
-    """Return roles as a JSON-serializable dictionary."""
-    return {f"{layer},{head}": [asdict(role) for role in found] for (layer, head), found in roles.items()}
 
 
 def _check_shapes(

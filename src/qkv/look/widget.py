@@ -5,23 +5,22 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qkv.core.extras import require_packages
-from qkv.core.typing import Float
 from qkv.errors import MissingPackageError
 from qkv.look.bundle import bundle, read_web_file
+from qkv.look.figure import figure_png
 from qkv.look.page import Page
 from qkv.look.tiled_map import TiledView
 from qkv.look.view_plot import plot_view
-from qkv.look.views import View
+from qkv.look.views import Opening, View
 
 if TYPE_CHECKING:
     from anywidget import AnyWidget
-    from matplotlib.figure import Figure
 
 
 __all__ = ["page_widget", "widget"]
@@ -34,45 +33,36 @@ _INCHES = 4.6
 _DPI = round(96 * PICTURE_SCALE)
 
 
-def static_picture(view: View | TiledView) -> tuple[bytes, int]:
-    """Return a picture of the grid of all heads and of the head that the page shows first, and its width.
+def static_picture(view: View | TiledView) -> tuple[dict[str, str], dict[str, object]] | None:
+    """Return a picture of the grid of all heads and of the head that the page shows first; None without matplotlib.
 
     A view with a single head, or in tiles, has one of the two halves.
 
     Returns:
-        A PNG file, and the width in pixels at which a notebook shows it.
-
-    Raises:
-        MissingPackageError: matplotlib is not installed.
+        A MIME bundle, and its metadata with the width in pixels at which a notebook shows the picture.
 
     Example:
-        >>> png, width = static_picture(View.from_weights(np.eye(3)[None, None], ["a", "b", "c"]))
-        >>> png[1:4], 400 < width < 500
-        (b'PNG', True)
+        >>> data, metadata = static_picture(View.from_weights(np.eye(3)[None, None], ["a", "b", "c"]))
+        >>> list(data), 400 < metadata["image/png"]["width"] < 500
+        (['image/png', 'text/plain'], True)
     """
-    heads = sum(len(layer.heads) for layer in view.layers) if isinstance(view, View) else 2
-    halves = [_pixels(plot_view(view, width=_INCHES))] if heads > 1 else []
-    if isinstance(view, View):
-        opening = view.opening
-        layer, head = (0, 0) if opening is None else (opening.layer, opening.head)
-        halves.append(_pixels(plot_view(view, layer, head, width=_INCHES)))
-    from matplotlib.image import imsave
+    dense, opening = isinstance(view, View), view.opening or Opening()
+    places = [(None, None)] * (not dense or sum(len(layer.heads) for layer in view.layers) > 1)
+    try:
+        figures = [plot_view(view, *at, width=_INCHES) for at in [*places, *[(opening.layer, opening.head)] * dense]]
+    except MissingPackageError:
+        return None
+    from matplotlib.image import imread, imsave
 
+    halves = [np.asarray(imread(io.BytesIO(figure_png(figure, _DPI))), np.float64) for figure in figures]
     height = max(len(half) for half in halves)
     padded = [np.pad(half, ((0, height - len(half)), (0, 0), (0, 0)), constant_values=1.0) for half in halves]
     picture = np.concatenate(padded, axis=1)
     stream = io.BytesIO()
     imsave(stream, picture, format="png")
-    return stream.getvalue(), round(picture.shape[1] / PICTURE_SCALE)
-
-
-def _pixels(figure: Figure) -> Float[np.ndarray, "height width 4"]:
-    from matplotlib.image import imread
-
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=_DPI)
-    stream.seek(0)
-    return np.asarray(imread(stream), np.float64)
+    png = base64.b64encode(stream.getvalue()).decode()
+    width = round(picture.shape[1] / PICTURE_SCALE)
+    return {"image/png": png, "text/plain": f"attention maps of {view.name!r}"}, {"image/png": {"width": width}}
 
 
 _TAIL = 64
@@ -99,9 +89,8 @@ def widget(page: Page | View | TiledView | Sequence[View | TiledView]) -> AnyWid
         >>> shown = look.widget(view)  # doctest: +SKIP
     """
     shown = page if isinstance(page, Page) else Page.from_views(page)
-    return page_widget(
-        "heads.js", ("style.css",), shown.meta(), lambda message: respond(shown, message), lambda: _image(shown)
-    )
+    picture = partial(static_picture, shown.views[0])
+    return page_widget("heads.js", ("style.css",), shown.meta(), partial(respond, shown), picture)
 
 
 def page_widget(
@@ -166,17 +155,6 @@ def display_with_picture(widget: AnyWidget, image: tuple[dict[str, str], dict[st
     display.display(data, metadata=metadata, raw=True)  # type: ignore[no-untyped-call]
     if image is not None:
         display.display(image[0], metadata=image[1], raw=True)  # type: ignore[no-untyped-call]
-
-
-def _image(page: Page) -> tuple[dict[str, str], dict[str, object]] | None:
-    """Return the static picture of the first view as a MIME bundle with metadata; None without matplotlib."""
-    view = page.views[0]
-    try:
-        png, width = static_picture(view)
-    except MissingPackageError:
-        return None
-    data = {"image/png": base64.b64encode(png).decode(), "text/plain": f"attention maps of {view.name!r}"}
-    return data, {"image/png": {"width": width}}
 
 
 def respond(page: Page, message: object) -> tuple[dict[str, object], list[bytes]]:

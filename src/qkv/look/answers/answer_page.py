@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import io
 import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from qkv.encoders.columns import Column
 from qkv.errors import OptionError, QkvError, QueryError
 from qkv.look.answers.answer_settings import KERNELS, AnswerSettings, AskArguments, TableSource
 from qkv.look.answers.query_axis import QueryAxis
+from qkv.look.figure import figure_png
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +62,7 @@ class TablePoints:
         """Return the points of a database."""
         value = columns[-1]
         if value.kind in ("number", "timestamp", "cyclic"):
-            return cls(database, axes, QueryAxis.over(value), (), {})
+            return cls(database, axes, QueryAxis(value), (), {})
         if value.kind == "vector":
             return cls(database, axes, None, ("vectors",), {})
         cells, first, counts = np.unique(value.cells, return_index=True, return_counts=True)
@@ -73,9 +72,7 @@ class TablePoints:
         if value.kind == "boolean":
             labels = ["true" if cells[i] else "false" for i in shown]
         more = len(common) > len(shown)
-        codes = {
-            cells[place].item() if hasattr(cells[place], "item") else cells[place]: i for i, place in enumerate(shown)
-        }
+        codes = {cell: i for i, cell in enumerate(cells[shown].tolist())}
         return cls(database, axes, None, (*labels, *["other values"] * more), codes)
 
     def value_meta(self) -> dict[str, object]:
@@ -94,9 +91,7 @@ class TablePoints:
         if count > _MOST_POINTS:
             rows = np.sort(np.random.default_rng(0).permutation(count)[:_MOST_POINTS])
             columns = tuple(column.take(rows) for column in columns)
-        keys = [
-            axis.codes(axis.axis.coordinates(column.cells)) for axis, column in zip(self.axes, columns, strict=False)
-        ]
+        keys = [axis.codes(axis.coordinates(column.cells)) for axis, column in zip(self.axes, columns, strict=False)]
         out = {"count": count, "shown": len(columns[0].cells)}
         return out | {"keys": [_packed(key) for key in keys], "values": _packed(self._value_codes(columns[-1].cells))}
 
@@ -119,7 +114,7 @@ class TablePoints:
                 for name, column in zip(names, columns, strict=True)
             ]
             parts = [np.array([each.cells[0] for each in cells[i :: len(names)]]) for i in range(len(names))]
-        keys = [axis.codes(axis.axis.coordinates(part)) for axis, part in zip(self.axes, parts, strict=False)]
+        keys = [axis.codes(axis.coordinates(part)) for axis, part in zip(self.axes, parts, strict=False)]
         largest = float(np.abs(weights).max(initial=0.0)) or 1.0
         return {
             "keys": [key.tolist() for key in keys],
@@ -130,11 +125,11 @@ class TablePoints:
 
     def place(self, value: object) -> float | None:
         """Return the coordinate of a value of an answer; None if values have labels."""
-        return None if self.value is None or value is None else _finite(self.value.axis.coordinate(value))
+        return None if self.value is None or value is None else _finite(self.value.coordinate(value))
 
     def length(self, value: object) -> float | None:
         """Return the length of a standard error on the axis of the values."""
-        return None if self.value is None or value is None else _finite(self.value.axis.length(value))
+        return None if self.value is None or value is None else _finite(self.value.length(value))
 
     def curve(self, answers: Sequence[Answer]) -> dict[str, object]:
         """Return the coordinates of answers and of their intervals, None where there is no match."""
@@ -153,7 +148,7 @@ class TablePoints:
 
     def _value_codes(self, cells: Float[np.ndarray, "n ..."] | np.ndarray) -> Int[np.ndarray, " n"]:
         if self.value is not None:
-            return self.value.codes(self.value.axis.coordinates(cells))
+            return self.value.codes(self.value.coordinates(cells))
         other = max(0, len(self.labels) - 1)
         given = cells.tolist() if self.codes else [None] * len(cells)
         return np.array([self.codes.get(cell, other) for cell in given], np.int64)
@@ -208,20 +203,18 @@ def _evidence(answer: Answer) -> dict[str, object]:
     remark = f"these rows have {total:.0%} of the weight" if not signed and 0 < total < 0.995 else ""
     if signed:
         remark = "rows with a negative weight lower the answer where their values are high"
+    roles = {answer.value_name: "value"} | dict.fromkeys(answer.keys, "key")
     numeric = {name for name in shown if rows and isinstance(rows[0].record[name], int | float)}
     lines = []
     for row in rows:
         near = row.similarity if row.similarity is not None else row.distance
+        measured = f"{near:.2f}" if answer.measure == "similarity" else format_value(near)
         cells = [row.record[name] for name in shown]
         lines.append(
             {
                 "weight": f"{row.weight:.3f}".replace("-", "−"),
                 "share": round(row.weight / largest, 4),
-                "near": ""
-                if not answer.measure
-                else f"{near:.2f}"
-                if answer.measure == "similarity"
-                else format_value(near),
+                "near": measured if answer.measure else "",
                 "cells": [
                     format_key(cell) if answer.in_full(name) else format_value(cell)
                     for name, cell in zip(shown, cells, strict=True)
@@ -230,14 +223,7 @@ def _evidence(answer: Answer) -> dict[str, object]:
         )
     return {
         "measure": answer.measure,
-        "columns": [
-            {
-                "name": name,
-                "role": "key" if name in answer.keys else "value" if name == answer.value_name else "",
-                "numeric": name in numeric,
-            }
-            for name in shown
-        ],
+        "columns": [{"name": name, "role": roles.get(name, ""), "numeric": name in numeric} for name in shown],
         "rows": lines,
         "remark": remark,
         "hidden": len(names) - len(shown),
@@ -297,9 +283,9 @@ class AnswerPage:
         kinds = [column.kind for column in self._columns[:-1]]
         numeric = len(kinds) <= 2 and all(kind in ("number", "timestamp", "cyclic") for kind in kinds)
         first = query or self._typical_query()
-        self._first = self._ask(first, self.options(self.settings))
+        self._first = self._ask([first], self.options(self.settings))[0]
         by_equality = any(note.startswith(("compared by equality", "compared by Exact")) for note in self._first.notes)
-        self.axes = tuple(map(QueryAxis.over, self._columns[:-1])) if numeric and not by_equality else ()
+        self.axes = tuple(map(QueryAxis, self._columns[:-1])) if numeric and not by_equality else ()
         self.query = first if query or not self.axes else self.query_at([axis.middle for axis in self.axes])
         self.points = TablePoints.of(database, self._columns, self.axes)
 
@@ -315,7 +301,7 @@ class AnswerPage:
         single = len(self._columns) == 2
         scores = _NUMBER_SCORES if self.axes else _TEXT_SCORES if single and kind == "text" else ("exact",)
         return {
-            "title": f"{self.database.name}: {', '.join(self.database.key)} → {self.database.value}",
+            "title": self.title,
             "mode": self.mode,
             "rows": len(self.database),
             "left_out": self.database.table.num_rows - len(self.database),
@@ -363,48 +349,39 @@ class AnswerPage:
             query = self.query_at(_coordinates([at], len(self.axes))[0].tolist())
         if not isinstance(query, str) or not query.strip():
             raise QueryError("the query must not be empty. Type a query.")
-        return self.describe(query, options, bool(request.get("printed")))
+        return self.describe([query], options, printed=bool(request.get("printed")))[0]
 
-    def describe(self, query: str, options: AskArguments, printed: bool = False) -> dict[str, object]:
-        """Return the answer to a query as texts and coordinates, with the command and the call that give it.
+    def describe(
+        self, queries: Sequence[str], options: AskArguments, most_drawn: int = _MOST_DRAWN, printed: bool = False
+    ) -> list[dict[str, object]]:
+        """Return the answers to queries as texts and coordinates, with the commands and the calls that give them.
 
         Args:
-            query: the query.
+            queries: the queries.
             options: the arguments of `Database.ask`.
+            most_drawn: number of rows whose weights are drawn.
             printed: whether the text that `qkv ask` prints is included.
         """
-        answer = self._ask(query, options)
-        # More rows are drawn than are listed. Rows of equal weight may be chosen differently, so both are asked.
-        more = answer.found and self.axes
-        drawn = self._ask(query, _with_top(options, self._drawn_rows(_MOST_DRAWN))) if more else answer
-        out = self._described(query, options, answer, drawn)
-        if printed and self._printed is not None:
-            out["printed"] = self._printed(answer, options["top"])
-        return out
+        answers = drawn = self._ask(queries, options)
+        if self.axes and any(answer.found for answer in answers):
+            # More rows are drawn than are listed. Rows of equal weight may be chosen differently, so both are asked.
+            more: AskArguments = {**options, "top": min(self.database.table.num_rows, most_drawn)}
+            drawn = self._ask(queries, more)
+        described = []
+        for query, answer, rows in zip(queries, answers, drawn, strict=True):
+            out = describe_answer(answer, self.points)
+            out |= {"query": query, "shown": format_query(query, len(answer.keys)), "at": self.place_of(query)}
+            out |= {"command": self.source.shell(query, options), "call": self.source.python(query, options)}
+            if answer.found:
+                out["drawn"] = self.points.weighted(rows)
+            if printed and self._printed is not None:
+                out["printed"] = self._printed(answer, options["top"])
+            described.append(out)
+        return described
 
-    def describe_all(self, queries: Sequence[str], options: AskArguments, most_drawn: int) -> list[dict[str, object]]:
-        """Return `describe` of several queries, in which at most `most_drawn` rows are drawn."""
-        answers = self.database.ask(list(queries), **options, printed=True)
-        drawn = self.database.ask(list(queries), **_with_top(options, self._drawn_rows(most_drawn)), printed=True)
-        every = zip(queries, answers, drawn, strict=True)
-        return [self._described(query, options, answer, more) for query, answer, more in every]
-
-    def _drawn_rows(self, most: int) -> int:
-        return min(self.database.table.num_rows, most)
-
-    def _described(self, query: str, options: AskArguments, answer: Answer, drawn: Answer) -> dict[str, object]:
-        out = describe_answer(answer, self.points)
-        out |= {"query": query, "shown": format_query(query, len(answer.keys))}
-        out["at"] = self.place_of(query)
-        out["command"] = self.source.shell(query, options)
-        out["call"] = self.source.python(query, options)
-        if answer.found:
-            out["drawn"] = self.points.weighted(drawn)
-        return out
-
-    def _ask(self, query: str, options: AskArguments) -> Answer:
-        # A list of one text is parsed as by the command line.
-        return self.database.ask([query], **options, printed=True)[0]
+    def _ask(self, queries: Sequence[str], options: AskArguments) -> Answer:
+        # A list of texts is parsed as by the command line.
+        return self.database.ask(list(queries), **options, printed=True)
 
     def picture(self) -> bytes:
         """Return a picture of the first answer as a PNG file, see `plot_query`."""
@@ -412,10 +389,7 @@ class AnswerPage:
 
         options = self.options(self.settings)
         asked: dict[str, Any] = {name: value for name, value in options.items() if name != "top"}
-        figure = plot_query(self.database, self._ask(self.query, options), **asked)
-        stream = io.BytesIO()
-        figure.savefig(stream, format="png")
-        return stream.getvalue()
+        return figure_png(plot_query(self.database, self._ask([self.query], options)[0], **asked))
 
     def options(self, settings: AnswerSettings) -> AskArguments:
         """Return the arguments of `Database.ask` for some settings.
@@ -430,13 +404,11 @@ class AnswerPage:
     def _typical_query(self) -> str:
         """Return the key of the row in the middle of the rows."""
         row = len(self._columns[0].cells) // 2
-        texts = [column.text(row) for column in self._columns[:-1]]
-        return _joined(texts)
+        return _joined([column.text(row) for column in self._columns[:-1]])
 
     def query_at(self, coordinates: Sequence[float]) -> str:
         """Return the query at coordinates on the axes, as text."""
-        texts = [axis.text(each) for axis, each in zip(self.axes, coordinates, strict=True)]
-        return _joined(texts)
+        return _joined([axis.text(each) for axis, each in zip(self.axes, coordinates, strict=True)])
 
     def place_of(self, query: str) -> list[float] | None:
         """Return the coordinates of a query on the axes, or None if it has none."""
@@ -445,15 +417,15 @@ class AnswerPage:
         parts = split_text(query) if len(self.axes) > 1 else [query]
         if len(parts) != len(self.axes):
             return None
-        found = [axis.coordinate(part) for axis, part in zip(self.axes, parts, strict=True)]
+        found = [axis.parse(part) for axis, part in zip(self.axes, parts, strict=True)]
         return None if None in found else [each for each in found if each is not None]
 
     def _curve(self, places: Float[np.ndarray, "n width"], options: AskArguments) -> dict[str, object]:
         """Return the coordinates of the answers at some places of the axis or the map, and of their intervals."""
-        columns = [axis.axis.keys(places[:, i]) for i, axis in enumerate(self.axes)]
+        columns = [axis.keys(places[:, i]) for i, axis in enumerate(self.axes)]
         queries = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-        answers = list(self.database.ask(queries, **_with_top(options, 1)))
-        return self.points.curve(answers)
+        single: AskArguments = {**options, "top": 1}
+        return self.points.curve(list(self.database.ask(queries, **single)))
 
     def _chosen_bandwidth(self) -> list[float]:
         """Return the bandwidths of the first answer in the units of the keys; empty if they are not chosen."""
@@ -468,21 +440,15 @@ class AnswerPage:
         texts = column.original if column.original is not None else column.cells
         return list(dict.fromkeys(map(str, texts.tolist())))[:_MOST_COMPLETIONS]
 
-    @cached_property
+    @property
     def title(self) -> str:
         """The title of the page."""
-        return str(self.meta()["title"])
+        return f"{self.database.name}: {', '.join(self.database.key)} → {self.database.value}"
 
 
 def _joined(texts: Sequence[str]) -> str:
     """Return one query for all keys, in which parts with a comma are quoted."""
     return texts[0] if len(texts) == 1 else ",".join(f'"{text}"' if "," in text else text for text in texts)
-
-
-def _with_top(options: AskArguments, top: int) -> AskArguments:
-    out = options.copy()
-    out["top"] = top
-    return out
 
 
 def _coordinates(places: object, width: int) -> Float[np.ndarray, "n width"]:

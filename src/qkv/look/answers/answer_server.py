@@ -48,7 +48,7 @@ def _create_app(page: AnswerPage, hosts: set[str], token: str, predicates: Predi
         return JSONResponse(await run_in_threadpool(respond, given))
 
     routes = [Route(f"/{token}/meta.json", meta), Route(f"/{token}/ask", ask, methods=["POST"])]
-    return guarded_app(routes, hosts, token, "answers.html")
+    return guarded_app(routes, hosts, token)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass, fields
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack, cast
 
 from qkv.errors import OptionError
 
@@ -157,63 +157,36 @@ class AnswerSettings:
         return cls(**texts)
 
     @classmethod
-    def from_options(
-        cls,
-        *,
-        score: str | None = None,
-        normalizer: str | None = None,
-        aggregate: str | None = None,
-        where: str | None = None,
-        min_similarity: float | None = None,
-        max_distance: float | None = None,
-        top: int | None = None,
-    ) -> AnswerSettings:
+    def from_options(cls, **options: Unpack[AskArguments]) -> AnswerSettings:
         """Return the settings that stand for options of `Database.ask`.
 
         Example:
             >>> AnswerSettings.from_options(score="gaussian:0.5", normalizer="topk:3").options()
             {'score': 'gaussian:0.5', 'normalizer': 'topk:3', 'top': 10}
         """
-        name, _, bandwidth = (score or "").partition(":")
-        if name.lower() not in KERNELS:
-            name, bandwidth = score or "", ""
-        first, _, rest = (normalizer or "").partition(":")
+        texts = {name: str(value) for name, value in options.items() if value is not None}
+        name, _, bandwidth = texts.get("score", "").partition(":")
+        if name.lower() in KERNELS:
+            texts |= {"score": name, "bandwidth": bandwidth}
+        first, _, rest = texts.get("normalizer", "").partition(":")
         count, _, inner = rest.partition(":")
-        top_k = first.lower() == "topk" and count.isdigit() and (not inner or inner[0].isalpha())
-        return cls(
-            name,
-            bandwidth,
-            inner if top_k else normalizer or "",
-            count if top_k else "",
-            aggregate or "",
-            where or "",
-            "" if min_similarity is None else f"{min_similarity!r}",
-            "" if max_distance is None else f"{max_distance!r}",
-            str(top or 10),
-        )
+        if first.lower() == "topk" and count.isdigit() and (not inner or inner[0].isalpha()):
+            texts |= {"normalizer": inner, "neighbours": count}
+        return cls(**texts)
 
     def options(self, inner: str = "") -> AskArguments:
         """Return the keyword arguments of `Database.ask`; those of default settings are omitted."""
-        out: AskArguments = {}
         score = f"{self.score or 'gaussian'}:{_number('bandwidth', self.bandwidth)}" if self.bandwidth else self.score
         normalizer = self.normalizer
         if self.neighbours:
             chosen = "" if normalizer.lower().startswith("topk") else normalizer or inner
             normalizer = f"topk:{_integer('neighbours', self.neighbours)}" + (f":{chosen}" if chosen else "")
-        if score:
-            out["score"] = score
-        if normalizer:
-            out["normalizer"] = normalizer
-        if self.aggregate:
-            out["aggregate"] = self.aggregate
-        if self.where:
-            out["where"] = self.where
-        if self.min_similarity:
-            out["min_similarity"] = float(_number("min_similarity", self.min_similarity))
-        if self.max_distance:
-            out["max_distance"] = float(_number("max_distance", self.max_distance))
-        out["top"] = min(_integer("rows", self.top), _MAX_TOP)
-        return out
+        texts = {"score": score, "normalizer": normalizer, "aggregate": self.aggregate, "where": self.where}
+        out: dict[str, object] = {name: text for name, text in texts.items() if text}
+        for name in ("min_similarity", "max_distance"):
+            if text := getattr(self, name):
+                out[name] = float(_number(name, text))
+        return cast("AskArguments", out | {"top": min(_integer("rows", self.top), _MAX_TOP)})
 
 
 def command_options(options: AskArguments) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -12,7 +12,6 @@ import numpy as np
 from qkv.core.formatting import format_key
 from qkv.core.typing import Float, Int
 from qkv.database.keys.queries import Queries
-from qkv.encoders.columns import Column
 from qkv.errors import QueryError
 from qkv.look.plot_axis import PlotAxis
 
@@ -28,22 +27,18 @@ _UNITS = (86400, 3600, 60, 1)
 
 
 @dataclass(frozen=True, eq=False)
-class QueryAxis:
-    """An axis of numbers or dates."""
+class QueryAxis(PlotAxis):
+    """An axis of numbers or dates over the cells of a column, which are all present."""
 
-    column: Column
-    low: float
-    high: float
-    axis: PlotAxis = field(init=False)
+    @cached_property
+    def low(self) -> float:
+        """The least coordinate of the cells."""
+        return float(self.coordinates(self.column.cells).min())
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "axis", PlotAxis(self.column))
-
-    @classmethod
-    def over(cls, column: Column) -> QueryAxis:
-        """Return the axis of the cells of a column, which are all present."""
-        coordinates = PlotAxis(column).coordinates(column.cells)
-        return cls(column, float(coordinates.min()), float(coordinates.max()))
+    @cached_property
+    def high(self) -> float:
+        """The largest coordinate of the cells."""
+        return float(self.coordinates(self.column.cells).max())
 
     @property
     def span(self) -> float:
@@ -54,14 +49,14 @@ class QueryAxis:
     def step(self) -> float:
         """The difference of neighbouring queries, as a coordinate."""
         least = self.span / _STEPS
-        if self.axis.kind in ("number", "duration"):
+        if self.kind in ("number", "duration"):
             return float(10.0 ** math.floor(math.log10(least)))
         return self._unit / self._seconds
 
     @cached_property
     def middle(self) -> float:
         """The coordinate of the median of the cells."""
-        return float(np.median(self.axis.coordinates(self.column.cells)))
+        return float(np.median(self.coordinates(self.column.cells)))
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -72,7 +67,7 @@ class QueryAxis:
     @property
     def _seconds(self) -> float:
         """The number of seconds of one unit of the coordinates, which are hours for times and days for dates."""
-        return 3600.0 if self.axis.kind == "time" else 86400.0
+        return 3600.0 if self.kind == "time" else 86400.0
 
     @cached_property
     def _unit(self) -> float:
@@ -87,17 +82,17 @@ class QueryAxis:
         Example:
             >>> from qkv import Database
             >>> days = Database.open({"day": ["2024-01-01", "2024-12-01"], "rain": [1, 2]}, key="day", value="rain")
-            >>> QueryAxis.over(days.column("day")).text(19_800.3)  # doctest: +SKIP
+            >>> QueryAxis(days.column("day")).text(19_800.3)  # doctest: +SKIP
             '2024-03-18'
         """
-        if self.axis.kind in ("number", "duration"):
+        if self.kind in ("number", "duration"):
             return self._number(coordinate)
         seconds = round(coordinate * self._seconds / self._unit) * self._unit
-        (moment,) = self.axis.keys(np.array([seconds / self._seconds]))
+        (moment,) = self.keys(np.array([seconds / self._seconds]))
         whole_days = self._unit >= _UNITS[0] and isinstance(moment, dt.datetime) and moment.tzinfo is None
         short = moment.date().isoformat() if whole_days and isinstance(moment, dt.datetime) else format_key(moment)
         for text in (short, format_key(moment)):
-            found = self.coordinate(text)
+            found = self.parse(text)
             if found is not None and abs(found - seconds / self._seconds) <= 0.51 * self.step:
                 return text
         return format_key(moment)
@@ -112,10 +107,10 @@ class QueryAxis:
             text = text.rstrip("0").rstrip(".") if "." in text else text
         # Where commas are decimal separators, 1.203 is a number of more than a thousand.
         written = self.column.number_format
-        misread = written is not None and written.decimal == "," and self.coordinate(text) != float(text)
+        misread = written is not None and written.decimal == "," and self.parse(text) != float(text)
         return text.replace(".", ",") if misread else text
 
-    def coordinate(self, query: object) -> float | None:
+    def parse(self, query: object) -> float | None:
         """Return the coordinate of a query, or None if it is missing or cannot be read."""
         try:
             parsed = Queries.parse([query], [self.column])
@@ -123,7 +118,7 @@ class QueryAxis:
             return None
         if parsed.missing[0]:
             return None
-        return float(self.axis.coordinates(parsed.columns[0].cells)[0])
+        return float(self.coordinates(parsed.columns[0].cells)[0])
 
     def codes(self, coordinates: Float[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
         """Return coordinates of rows as integers from 0 at `low` to 65,535 at `high`."""
@@ -133,8 +128,8 @@ class QueryAxis:
         """Return what the browser needs to draw the axis."""
         return {
             "name": self.column.name,
-            "label": self.axis.label,
-            "kind": self.axis.kind,
+            "label": self.label,
+            "kind": self.kind,
             "low": self.low,
             "span": self.span,
             "ends": self.ends,

@@ -112,7 +112,7 @@ def _parts(
         answers: list[dict[str, object]] = []
         for start in range(0, len(queries), _QUERIES_AT_ONCE):
             some = queries[start : start + _QUERIES_AT_ONCE]
-            answers += page.describe_all(some, page.options(choice), _MOST_DRAWN)
+            answers += page.describe(some, page.options(choice), _MOST_DRAWN)
             report(progress, "answering", number * len(queries) + len(answers), total)
         yield f"answers/{number}", part_text(_encoded(answers))
 

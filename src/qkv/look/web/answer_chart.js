@@ -1,4 +1,4 @@
-// What the charts of answers share: two canvases below a drawing, and a handle that moves the query.
+// What the charts of answers share: axes, two canvases below a drawing, and a handle that moves the query.
 
 import { createElement } from "./dom.js";
 import { createShape, tickMarks } from "./answer_ticks.js";
@@ -18,12 +18,22 @@ export const CHART_COLOURS = {
 /** Colours of labels, which colour-blind readers can tell apart (Okabe and Ito). */
 export const LABEL_COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#8a8f98"];
 
+/** Return a text, of which the end is replaced by … if it is longer. @param {string} text @param {number} length */
+export const shortened = (text, length) => (text.length > length ? `${text.slice(0, length - 1)}…` : text);
+
+/** @typedef {(tag: string, attributes: Record<string, any>, text?: string) => void} Add adds a shape to a drawing */
+
 /** A chart with a query that can be moved by pointer and by keyboard. */
 export class AnswerChart {
-  /** @param {any} meta @param {(at: number[]) => void} move called with the coordinates of the query */
-  constructor(meta, move) {
+  /** @param {any} meta @param {any} across the axis from left to right @param {any} up the axis from bottom to top
+   *  @param {(at: number[]) => void} [move] called with the coordinates of the query */
+  constructor(meta, across, up, move = () => {}) {
     this.meta = meta;
+    this.across = across;
+    this.up = up;
     this.move = move;
+    /** the labels of values that are not on an axis @type {string[] | null} */
+    this.labels = meta.value.labels || null;
     this.dark = false;
     /** @type {any} */
     this.answer = null;
@@ -110,7 +120,6 @@ export class AnswerChart {
     if (answer.at && !this.element.dataset.dragging) this.at = answer.at;
     this.drawWeights();
     this.drawAnswer();
-    this.placeHandle();
   }
 
   /** Return the pen of an empty canvas. @param {HTMLCanvasElement} canvas */
@@ -118,15 +127,46 @@ export class AnswerChart {
     return screenPen(canvas, this.width, this.height);
   }
 
-  /** Draw the rows with weight, the largest last, so that they are on top. @param {(drawn: any, i: number) => [number, number]} place
+  /** The edges of the area of both axes, in pixels. */
+  get area() { return { left: 0, right: this.width, top: 0, bottom: this.height }; }
+
+  /** @param {number} coordinate */
+  x(coordinate) {
+    const [low, high] = this.across.ends;
+    const { left, right } = this.area;
+    return left + ((coordinate - low) / (high - low)) * (right - left);
+  }
+
+  /** @param {number} coordinate */
+  y(coordinate) {
+    const [low, high] = this.up.ends;
+    const { top, bottom } = this.area;
+    return bottom - ((coordinate - low) / (high - low)) * (bottom - top);
+  }
+
+  /** Return the coordinates of the query at a place of the chart. @param {number} x @param {number} y @returns {number[]} */
+  coordinatesAt(x, y) {
+    const { left, right, top, bottom } = this.area;
+    const shares = [(x - left) / (right - left), (bottom - y) / (bottom - top)];
+    return this.meta.keys.map(({ ends: [low, high] }, /** @type {number} */ i) => low + shares[i] * (high - low));
+  }
+
+  /** Return the place of a row by the codes of its coordinates, which are from 0 to 65,535.
+   *  @param {{keys: ArrayLike<number>[], values: ArrayLike<number>}} rows @param {number} i @returns {[number, number]} */
+  place({ keys, values }, i) {
+    const at = (/** @type {any} */ { low, span }, /** @type {number} */ code) => low + (code / 65535) * span;
+    return [this.x(at(this.across, keys[0][i])), this.y(at(this.up, (keys[1] ?? values)[i]))];
+  }
+
+  /** Draw the rows with weight, the largest last, so that they are on top.
    *  @param {[number, number]} radius without weight, and how much more with the largest @param {[number, number]} opacity likewise
    *  @param {(context: CanvasRenderingContext2D, share: number, x: number) => void} draw the outline of a row */
-  discs(place, [least, more], [faint, strong], draw) {
+  discs([least, more], [faint, strong], draw) {
     const context = this.clear(this.weights);
     const drawn = this.answer?.drawn;
     for (let i = (drawn?.weights.length ?? 0) - 1; i >= 0; i--) {
       const share = Math.abs(drawn.weights[i]);
-      const [x, y] = place(drawn, i);
+      const [x, y] = this.place(drawn, i);
       const rgb = (drawn.weights[i] < 0 ? this.colours.negative : this.colours.weight).join(" ");
       context.fillStyle = context.strokeStyle = `rgb(${rgb} / ${faint + strong * share})`;
       context.beginPath();
@@ -135,8 +175,8 @@ export class AnswerChart {
     }
   }
 
-  /** Add the ticks and the name of a horizontal axis. @param {(tag: string, attributes: Record<string, any>, text?: string) => void} add
-   *  @param {any} axis @param {[number, number]} ends its coordinates @param {(at: number) => number} x @param {number} y @param {number} most ticks */
+  /** Add the ticks and the name of a horizontal axis. @param {Add} add @param {any} axis @param {[number, number]} ends its coordinates
+   *  @param {(at: number) => number} x @param {number} y @param {number} most ticks */
   acrossTicks(add, axis, ends, x, y, most) {
     for (const { at, text } of tickMarks(axis.kind, ...ends, most)) {
       add("line", { class: "tick", x1: x(at), x2: x(at), y1: y, y2: y + 5 });
@@ -144,16 +184,33 @@ export class AnswerChart {
     }
   }
 
-  /** Draw rows as points, as dots if there are many. @param {CanvasRenderingContext2D} context
-   *  @param {(i: number) => [number, number]} place @param {number} count @param {(i: number) => string} colour
+  /** Add the prediction interval and the standard error of the answer. @param {Add} add
+   *  @param {(coordinate: number) => [number, number]} place of a value @param {[number, number]} cap half of the ends of the error */
+  errors(add, place, [dx, dy]) {
+    const { interval, deviation } = this.answer;
+    if (interval?.every((/** @type {number | null} */ each) => each !== null)) {
+      const [[x1, y1], [x2, y2]] = interval.map(place).map(([x, y]) => [Math.min(this.width, Math.max(0, x)), y]);
+      add("line", { class: "interval", x1, x2, y1, y2 });
+    }
+    if (deviation) {
+      const ends = deviation.map(place);
+      const caps = ends.map((/** @type {number[]} */ [x, y]) => `M${x - dx} ${y - dy}l${2 * dx} ${2 * dy}`);
+      add("path", { class: "error", d: `M${ends.map((/** @type {number[]} */ end) => end.join(" ")).join("L")}${caps.join("")}` });
+    }
+  }
+
+  /** Draw the rows as points, as dots if there are many. @param {CanvasRenderingContext2D} context @param {(i: number) => string} colour
    *  @param {string} [outline] colour of the outline, which few points have */
-  dots(context, place, count, colour, outline) {
+  dots(context, colour, outline) {
+    const { points } = this;
+    if (!points) return;
+    const count = points.shown;
     const size = count > 20000 ? 1 : count > 3000 ? 1.6 : count > 500 ? 2.4 : 3.2;
     context.globalAlpha = outline ? (count > 20000 ? 0.5 : 0.95) : count > 20000 ? 0.25 : count > 3000 ? 0.35 : 0.55;
     context.strokeStyle = outline || "none";
     context.lineWidth = 0.7;
     for (let i = 0; i < count; i++) {
-      const [x, y] = place(i);
+      const [x, y] = this.place(points, i);
       context.fillStyle = colour(i);
       if (count > 3000) context.fillRect(x - size / 2, y - size / 2, size, size);
       else {
@@ -171,14 +228,20 @@ export class AnswerChart {
     this.drawRows();
     this.drawWeights();
     this.drawAnswer();
-    this.placeHandle();
     this.element.dataset.drawn = String(Number(this.element.dataset.drawn || 0) + 1);
   }
 
-  /** @param {number} x @param {number} y @returns {number[]} */
-  coordinatesAt(x, y) { throw new Error(`no place at ${x}, ${y}`); }
+  drawAnswer() {
+    /** @type {SVGElement[]} */
+    const shapes = [];
+    this.fill((tag, given, text) => shapes.push(createShape(tag, given, text)));
+    this.drawing.replaceChildren(...shapes);
+    this.placeHandle();
+  }
+
+  /** Draw the axes and the answer. @param {Add} add */
+  fill(add) { add("g", {}); }
   placeHandle() {}
-  drawRows() {}
+  drawRows() { this.dots(this.clear(this.rows), () => this.colours.rows); }
   drawWeights() {}
-  drawAnswer() {}
 }

@@ -1,7 +1,7 @@
 // Map of the rows over two keys: their values as colours, the answers as a field, and rings for the weights.
 
-import { AnswerChart, LABEL_COLOURS } from "./answer_chart.js";
-import { createShape, tickMarks } from "./answer_ticks.js";
+import { AnswerChart, LABEL_COLOURS, shortened } from "./answer_chart.js";
+import { tickMarks } from "./answer_ticks.js";
 
 const [MAP_LEFT, MAP_RIGHT, MAP_TOP, MAP_BOTTOM] = [66, 14, 12, 84];
 
@@ -9,40 +9,16 @@ const [MAP_LEFT, MAP_RIGHT, MAP_TOP, MAP_BOTTOM] = [66, 14, 12, 84];
 export class MapChart extends AnswerChart {
   /** @param {any} meta @param {(at: number[]) => void} move */
   constructor(meta, move) {
-    super(meta, move);
-    this.labels = meta.value.labels || null;
+    super(meta, ...meta.keys, move);
     /** Answers at the middle of the cells of a grid: values or labels, undefined where not yet known. */
     this.field = { size: 0, values: /** @type {any[]} */ ([]), labels: /** @type {any[]} */ ([]) };
   }
 
-  get right() { return this.width - MAP_RIGHT; }
-  get floor() { return this.height - MAP_BOTTOM; }
-
-  /** @param {number} coordinate */
-  x(coordinate) {
-    const [low, high] = this.meta.keys[0].ends;
-    return MAP_LEFT + ((coordinate - low) / (high - low)) * (this.right - MAP_LEFT);
-  }
-
-  /** @param {number} coordinate */
-  y(coordinate) {
-    const [low, high] = this.meta.keys[1].ends;
-    return this.floor - ((coordinate - low) / (high - low)) * (this.floor - MAP_TOP);
-  }
-
-  /** @param {number} x @param {number} y @returns {number[]} */
-  coordinatesAt(x, y) {
-    const [across, up] = this.meta.keys;
-    return [
-      across.ends[0] + ((x - MAP_LEFT) / (this.right - MAP_LEFT)) * (across.ends[1] - across.ends[0]),
-      up.ends[0] + ((this.floor - y) / (this.floor - MAP_TOP)) * (up.ends[1] - up.ends[0]),
-    ];
-  }
+  get area() { return { left: MAP_LEFT, right: this.width - MAP_RIGHT, top: MAP_TOP, bottom: this.height - MAP_BOTTOM }; }
 
   placeHandle() {
     if (!this.at) return;
-    this.handle.style.left = `${this.x(this.at[0])}px`;
-    this.handle.style.top = `${this.y(this.at[1])}px`;
+    Object.assign(this.handle.style, { left: `${this.x(this.at[0])}px`, top: `${this.y(this.at[1])}px` });
     const place = this.answer ? this.answer.shown : this.at.join(", ");
     this.handle.setAttribute("aria-label", `query at ${place}; the arrow keys move it`);
   }
@@ -55,21 +31,15 @@ export class MapChart extends AnswerChart {
     return `rgb(${stops[low].map((each, i) => Math.round(each + (at - low) * (stops[low + 1][i] - each))).join(" ")})`;
   }
 
-  /** @param {Uint16Array | number[]} keys0 @param {Uint16Array | number[]} keys1 @param {number} i @returns {[number, number]} */
-  place(keys0, keys1, i) {
-    const [across, up] = this.meta.keys;
-    return [this.x(across.low + (keys0[i] / 65535) * across.span), this.y(up.low + (keys1[i] / 65535) * up.span)];
-  }
-
   drawRows() {
     const context = this.clear(this.rows);
     const { size, values, labels } = this.field;
     const [low, span] = [this.meta.value.low, this.meta.value.span];
+    const { left, right, top, bottom } = this.area;
     if (size) {
       // One pixel per cell, enlarged without smoothing, so that cells have no seams.
-      const cells = /** @type {HTMLCanvasElement} */ (document.createElement("canvas"));
-      cells.width = cells.height = size;
-      const field = /** @type {CanvasRenderingContext2D} */ (cells.getContext("2d"));
+      const cells = new OffscreenCanvas(size, size);
+      const field = /** @type {OffscreenCanvasRenderingContext2D} */ (cells.getContext("2d"));
       for (let i = 0; i < size * size; i++) {
         const known = this.labels ? labels[i] : values[i];
         if (known === undefined || known === null) continue;
@@ -78,55 +48,47 @@ export class MapChart extends AnswerChart {
       }
       context.imageSmoothingEnabled = false;
       context.globalAlpha = 0.5;
-      context.drawImage(cells, MAP_LEFT, MAP_TOP, this.right - MAP_LEFT, this.floor - MAP_TOP);
+      context.drawImage(cells, left, top, right - left, bottom - top);
       context.globalAlpha = 1;
     }
-    const { points } = this;
-    if (!points) return;
-    this.dots(context, (i) => this.place(points.keys[0], points.keys[1], i), points.shown,
-      (i) => (this.labels ? LABEL_COLOURS[points.values[i] % 8] : this.colour(points.values[i] / 65535)), this.colours.outline);
+    const codes = this.points?.values ?? [];
+    this.dots(context, (i) => (this.labels ? LABEL_COLOURS[codes[i] % 8] : this.colour(codes[i] / 65535)), this.colours.outline);
   }
 
   drawWeights() {
-    this.discs((drawn, i) => this.place(drawn.keys[0], drawn.keys[1], i), [2.5, 6], [0.15, 0.85], (context, share) => {
+    this.discs([2.5, 6], [0.15, 0.85], (context, share) => {
       context.lineWidth = 1 + 1.5 * share;
       context.stroke();
     });
   }
 
-  drawAnswer() {
-    const [across, up] = this.meta.keys;
-    const shapes = [];
-    const add = (/** @type {string} */ tag, /** @type {Record<string, any>} */ given, /** @type {string} */ text) => shapes.push(createShape(tag, given, text));
-    this.acrossTicks(add, across, across.ends, (at) => this.x(at), this.floor, Math.max(4, (this.right - MAP_LEFT) / 95));
+  /** @param {import("./answer_chart.js").Add} add */
+  fill(add) {
+    const { across, up, area: { left, right, top, bottom } } = this;
+    this.acrossTicks(add, across, across.ends, (at) => this.x(at), bottom, Math.max(4, (right - left) / 95));
     for (const { at, text } of tickMarks(up.kind, ...up.ends, 6)) {
-      add("line", { class: "tick", x1: MAP_LEFT - 5, x2: MAP_LEFT, y1: this.y(at), y2: this.y(at) });
-      add("text", { class: "label", x: MAP_LEFT - 8, y: this.y(at) + 4, "text-anchor": "end" }, text);
+      add("line", { class: "tick", x1: left - 5, x2: left, y1: this.y(at), y2: this.y(at) });
+      add("text", { class: "label", x: left - 8, y: this.y(at) + 4, "text-anchor": "end" }, text);
     }
-    add("rect", { class: "frame", x: MAP_LEFT, y: MAP_TOP, width: this.right - MAP_LEFT, height: this.floor - MAP_TOP });
-    add("text", { class: "name", x: (MAP_LEFT + this.right) / 2, y: this.floor + 36, "text-anchor": "middle" }, `${across.label} → (up: ${up.label})`);
-    this.#legend(add);
-    this.drawing.replaceChildren(...shapes);
+    add("rect", { class: "frame", x: left, y: top, width: right - left, height: bottom - top });
+    add("text", { class: "name", x: (left + right) / 2, y: bottom + 36, "text-anchor": "middle" }, `${across.label} → (up: ${up.label})`);
+    this.#legend(add, left, right, this.height - 34);
   }
 
-  /** @param {(tag: string, attributes: Record<string, any>, text?: string) => void} add */
-  #legend(add) {
-    const top = this.height - 34;
-    if (this.labels) {
-      let left = MAP_LEFT;
-      this.labels.forEach((/** @type {string} */ label, /** @type {number} */ i) => {
-        const text = label.length > 14 ? `${label.slice(0, 13)}…` : label;
-        if (left + 26 + 6.6 * text.length > this.right) return;
-        add("rect", { x: left, y: top, width: 11, height: 11, fill: LABEL_COLOURS[i % 8] });
-        add("text", { class: "label", x: left + 15, y: top + 10 }, text);
-        left += 30 + 6.6 * text.length;
-      });
-      return;
+  /** @param {import("./answer_chart.js").Add} add @param {number} left @param {number} right @param {number} top */
+  #legend(add, left, right, top) {
+    for (const [i, label] of (this.labels ?? []).entries()) {
+      const text = shortened(label, 14);
+      if (left + 26 + 6.6 * text.length > right) continue;
+      add("rect", { x: left, y: top, width: 11, height: 11, fill: LABEL_COLOURS[i % 8] });
+      add("text", { class: "label", x: left + 15, y: top + 10 }, text);
+      left += 30 + 6.6 * text.length;
     }
+    if (this.labels) return;
     const { value } = this.meta;
-    const width = Math.min(360, this.right - MAP_LEFT - 120);
-    for (let i = 0; i < 60; i++) add("rect", { x: MAP_LEFT + (i / 60) * width, y: top, width: width / 60 + 0.5, height: 9, fill: this.colour(i / 59) });
-    this.acrossTicks(add, value, [value.low, value.low + value.span], (at) => MAP_LEFT + ((at - value.low) / value.span) * width, top + 9, Math.max(4, width / 70));
-    add("text", { class: "name", x: MAP_LEFT + width + 12, y: top + 9 }, value.label);
+    const width = Math.min(360, right - left - 120);
+    for (let i = 0; i < 60; i++) add("rect", { x: left + (i / 60) * width, y: top, width: width / 60 + 0.5, height: 9, fill: this.colour(i / 59) });
+    this.acrossTicks(add, value, [value.low, value.low + value.span], (at) => left + ((at - value.low) / value.span) * width, top + 9, Math.max(4, width / 70));
+    add("text", { class: "name", x: left + width + 12, y: top + 9 }, value.label);
   }
 }

@@ -40,8 +40,7 @@ export function createAnswerPanel(meta, onPrinted) {
     const titles = ["weight", ...(measure ? [measure] : []), ...columns.map((/** @type {any} */ column) => column.name)];
     head.replaceChildren(createElement("tr", {}, titles.map((text, i) => createElement("th", { scope: "col", text, class: i && i <= (measure ? 1 : 0) ? "number" : "" }))));
     body.replaceChildren(...rows.map((/** @type {any} */ row) => {
-      const bar = createElement("span", { class: row.share < 0 ? "bar negative" : "bar" });
-      bar.style.width = `${Math.round(Math.abs(row.share) * 70)}px`;
+      const bar = createElement("span", { class: row.share < 0 ? "bar negative" : "bar", style: { width: `${Math.round(Math.abs(row.share) * 70)}px` } });
       const cells = row.cells.map((/** @type {string} */ text, /** @type {number} */ i) =>
         createElement("td", { text, class: `${columns[i].role} ${columns[i].numeric ? "number" : ""}` }));
       return createElement("tr", {}, [

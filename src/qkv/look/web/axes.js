@@ -1,6 +1,6 @@
 // The axes of a map, on the page and in figures: names, labels, and the patches or the curve for which rows or columns stand.
 
-import { fitText, textWidth } from "./drawing.js";
+import { fitText, imageCanvas, textWidth } from "./drawing.js";
 import { patchOf } from "./groups.js";
 
 /** Colour of curves, on light and dark backgrounds. */
@@ -50,10 +50,7 @@ function patchImage(pixels, [height, width], [rows, columns], patch) {
     const at = 3 * ((top + Math.floor(i / across)) * width + left + (i % across));
     image.data.set([...pixels.subarray(at, at + 3), 255], 4 * i);
   }
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [across, down];
-  /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, 0);
-  return canvas;
+  return imageCanvas(image);
 }
 
 /** Return the depths of the curves of the rows and of the columns, 0: none, and by how much their labels exceed their rooms.
@@ -78,7 +75,7 @@ export function axisItems(mapData, box, part, { size, nameSize, names, gap, room
   const labelled = [0, 1].map((axis) => {
     const [first, count, length] = [part[axis], part[axis + 2], axis ? box.width : box.height];
     const { curve, patch } = mapData.axes[axis];
-    const label = axis ? mapData.key : mapData.query;
+    const label = axis ? mapData.keys : mapData.queries;
     const place = (/** @type {number} */ along, /** @type {number} */ depth) =>
       /** @type {[number, number]} */ (axis ? [box.x + along, box.y + box.height + depth] : [box.x - depth, box.y + along]);
     if (curve) items.push(curveItem(curve, first, count, length, depths[axis].depth, place, axis === 1));
@@ -93,7 +90,7 @@ export function axisItems(mapData, box, part, { size, nameSize, names, gap, room
       }
       const [x, y] = place(along, depths[axis].depth + gap + (thumb && thumb + 2));
       const bold = Boolean(mark) && selected[axis].includes(index);
-      items.push({ kind: "text", x, y, text: fitText(label(index), size, room[axis] - (thumb && thumb + 2)), size, anchor: "end", rotated: axis === 1, bold, fill: bold ? mark : undefined });
+      items.push({ kind: "text", x, y, text: fitText(label[index], size, room[axis] - (thumb && thumb + 2)), size, anchor: "end", rotated: axis === 1, bold, fill: bold ? mark : undefined });
     }
     const [x, y] = place(length / 2, depths[axis].depth + gap + room[axis] + 0.8 * nameSize);
     const text = (axis ? [curve?.name, names[1]] : [names[0], curve?.name]).filter(Boolean).join(" · ");

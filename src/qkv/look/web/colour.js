@@ -1,7 +1,8 @@
 // Colours of weights: a table for positive and one for negative weights, and colours of masked and invalid cells.
 
 import { MASKED } from "./codes.js";
-import { FAINT } from "./range.js";
+import { rowMaxima } from "./matrix.js";
+import { FAINT, shadeOf } from "./range.js";
 
 /** Colours of one theme. The first two stops of each table are the colours of 0 and of the end of the faint weights.
  *  Light: ColorBrewer's Blues and Oranges, which colour-blind readers can tell apart; dark: from the background
@@ -63,9 +64,10 @@ function table(stops) {
 }
 
 /** Return an image with one pixel per cell.
- *  @param {Float32Array} cells @param {number} width @param {(weight: number, row: number) => number} shade
- *  @param {Palette} palette @param {Float32Array | null} rows largest magnitude of each row, if `shade` needs it */
-export function pixels(cells, width, shade, palette, rows = null) {
+ *  @param {Float32Array} cells @param {number} width @param {import("./range.js").Range} range @param {Palette} palette */
+export function pixels(cells, width, range, palette) {
+  const shade = shadeOf(range);
+  const rows = range.scale === "row" ? rowMaxima(cells, width) : null;
   const image = new ImageData(width, cells.length / width);
   // Write whole pixels, not single bytes.
   const words = new Uint32Array(image.data.buffer);

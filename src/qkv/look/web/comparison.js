@@ -204,18 +204,16 @@ export class Comparison {
 /** A map of a view: of a head, or of the mean of a layer.
  *  @typedef {{view: any, index: number, layer: number, head: number}} Shown */
 
-/** Return the title of a map or of its difference to another one, with the text and without, and in parts: one for each map,
- *  of which a figure may shorten the name of the text.
+/** Return the title of a map or of its difference to another one without the text, and in parts: one for each map, of which a figure may
+ *  shorten the name of the text.
  *  @param {Shown} shown @param {Shown | null} [other] the map that is subtracted */
 export function titleOf(shown, other) {
   const short = headName(shown);
   const part = { sign: "", text: shown.view.name, head: ` · ${short}` };
-  if (!other) return { long: `${shown.view.name} · ${short}`, short, parts: [part] };
-  const both = `${short} minus ${headName(other)}`;
+  if (!other) return { short, parts: [part] };
   const same = other.index === shown.index || (other.view.label && other.view.name === shown.view.name);
-  const long = same ? both : `${short} minus ${other.view.name} · ${headName(other)}`;
   const subtracted = { sign: "minus ", text: same ? "" : other.view.name, head: `${same ? "" : " · "}${headName(other)}` };
-  return { long: `${shown.view.name} · ${long}`, short: both, parts: [part, subtracted] };
+  return { short: `${short} minus ${headName(other)}`, parts: [part, subtracted] };
 }
 
 /** @param {Shown} shown */

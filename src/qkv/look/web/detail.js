@@ -8,9 +8,9 @@ import { groupOfToken, segmentsOf } from "./groups.js";
 import { fillLegend } from "./legend.js";
 import { headColour, Lines } from "./lines.js";
 import { loadHead } from "./load.js";
-import { MapView, rowMaxima } from "./map.js";
+import { MapView } from "./map.js";
 import { loadMap } from "./map_data.js";
-import { ALL_HEADS, largestPair, strongest } from "./matrix.js";
+import { ALL_HEADS, largestPair, rowMaxima, strongest } from "./matrix.js";
 import { Picture } from "./picture.js";
 import { Predicted } from "./predicted.js";
 import { cssColour } from "./colour.js";
@@ -43,7 +43,8 @@ const none = () => {};
  *  @property {{layer: number, head: number, query: number, key: number} | null} [opening] what is shown first
  *  @property {string} [note] a remark shown beside the maps
  *  @property {boolean} [flow] whether the attention flow of single pairs of tokens can be computed
- *  @property {boolean} [predictions] whether predicted tokens are known @property {boolean} [values] norms of the values
+ *  @property {boolean} [predictions] whether predicted tokens are known @property {boolean[]} [values] of which layers the norms of
+ *    the values are known
  *  @property {boolean} [live] whether the model can run again
  *  @property {boolean} [steps] queries were generated one after another
  *  @property {number} [levels] the coarsest level of a tiled map, which has a single tile
@@ -98,6 +99,8 @@ export class Detail {
     this.key = 0;
     /** @type {import("./load.js").Loaded | null} */
     this.matrix = null;
+    /** the tokens of the rows and of the columns @type {[number[][], number[][]]} */
+    this.groups = [[], []];
     /** the heads whose lines are shown in place of the map @type {{matrix: import("./load.js").Loaded, name: string}[]} */
     this.overlaid = [];
     /** @type {import("./map_data.js").ShownImage | null} */
@@ -140,7 +143,7 @@ export class Detail {
 
   #showPin() {
     this.pin.hidden = this.map.pinned === null;
-    const what = this.mapData ? `${quoted(this.mapData.query(this.query))} is pinned · ` : "";
+    const what = this.mapData ? `${quoted(this.mapData.queries[this.query])} is pinned · ` : "";
     this.pin.setAttribute("aria-label", `${what}release`);
     this.pin.replaceChildren(createElement("span", { class: "what", text: what }), "release");
   }
@@ -153,7 +156,7 @@ export class Detail {
     const request = ++this.request;
     this.options = options;
     const other = options.subtract;
-    this.weighted = options.values && view.values && !view.levels;
+    this.weighted = Boolean(options.values && view.values?.[layer]);
     const heads = /** @type {[number, number][]} */ (view.levels ? [] : options.overlay ?? []);
     const names = (this.titled = titleOf({ view, index, layer, head }, other));
     this.head = names.short;
@@ -185,12 +188,10 @@ export class Detail {
     this.computed = view.pairs && this.source.weight && view.layers[layer].name !== ALL_HEADS && head >= 0 && !other && !this.weighted
       ? [index, layer, head] : null;
     this.steps.element.hidden = !view.steps;
-    this.names = { queries: this.#names("query"), keys: this.#names("key") };
     this.picture.element.hidden = !this.matrix || !this.image;
     this.lines.element.hidden = !this.matrix || (Boolean(this.image) && !heads.length);
     const { query, key } = options.selected();
-    this.query = groupOfToken(this.matrix?.rows, query, this.mapData.rows);
-    this.key = groupOfToken(this.matrix?.columns, key, this.mapData.columns);
+    [this.query, this.key] = this.#pairOf(query, key);
     if (this.map.pinned !== null) this.map.pinned = this.query;
     this.self = self;
     this.map.framed = this.#frameOf(options.frame);
@@ -202,13 +203,6 @@ export class Detail {
     this.element.removeAttribute("aria-busy");
   }
 
-  /** @param {"query" | "key"} axis */
-  #names(axis) {
-    const mapData = /** @type {any} */ (this.mapData);
-    const count = axis === "query" ? mapData.rows : mapData.columns;
-    return Array.from({ length: count }, (_, i) => mapData[axis](i));
-  }
-
   /** Select a pair of tokens.
    *  @param {number} query @param {number} key */
   go(query, key) {
@@ -216,17 +210,22 @@ export class Detail {
     this.#point(Math.min(query, this.mapData.rows - 1), Math.min(key, this.mapData.columns - 1), true, false);
   }
 
+  /** Return the row and the column of a pair of tokens of the text. @param {number[]} tokens */
+  #pairOf(...tokens) {
+    return tokens.map((token, axis) => groupOfToken(this.groups[axis], token));
+  }
+
   /** Select a pair of tokens of the text. @param {number} query @param {number} key */
   goToken(query, key) {
-    if (this.mapData) this.go(groupOfToken(this.matrix?.rows, query, this.mapData.rows), groupOfToken(this.matrix?.columns, key, this.mapData.columns));
+    const [row, column] = this.#pairOf(query, key);
+    this.go(row, column);
   }
 
   /** @param {number} row @param {number} column @param {boolean} select false: the pointer hovers
    *  @param {boolean} [notify] call `onSelect` */
   #point(row, column, select, notify = true) {
     const mapData = this.mapData;
-    const names = this.names;
-    if (!mapData || !names) return;
+    if (!mapData) return;
     // While another text is loading, its indices may not exist in the current map.
     row = Math.max(0, Math.min(mapData.rows - 1, row));
     column = Math.max(0, Math.min(mapData.columns - 1, column));
@@ -241,11 +240,11 @@ export class Detail {
     this.query = row;
     this.key = column;
     this.map.point(row, column, select);
-    this.steps.show(row, mapData.rows, mapData.query(row));
+    this.steps.show(row, mapData.rows, mapData.queries[row]);
     this.#updateReadout();
-    this.queries.build(names.queries, row, this.options.maxTokens);
+    this.queries.build(mapData.queries, row, this.options.maxTokens);
     const shaded = this.self ? this.queries : this.keys;
-    if (!this.self) this.keys.build(names.keys, column, this.options.maxTokens);
+    if (!this.self) this.keys.build(mapData.keys, column, this.options.maxTokens);
     if (changed || select) {
       const paint = () => this.#paintTokens();
       paint();
@@ -297,34 +296,30 @@ export class Detail {
 
   /** The first tokens of a row and a column, which are their positions in the texts. */
   tokens(row = this.query, column = this.key) {
-    return { query: this.matrix?.rows[row]?.[0] ?? row, key: this.matrix?.columns[column]?.[0] ?? column };
+    const [rows, columns] = this.groups;
+    return { query: rows[row]?.[0] ?? row, key: columns[column]?.[0] ?? column };
   }
 
   /** The tokens of the selected pair in the texts, of merged words the last ones, and their names. */
   get selection() {
-    const last = (/** @type {number[][] | undefined} */ groups, /** @type {number} */ at) => groups?.[at]?.at(-1) ?? at;
-    const { matrix, mapData, query, key } = this;
+    const { groups: [rows, columns], mapData, query, key } = this;
     return {
-      token: last(matrix?.rows, query), keyToken: last(matrix?.columns, key),
-      name: mapData?.query(query) ?? "", keyName: mapData?.key(key) ?? "",
+      token: rows[query]?.at(-1) ?? query, keyToken: columns[key]?.at(-1) ?? key,
+      name: mapData?.queries[query] ?? "", keyName: mapData?.keys[key] ?? "",
     };
   }
 
   /** Return the rows and columns of the tokens of a frame, such as "4-9,0-3". @param {string} [frame] @returns {any} */
   #frameOf(frame) {
-    const { mapData, matrix } = this;
-    if (!frame || !mapData) return null;
-    const [[top, bottom], [left, right]] = frame.split(",").map((side, axis) => side.split("-").map((token) =>
-      groupOfToken(axis ? matrix?.columns : matrix?.rows, Number(token), axis ? mapData.columns : mapData.rows)));
+    if (!frame) return null;
+    const [[top, bottom], [left, right]] = frame.split(",").map((side, axis) => side.split("-").map((token) => groupOfToken(this.groups[axis], Number(token))));
     return [top, left, bottom - top + 1, right - left + 1];
   }
 
   /** The tokens of the queries and keys in the frame. @returns {[number[], number[]]} */
   get framedTokens() {
     const [top, left, rows, columns] = this.map.framed ?? [0, 0, 0, 0];
-    const range = (/** @type {number[][] | undefined} */ groups, /** @type {number} */ first, /** @type {number} */ count) =>
-      Array.from({ length: count }, (_, i) => groups?.[first + i] ?? [first + i]).flat();
-    return [range(this.matrix?.rows, top, rows), range(this.matrix?.columns, left, columns)];
+    return [this.groups[0].slice(top, top + rows).flat(), this.groups[1].slice(left, left + columns).flat()];
   }
 
   /** The weight from the queries in the frame to its keys: mean over the queries, sum over the keys. */
@@ -354,12 +349,12 @@ export class Detail {
     const parts = this.matrix?.parts;
     if (parts) text = describeDifference(parts, row, column)?.sum ?? text;
     const at = this.tokens(row, column);
-    this.readout.textContent = `${quoted(mapData.query(row))} (${at.query}) → ${quoted(mapData.key(column))} (${at.key}): ${text}${this.framedWeight}`;
+    this.readout.textContent = `${quoted(mapData.queries[row])} (${at.query}) → ${quoted(mapData.keys[column])} (${at.key}): ${text}${this.framedWeight}`;
     const sentences = this.selectedSentences;
     this.opener.hidden = this.options.unit !== "sentences" || !this.matrix || !sentences.length || Boolean(this.view?.levels);
     this.opener.textContent = sentences.every((one) => this.options.opened.split(".").includes(one)) ? "Close these sentences" : "Open these sentences";
     // Merged words have no weight of their own.
-    const single = this.matrix?.rows[this.query]?.length === 1 && this.matrix?.columns[this.key]?.length === 1;
+    const single = this.matrix && this.groups[0][this.query].length === 1 && this.groups[1][this.key].length === 1;
     this.digits.hidden = !this.computed || !single || mapData.weight(this.query, this.key) === MASKED;
   }
 
@@ -407,12 +402,12 @@ export class Detail {
       rows = strongestKeys.map((/** @type {[number, number]} */ [key, weight]) => ({ key, weight }));
     }
     fillTable(
-      this.top, mapData.query(row),
-      rows.map((/** @type {any} */ entry) => ({ ...entry, name: mapData.key(entry.key), position: this.tokens(row, entry.key).key, error: mapData.error(row, entry.key) })),
+      this.top, mapData.queries[row],
+      rows.map((/** @type {any} */ entry) => ({ ...entry, name: mapData.keys[entry.key], position: this.tokens(row, entry.key).key, error: mapData.error(row, entry.key) })),
       (key) => this.#point(row, key, true),
-      this.matrix?.parts ? ["difference", `${quoted(mapData.query(row))}: largest differences`]
-        : this.weighted ? ["weight × norm", `${quoted(mapData.query(row))} attends to`]
-        : this.overlaid.length ? ["weight", `${quoted(mapData.query(row))} attends to in ${this.head}`] : undefined,
+      this.matrix?.parts ? ["difference", `${quoted(mapData.queries[row])}: largest differences`]
+        : this.weighted ? ["weight × norm", `${quoted(mapData.queries[row])} attends to`]
+        : this.overlaid.length ? ["weight", `${quoted(mapData.queries[row])} attends to in ${this.head}`] : undefined,
     );
   }
 
@@ -448,16 +443,16 @@ export class Detail {
   #drawPicture() {
     const { matrix, image } = this;
     if (!matrix || !image || !this.map.range) return;
-    this.picture.showWeights(image, matrix, this.query, this.key, shadeOf(this.map.range));
+    this.picture.show(image, matrix, this.query, this.key, shadeOf(this.map.range));
   }
 
   /** Draw the lines between words, in the colours of the map. */
   #drawLines() {
     this.#drawPicture();
-    const { matrix, names, overlaid, map: { range } } = this;
-    if (!matrix || !names || this.lines.element.hidden || !(range || overlaid.length)) return;
+    const { matrix, overlaid, map: { range } } = this;
+    if (!matrix || this.lines.element.hidden || !(range || overlaid.length)) return;
     const width = matrix.keys.length;
-    const common = { ...names, query: this.query, key: this.key, palette: this.map.colours, pinned: this.map.pinned !== null };
+    const common = { queries: matrix.queries, keys: matrix.keys, query: this.query, key: this.key, palette: this.map.colours, pinned: this.map.pinned !== null };
     const weightOf = (/** @type {import("./load.js").Loaded} */ { weights }) => (/** @type {number} */ row, /** @type {number} */ column) => weights[row * width + column];
     if (overlaid.length) {
       const { counts } = /** @type {any} */ (this.mapData);

@@ -1,13 +1,14 @@
 // Helpers for DOM elements. Text is always set as text, never as HTML, because a token may hold markup.
 
 /** Create an element.
- *  @param {string} tag @param {Record<string, any>} [attributes] `text`, `on…` handlers, and attributes
+ *  @param {string} tag @param {Record<string, any>} [attributes] `text`, `style` with the names of properties, `on…` handlers, and attributes
  *  @param {(Node | null)[]} [children] */
 export function createElement(tag, attributes = {}, children = []) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
     if (name === "text") element.textContent = value;
+    else if (name === "style") Object.assign(element.style, value);
     else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
@@ -72,6 +73,17 @@ export function createTable(caption, titles, rows) {
     createElement("thead", {}, [createElement("tr", {}, titles.map((text) => createElement("th", { scope: "col", text })))]),
     createElement("tbody", {}, rows),
   ]);
+}
+
+/** Select an element of a list in place of another one, whose focus moves along.
+ *  @param {HTMLElement | undefined} before @param {HTMLElement | undefined} selected */
+export function moveSelection(before, selected) {
+  const focused = before === document.activeElement;
+  before?.setAttribute("tabindex", "-1");
+  before?.removeAttribute("aria-selected");
+  selected?.setAttribute("tabindex", "0");
+  selected?.setAttribute("aria-selected", "true");
+  if (focused) selected?.focus();
 }
 
 /** Scroll to an element if less than half of a part of it is visible.

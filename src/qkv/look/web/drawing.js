@@ -25,6 +25,32 @@ export function screenPen(canvas, width = canvas.clientWidth, height = canvas.cl
   return pen;
 }
 
+/** Return a function that draws on a canvas in the next frame, unless nothing is shown or the canvas is hidden; it draws again when the
+ *  canvas has changed its size. The canvas counts in its data how often it was drawn.
+ *  @template T @param {HTMLCanvasElement} canvas @param {() => T | null} shown @param {(shown: T) => void} draw */
+export function drawInFrames(canvas, shown, draw) {
+  let frame = 0;
+  const later = () => {
+    frame ||= requestAnimationFrame(() => {
+      frame = 0;
+      const own = shown();
+      if (own === null || !canvas.clientWidth) return;
+      draw(own);
+      canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
+    });
+  };
+  new ResizeObserver(later).observe(canvas);
+  return later;
+}
+
+/** Return a canvas with an image, or with some of its rows. @param {ImageData} image @param {number} [top] @param {number} [height] */
+export function imageCanvas(image, top = 0, height = image.height) {
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [image.width, height];
+  /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, -top);
+  return canvas;
+}
+
 /** Return the width of a text in points. @param {string} text @param {number} size in points */
 export function textWidth(text, size) {
   ruler.font = `100px ${FAMILY}`;

@@ -4,10 +4,8 @@ import { axisItems, curveDepths } from "./axes.js";
 import { formatWeight } from "./codes.js";
 import { cssColour, pixels } from "./colour.js";
 import { SIGNS } from "./difference.js";
-import { corners, fitText, textWidth, wrapText } from "./drawing.js";
+import { corners, fitText, imageCanvas, textWidth, wrapText } from "./drawing.js";
 import { barLabels, describeRange } from "./legend.js";
-import { rowMaxima } from "./map.js";
-import { shadeOf } from "./range.js";
 import { quoted } from "./text_names.js";
 
 /** @typedef {import("./drawing.js").Drawing} Drawing */
@@ -84,7 +82,7 @@ export function gridFigure(overview, title, inches, theme) {
     layer.heads.forEach((/** @type {string} */ _, /** @type {number} */ h) => {
       const x = left + h * pitch;
       drawing.items.push(
-        { kind: "image", x, y: top, width: cell, height: cell, canvas: slice(image, count++, side) },
+        { kind: "image", x, y: top, width: cell, height: cell, canvas: imageCanvas(image, side * count++, side) },
         { kind: "shape", points: corners(x, top, cell, cell), stroke: "#808080" },
       );
     });
@@ -105,11 +103,11 @@ export function gridFigure(overview, title, inches, theme) {
 /** Return the width of the widest label of an axis, at most a quarter of that of the map.
  *  @param {import("./map.js").MapData} mapData @param {[number, number, number, number]} part @param {0 | 1} axis @param {number} width */
 function widestLabel(mapData, part, axis, width) {
-  const [name, { pictured }] = [axis ? mapData.key : mapData.query, mapData.axes[axis]];
+  const [name, { pictured }] = [axis ? mapData.keys : mapData.queries, mapData.axes[axis]];
   const [first, count] = [part[axis], part[axis + 2]];
   const samples = Math.min(count, 500);
   const indices = Array.from({ length: samples }, (_, i) => first + Math.floor((i * count) / samples));
-  return Math.min(width * LABEL_SHARE, Math.max(...indices.map((index) => textWidth(name(index), SIZE.tick)))) + (pictured ? SIZE.tick + 2 : 0);
+  return Math.min(width * LABEL_SHARE, Math.max(...indices.map((index) => textWidth(name[index], SIZE.tick)))) + (pictured ? SIZE.tick + 2 : 0);
 }
 
 /** Return the lines of a title. @param {string} title @param {number} width */
@@ -139,7 +137,7 @@ function pinnedWords(detail) {
   const weight = showsPin(detail) ? mapData.weight(detail.query, detail.key) : null;
   if (weight === null) return "";
   const shown = formatWeight(weight, mapData.error(detail.query, detail.key));
-  return ` Framed: ${quoted(mapData.query(detail.query))} → ${quoted(mapData.key(detail.key))}: ${shown}.`;
+  return ` Framed: ${quoted(mapData.queries[detail.query])} → ${quoted(mapData.keys[detail.key])}: ${shown}.`;
 }
 
 /** Return the frames of the pinned row and of the pinned pair, which has at least 3 points on each side.
@@ -189,20 +187,7 @@ function panelItems(detail, titles, top, x0, width, rowLabel, ink) {
 function cellsImage(map) {
   const { mapData, part, reduction, range, colours: palette } = /** @type {any} */ (map);
   const [down, across] = [Math.min(part[2], MOST_IMAGE_CELLS), Math.min(part[3], MOST_IMAGE_CELLS)];
-  const cells = mapData.cells(part, down, across, reduction);
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [across, down];
-  const image = pixels(cells, across, shadeOf(range), palette, rowMaxima(cells, across));
-  /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, 0);
-  return canvas;
-}
-
-/** Return one of the square images of a column of images. @param {ImageData} image @param {number} index @param {number} side */
-function slice(image, index, side) {
-  const canvas = document.createElement("canvas");
-  canvas.width = canvas.height = side;
-  /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, -index * side);
-  return canvas;
+  return imageCanvas(pixels(mapData.cells(part, down, across, reduction), across, range, palette));
 }
 
 /** Return the width of the colour bar with its labels, and a function that returns its items at a place.

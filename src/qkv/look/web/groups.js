@@ -53,10 +53,10 @@ export function groupsOf(side, unit, hide = false, segment = -1, opened = new Se
 }
 
 /** Return the index of the group of a token, or of the nearest group after or before it if the token is left out.
- *  @param {number[][] | undefined} groups undefined: each token is a group @param {number} token @param {number} count of groups */
-export function groupOfToken(groups, token, count) {
-  const at = groups ? groups.findIndex((group) => group[group.length - 1] >= token) : token;
-  return Math.max(0, Math.min(count - 1, at < 0 ? count : at));
+ *  @param {number[][]} groups @param {number} token */
+export function groupOfToken(groups, token) {
+  const at = groups.findIndex((group) => group[group.length - 1] >= token);
+  return Math.max(0, at < 0 ? groups.length - 1 : at);
 }
 
 /** Return the name of a group of a unit, or its text without the marks of its tokens; of a single token of the unit "tokens", the token.
@@ -103,6 +103,11 @@ function findRegion(side, [, columns], [top, left, bottom, right]) {
     return patch >= 0 && within(Math.floor(patch / columns), top, bottom) && within(patch % columns, left, right) ? [i] : [];
   });
   return inside.length ? [inside] : [];
+}
+
+/** Return weights times the norms of the values of the keys, if these are known. @param {Float32Array} weights @param {number[] | null} norms */
+export function timesNorms(weights, norms) {
+  return norms ? weights.map((weight, i) => (weight === MASKED ? MASKED : weight * norms[i % norms.length])) : weights;
 }
 
 /** Merge groups of tokens: average over the tokens of a query and sum over the tokens of a key, which preserves

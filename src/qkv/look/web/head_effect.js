@@ -3,7 +3,7 @@
 import { formatWeight } from "./codes.js";
 import { createElement, createSelect, createTable } from "./dom.js";
 import { ALL_HEADS } from "./matrix.js";
-import { CAPTIONS, shareBar } from "./predicted.js";
+import { CAPTIONS, shareRow } from "./predicted.js";
 import { quoted } from "./text_names.js";
 
 const FACTORS = /** @type {[string, string][]} */ ([["0", "× 0 (ablated)"], ["50", "× 0.5"], ["150", "× 1.5"], ["200", "× 2"], ["400", "× 4"]]);
@@ -106,12 +106,7 @@ export class HeadEffect {
         ];
     const [target] = found.target || [null];
     const listed = target === null || (found.tokens || []).some((/** @type {any[]} */ [token]) => token === target) ? found.tokens || [] : [...found.tokens, found.target];
-    const rows = listed.map((/** @type {[string, number, number]} */ [token, before, after]) =>
-      createElement("tr", { class: target === token ? "target" : undefined }, [
-        createElement("th", { scope: "row", text: token }),
-        createElement("td", {}, [shareBar(before), createElement("span", { text: told(before) })]),
-        createElement("td", {}, [shareBar(after), createElement("span", { text: told(after) })]),
-      ]));
+    const rows = listed.map((/** @type {[string, number, number]} */ [token, ...shares]) => shareRow(token, shares, target === token));
     const most = found.most.map((/** @type {[number, number]} */ [at, size]) =>
       createElement("button", { class: "ask", text: `${quoted(view.queries.tokens[at])} (${at}): ${told(size)}`, "aria-label": `select ${quoted(view.queries.tokens[at])} (${at})`, onclick: () => this.handlers.go(at) }));
     this.result.replaceChildren(

@@ -83,7 +83,7 @@ export class HeadSearch {
 
   /** Answer the question of a link, or fill in the words of the selected pair until others are entered.
    *  @param {import("./questions.js").Place} place */
-  open({ view, token, keyToken }) {
+  update({ view, token, keyToken }) {
     const { query: queryField, key: keyField } = this;
     const own = queryField.value === this.filled[0] && keyField.value === this.filled[1];
     const typing = document.activeElement === queryField || document.activeElement === keyField;

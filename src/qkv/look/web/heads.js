@@ -97,12 +97,16 @@ function render({ model, el, hash }) {
     report(text);
     setTimeout(() => status.textContent === text && report(""), NOTICE);
   };
-  const onSelect = (/** @type {Detail} */ from) => {
-    Object.assign(state, from.tokens());
-    if (!from.map.framed) state.frame = "";
-    if (from === first && state.compare >= 0 && !comparison.subtracts) follow();
+  /** Note the pair that is selected, in the first map. */
+  const noteSelection = () => {
+    Object.assign(state, first.tokens());
     questions.update(place());
     link();
+  };
+  const onSelect = () => {
+    if (!first.map.framed) state.frame = "";
+    if (state.compare >= 0 && !comparison.subtracts) follow();
+    noteSelection();
   };
   /** Select the pair of the second text that corresponds to that of the first. */
   const follow = () => {
@@ -123,7 +127,7 @@ function render({ model, el, hash }) {
     if (beside && other.map.canvas.dataset.range !== JSON.stringify(range)) other.map.draw();
     return range;
   };
-  const first = new Detail(source, () => onSelect(first), (text) => report(text), (summary) => rangeFor(first, second, summary), { moved: () => {
+  const first = new Detail(source, onSelect, report, (summary) => rangeFor(first, second, summary), { moved: () => {
     state.part = first.map.place;
     link();
   }, remove: (head) => {
@@ -147,7 +151,7 @@ function render({ model, el, hash }) {
     state.opened = [...opened].join(".");
     regroup();
   } });
-  const second = new Detail(source, () => link(), (text) => report(text), (summary) => rangeFor(second, first, summary));
+  const second = new Detail(source, () => link(), report, (summary) => rangeFor(second, first, summary));
   second.opener.remove(); // the sentences of both are opened together
   // The maps replace these rows by those of the tokens of the link.
   if (state.pin) first.map.pinned = 0;
@@ -160,7 +164,7 @@ function render({ model, el, hash }) {
   };
   const overview = new Overview((l, h) => selectHead(l, h));
   const comparison = new Comparison(meta, source, state, {
-    refresh: () => { comparison.build(); refresh(); }, select: (l, h) => selectDiffering(l, h), selectPair: (l, h, q, k) => selectDifferingPair(l, h, q, k), report: (text) => report(text),
+    refresh: () => { comparison.build(); refresh(); }, select: (l, h) => selectDiffering(l, h), selectPair: (l, h, q, k) => selectDifferingPair(l, h, q, k), report,
   });
   const questions = new Questions(meta, source, state, {
     go: (view, layer, head, query, key) => {
@@ -169,7 +173,7 @@ function render({ model, el, hash }) {
     },
     goQuery: (query) => goTo(state.view, state.layer, state.head, query, state.key),
     changed: () => link(),
-  }, () => state.view);
+  });
   const status = createElement("div", { class: "status", role: "status" });
   const lead = createElement("p", { class: "lead" });
   const note = createElement("p", { class: "hint" });
@@ -296,9 +300,7 @@ function render({ model, el, hash }) {
       first.goToken(matrix.rows[row][0], matrix.columns[column][0]);
       if (!subtracts) follow();
     }
-    Object.assign(state, first.tokens());
-    questions.update(place());
-    link();
+    noteSelection();
   }
 
   /** Select a pair of tokens in both texts. @param {number} layer @param {number} head @param {number} query @param {number} key */
@@ -311,7 +313,7 @@ function render({ model, el, hash }) {
   async function selectRole(layer, head, role) {
     await selectHead(layer, head);
     first.reveal();
-    const query = exampleWord(role, first.names?.queries || []);
+    const query = exampleWord(role, first.mapData?.queries ?? []);
     if (query >= 0) first.query = query;
     if (first.matrix) first.go(first.query, strongest(first.matrix, first.query, 1)[0]?.key ?? 0);
     Object.assign(state, first.tokens());
@@ -328,14 +330,14 @@ function render({ model, el, hash }) {
     const options = { ...state, overlay, reduction: state.cell, palette: paletteOf(state.dark), selected: () => state, maxTokens: two ? 200 : undefined };
     try {
       await comparison.load();
-      await show(first, state.view, state.layer, comparison.head, { ...options, ...(comparison.subtracts ? { subtract: comparison.target, aligned: comparison.aligned } : {}) });
+      await first.show(meta.views[state.view], state.view, state.layer, comparison.head, { ...options, ...(comparison.subtracts ? { subtract: comparison.target, aligned: comparison.aligned } : {}) });
       second.element.hidden = !two;
       details.classList.toggle("two", two);
       if (two) {
         const target = comparison.target;
         const [query, key] = state.beside.split(",").map(Number);
         const selected = () => (state.beside ? { query, key } : { ...state, ...comparison.counterpart(state) });
-        await show(second, target.index, target.layer, target.head, { ...options, selected, frame: "" });
+        await second.show(target.view, target.index, target.layer, target.head, { ...options, selected, frame: "" });
       }
       questions.update(place());
       search.mark();
@@ -347,12 +349,6 @@ function render({ model, el, hash }) {
       report(name === "NoCommonTokens" ? message : `This head could not be loaded: ${message}`);
     }
     link();
-  }
-
-  /** @param {Detail} detail @param {number} index @param {number} layer @param {number} head @param {any} options */
-  function show(detail, index, layer, head, options) {
-    const view = meta.views[index];
-    return detail.show(view, index, layer, head, options);
   }
 
   let painting = 0;
@@ -407,7 +403,7 @@ function render({ model, el, hash }) {
   const views = shortNames(names).map((name, i) => /** @type {[string, string, string]} */ ([String(i), name, names[i]]));
   const search = new TextSearch(state.find, {
     detail: first, view: () => meta.views[state.view], report: notify,
-    go: (query, key) => { first.go(query, key); Object.assign(state, first.tokens()); questions.update(place()); link(); },
+    go: (query, key) => { first.go(query, key); noteSelection(); },
     changed: (text) => { state.find = text; link(); },
   });
   /** Select the pair that is shown, over which the pointer may have moved. */
@@ -448,7 +444,7 @@ function render({ model, el, hash }) {
     createSelect("Cell value", REDUCTIONS, state.cell, (value) => { state.cell = value; refresh(); }),
     createSelect("Rows and columns", units.map((unit) => /** @type {[string, string]} */ ([unit, unit])), state.unit, (value) => { Object.assign(state, { unit: value, opened: "" }); regroup(); }, "unit"),
     createCheckBox("Hide special tokens", state.hide, (on) => { state.hide = on; regroup(); }),
-    ...(meta.views.some((/** @type {any} */ view) => view.values) ? [
+    ...(meta.views.some((/** @type {any} */ view) => view.values?.some(Boolean)) ? [
       createCheckBox("× norm of the value", state.values, (on) => { state.values = on; repaint(); }),
     ] : []),
     createCheckBox("Dark", state.dark, (on) => { state.dark = on; restart(); }),

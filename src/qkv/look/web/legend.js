@@ -10,36 +10,20 @@ import { FAINT, weightAt } from "./range.js";
  *  @param {string} [also] another sentence */
 export function fillLegend(place, range, palette, also = "") {
   const { scale, signed, top, largest, masked, notFinite } = range;
-  const row = scale === "row";
-  const colours = createElement("span", { class: "colours" });
   const stops = Array.from({ length: 41 }, (_, i) => cssColour(palette, signed ? i / 20 - 1 : i / 40));
-  colours.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
-  if (scale === "auto" && !signed) {
-    const mark = createElement("span", { class: "faint" });
-    mark.style.left = `${100 * FAINT}%`;
-    colours.append(mark);
-  }
-  const end = (/** @type {boolean} */ right) => {
-    if (row || largest <= top * 1.0005) return null;
-    const arrow = createElement("span", { class: right ? "more" : "more left", title: "there are larger weights" });
-    arrow.style.background = cssColour(palette, right ? 1 : -1);
-    return arrow;
-  };
-  const swatch = (/** @type {number} */ share, /** @type {string} */ text) => {
-    const colour = createElement("span", { class: "swatch" });
-    colour.style.background = cssColour(palette, share);
-    return createElement("span", { class: "control" }, [colour, createElement("span", { text })]);
-  };
   const labels = barLabels(range);
-  const ticks = createElement("span", { class: "ticks" }, labels.map(({ share, text }, i) => {
-    const tick = createElement("span", { class: i === 0 ? "tick first" : i === labels.length - 1 ? "tick last" : "tick", text });
-    tick.style.left = `${signed ? 50 + 50 * share : 100 * share}%`;
-    return tick;
-  }));
-  colours.append(ticks);
-  colours.classList.toggle("signed", signed);
+  const colours = createElement("span", { class: signed ? "colours signed" : "colours", style: { background: `linear-gradient(to right, ${stops.join(", ")})` } }, [
+    scale === "auto" && !signed ? createElement("span", { class: "faint", style: { left: `${100 * FAINT}%` } }) : null,
+    createElement("span", { class: "ticks" }, labels.map(({ share, text }, i) => createElement("span", {
+      class: i === 0 ? "tick first" : i === labels.length - 1 ? "tick last" : "tick", text, style: { left: `${signed ? 50 + 50 * share : 100 * share}%` },
+    }))),
+  ]);
+  const arrow = (/** @type {string} */ style, /** @type {number} */ share) => (scale === "row" || largest <= top * 1.0005 ? []
+    : [createElement("span", { class: style, title: "there are larger weights", style: { background: cssColour(palette, share) } })]);
+  const swatch = (/** @type {number} */ share, /** @type {string} */ text) =>
+    createElement("span", { class: "control" }, [createElement("span", { class: "swatch", style: { background: cssColour(palette, share) } }), createElement("span", { text })]);
   place.replaceChildren(
-    ...[signed ? end(false) : null, colours, end(true)].filter((part) => part !== null),
+    ...(signed ? arrow("more left", -1) : []), colours, ...arrow("more", 1),
     ...(masked ? [swatch(-Infinity, "masked")] : []), ...(notFinite ? [swatch(NaN, "not a number")] : []),
     createElement("span", { class: "rule", text: describeRange(range) + also }),
   );

@@ -3,8 +3,7 @@
 import { formatWeight } from "./codes.js";
 import { channels, cssColour, inkOn } from "./colour.js";
 import { createElement } from "./dom.js";
-import { corners, fitText, paintItems, screenPen, textWidth, wrapText } from "./drawing.js";
-import { FAINT } from "./range.js";
+import { corners, drawInFrames, fitText, paintItems, screenPen, textWidth, wrapText } from "./drawing.js";
 import { quoted } from "./text_names.js";
 
 /** Maximum number of words on each side; of a longer text, those around the selected one are shown. */
@@ -59,7 +58,6 @@ export class Lines {
     /** the head that stands out; −1: none */
     this.marked = -1;
     this.hovered = false;
-    this.frame = 0;
     const act = (/** @type {PointerEvent | MouseEvent} */ event, /** @type {(row: number, column: number) => void} */ call) => {
       const at = this.#pairAt(event);
       if (at) call(...at);
@@ -67,9 +65,9 @@ export class Lines {
     this.canvas.addEventListener("pointermove", (event) => event.pointerType !== "touch" && act(event, hover));
     this.canvas.addEventListener("click", (event) => act(event, pick));
     for (const name of ["pointerenter", "pointerleave"]) {
-      this.canvas.addEventListener(name, () => { this.hovered = name === "pointerenter"; this.#later(); });
+      this.canvas.addEventListener(name, () => { this.hovered = name === "pointerenter"; this.draw(); });
     }
-    new ResizeObserver(() => this.#later()).observe(this.canvas);
+    this.draw = drawInFrames(this.canvas, () => this.pairs, (pairs) => this.#draw(pairs));
   }
 
   /** @param {Pairs} pairs */
@@ -86,18 +84,16 @@ export class Lines {
     this.note.hidden = !this.note.textContent;
     this.legend.hidden = heads.length < 2;
     if (heads.length > 1) this.#fillLegend(pairs);
-    this.#later();
+    this.draw();
   }
 
   /** Name the heads, with the weight of the selected pair in each. @param {Pairs} pairs */
   #fillLegend({ heads, query, key }) {
-    const mark = (/** @type {number} */ i) => () => { this.marked = i; this.#later(); };
+    const mark = (/** @type {number} */ i) => () => { this.marked = i; this.draw(); };
     const focused = Array.from(this.legend.children).findIndex((one) => one.contains(document.activeElement));
     this.legend.replaceChildren(...heads.map((head, i) => {
-      const swatch = createElement("span", { class: "swatch" });
-      swatch.style.background = head.colour(1);
       const item = createElement("li", { class: "badge" }, [
-        swatch, createElement("span", { text: ` ${head.name}: ${formatWeight(head.weight(query, key))} ` }),
+        createElement("span", { class: "swatch", style: { background: head.colour(1) } }), createElement("span", { text: ` ${head.name}: ${formatWeight(head.weight(query, key))} ` }),
         createElement("button", { class: "ask", text: "×", "aria-label": `remove ${head.name}`, onclick: () => this.remove(i), onfocus: mark(i), onblur: mark(-1) }),
       ]);
       item.addEventListener("pointerenter", mark(i));
@@ -105,14 +101,6 @@ export class Lines {
       return item;
     }));
     if (focused >= 0) this.legend.querySelectorAll("button")[Math.min(focused, heads.length - 1)]?.focus();
-  }
-
-  #later() {
-    if (this.frame) return;
-    this.frame = requestAnimationFrame(() => {
-      this.frame = 0;
-      if (this.pairs && this.canvas.clientWidth) this.#draw(this.pairs);
-    });
   }
 
   /** Where the words are, in pixels or points. @param {number} scale of the text @param {number} [width] */
@@ -210,7 +198,6 @@ export class Lines {
     paintItems(pen, this.#items(1, canvas.clientWidth, theme, true), theme.ink, 2);
     const whose = heads.length > 1 ? ` in ${heads.map(({ name }) => name).join(", ")}` : "";
     canvas.setAttribute("aria-label", `lines from ${quoted(queries[query])} to the tokens that it attends to${whose}; the table lists them`);
-    canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
   }
 
   /** Return the lines of all shown words as a figure with a legend. @param {number} inches @param {{paper: string, ink: string}} theme @param {string} title

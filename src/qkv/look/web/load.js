@@ -1,7 +1,6 @@
 // Load dense maps of heads, or of the mean over the heads of a layer, with merged words and weights times value norms.
 
-import { MASKED } from "./codes.js";
-import { errorOf, merge, nameOf, viewGroups } from "./groups.js";
+import { errorOf, merge, nameOf, timesNorms, viewGroups } from "./groups.js";
 
 /** The index of the mean over the heads of a layer, in place of the index of a head. */
 export const MEAN_HEAD = -1;
@@ -20,17 +19,15 @@ export const MEAN_HEAD = -1;
 export async function loadHead(source, view, index, layer, head, options) {
   const keys = view.keys || view.queries;
   const heads = head === MEAN_HEAD ? view.layers[layer].heads.map((_, i) => i) : [head];
-  const norms = options.values && source.valueNorms && view.values ? await source.valueNorms(index, layer).catch(() => null) : null;
+  const norms = options.values && view.values?.[layer] ? await source.valueNorms(index, layer) : null;
   const width = keys.tokens.length;
   const [rows, columns] = options.groups ?? viewGroups(view, options);
   const maps = await Promise.all(heads.map(async (one) => {
     if (view.levels) return { weights: await /** @type {any} */ (source.sentences)(index, layer, one), error: () => 0, bound: () => 0 };
     const map = await source.map(index, layer, one);
-    const single = map.weights;
     const norm = norms ? norms[one] : null;
-    const shown = norm ? single.map((weight, i) => (weight === MASKED ? MASKED : weight * norm[i % width])) : single;
     return {
-      weights: merge(shown, width, rows, columns),
+      weights: merge(timesNorms(map.weights, norm), width, rows, columns),
       error: errorOf(map, width, rows, columns, heads.length > 1 || norm !== null, norm),
       bound: errorOf(map, width, rows, columns, true, norm),
     };

@@ -3,8 +3,8 @@
 import { axisItems, curveDepths, labelAt } from "./axes.js";
 import { createElement } from "./dom.js";
 import { paletteFor, pixels } from "./colour.js";
-import { corners, paintItems, screenPen } from "./drawing.js";
-import { NOT_SHARES, shadeOf, summarize, uniformWeight } from "./range.js";
+import { corners, drawInFrames, imageCanvas, paintItems, screenPen } from "./drawing.js";
+import { NOT_SHARES, summarize, uniformWeight } from "./range.js";
 import { Pinch } from "./touch.js";
 
 /** Milliseconds in which a map becomes another one. */
@@ -15,8 +15,7 @@ const LABEL = 13;
 
 /** The data of a map: a matrix in memory, or tiles loaded on demand.
  *  @typedef {Object} MapData
- *  @property {(row: number) => string} query the token of a query
- *  @property {(column: number) => string} key
+ *  @property {string[]} queries the tokens of the rows @property {string[]} keys
  *  @property {number} rows @property {number} columns
  *  @property {ArrayLike<number>} counts number of keys that each query may attend to
  *  @property {boolean} normalized whether the weights are shares of 1
@@ -65,14 +64,13 @@ export class MapView {
     this.range = null;
     /** @type {{key: string, cells: Float32Array, width: number, summary: import("./range.js").Summary} | null} */
     this.picture = null;
-    /** the painted picture @type {{key: string, canvas: OffscreenCanvas} | null} */
+    /** the painted picture @type {{key: string, canvas: HTMLCanvasElement} | null} */
     this.painted = null;
-    /** the picture that is being replaced, and when it began @type {{canvas: OffscreenCanvas, start: number} | null} */
+    /** the picture that is being replaced, and when it began @type {{canvas: HTMLCanvasElement, start: number} | null} */
     this.before = null;
     /** size of the text, in proportion to its usual one */
     this.scale = 1;
     this.version = 0;
-    this.drawn = 0;
     /** @type {number[] | null} */
     this.dragged = null;
     this.canvas.addEventListener("pointermove", (event) => this.#onPointerMove(event));
@@ -91,7 +89,8 @@ export class MapView {
       (factor, x, y) => this.zoom(1 / factor, this.at(new MouseEvent("move", { clientX: x, clientY: y })) || /** @type {any} */ (this.cursor)),
       (x, y) => this.#pan(this.part[0], this.part[1], x, y),
     );
-    new ResizeObserver(() => this.draw()).observe(this.canvas);
+    /** Draw in the next frame. */
+    this.draw = drawInFrames(this.canvas, () => this.mapData, (mapData) => this.#draw(mapData));
   }
 
   /** Show another map; the visible part does not change if both maps have the same size.
@@ -168,15 +167,6 @@ export class MapView {
     };
   }
 
-  /** Draw in the next frame. */
-  draw() {
-    if (this.drawn) return;
-    this.drawn = requestAnimationFrame(() => {
-      this.drawn = 0;
-      if (this.mapData && this.canvas.clientWidth) this.#draw(this.mapData);
-    });
-  }
-
   /** @param {MapData} mapData */
   #draw(mapData) {
     const ratio = window.devicePixelRatio || 1;
@@ -204,7 +194,6 @@ export class MapView {
     }
     if (mapData.loading?.()) canvas.setAttribute("aria-busy", "true");
     else canvas.removeAttribute("aria-busy");
-    canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
   }
 
   /** @param {CanvasRenderingContext2D} pen @param {MapData} mapData */
@@ -241,10 +230,7 @@ export class MapView {
     const palette = this.colours;
     const paintedKey = `${key}${rangeKey}${palette.positive[0]}`;
     if (this.painted?.key !== paintedKey) {
-      const image = pixels(this.picture.cells, width, shadeOf(range), palette, rowMaxima(this.picture.cells, width));
-      const canvas = new OffscreenCanvas(width, height);
-      /** @type {OffscreenCanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, 0);
-      this.painted = { key: paintedKey, canvas };
+      this.painted = { key: paintedKey, canvas: imageCanvas(pixels(this.picture.cells, width, range, palette)) };
     }
     return this.painted.canvas;
   }
@@ -421,15 +407,4 @@ export class MapView {
     }
     this.#keepInside();
   }
-}
-
-/** Return the largest finite magnitude of each row. @param {Float32Array} cells @param {number} width */
-export function rowMaxima(cells, width) {
-  const maxima = new Float32Array(cells.length / width);
-  for (let i = 0; i < cells.length; i++) {
-    const magnitude = Math.abs(cells[i]);
-    const row = Math.floor(i / width);
-    if (magnitude > maxima[row] && magnitude < Infinity) maxima[row] = magnitude;
-  }
-  return maxima;
 }

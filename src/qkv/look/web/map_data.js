@@ -1,6 +1,7 @@
 // The data of a shown map: of a head, of the mean of a layer, of a difference, or of tiles that are loaded on demand.
 
 import { axisDrawing } from "./axes.js";
+import { errorOfWeight } from "./codes.js";
 import { subtract } from "./difference.js";
 import { imageSize } from "./groups.js";
 import { loadHead } from "./load.js";
@@ -11,8 +12,8 @@ import { Tiles } from "./tiles.js";
 /** The image of a view, and the patches of the rows and columns of its map.
  *  @typedef {{pixels: Uint8Array, size: [number, number], rows: ReturnType<typeof patchesOf>, columns: ReturnType<typeof patchesOf>}} ShownImage */
 
-/** What a map shows; `matrix` and `image` belong to dense maps, `loadRow` to tiled ones.
- *  @typedef {{mapData: import("./map.js").MapData, matrix: import("./load.js").Loaded | null, image: ShownImage | null,
+/** What a map shows; `groups` are the tokens of its rows and of its columns, `matrix` and `image` belong to dense maps, `loadRow` to tiled ones.
+ *  @typedef {{mapData: import("./map.js").MapData & {loadRow?: (row: number, first: number, last: number) => Promise<void>}, groups: [number[][], number[][]], matrix: import("./load.js").Loaded | null, image: ShownImage | null,
  *    loadRow: ((query: number) => Promise<[number, number][]>) | null}} Shown */
 
 /** Load a map.
@@ -38,13 +39,12 @@ export async function loadMap(source, shown, options, refresh) {
   const pixels = size && source.pixels ? await source.pixels(index) : null;
   const width = matrix.keys.length;
   return {
-    matrix,
+    matrix, groups: [rows, columns],
     image: pixels && size
       ? { pixels, size, rows: patchesOf(view.queries, rows), columns: patchesOf(view.keys || view.queries, columns) } : null,
     loadRow: null,
     mapData: {
-      query: (row) => matrix.queries[row],
-      key: (column) => matrix.keys[column],
+      queries: matrix.queries, keys: matrix.keys,
       rows: matrix.queries.length, columns: width, counts: countKeys(weights, width), normalized, error,
       cells: (part, height, across, reduction) => reduce(weights, width, part, height, across, reduction),
       weight: (row, column) => weights[row * width + column],
@@ -58,18 +58,24 @@ export async function loadMap(source, shown, options, refresh) {
 async function loadTiles(source, { view, index, layer, head }, refresh) {
   const keys = view.keys || view.queries;
   const { counts, error } = await source.counts(index, layer, head);
+  const [rows, columns] = [view.queries, keys].map(({ tokens }) => tokens.map((/** @type {string} */ _, /** @type {number} */ i) => [i]));
+  const [{ length: count }, { length: width }] = [rows, columns];
   const tiles = new Tiles(
-    {
-      queries: view.queries.tokens, keys: keys.tokens,
-      axes: [view.queries, keys].map((side) => axisDrawing(side, side.tokens.map((_, i) => [i]), side.tokens, null)), levels: view.levels || 0, base: view.base || 0,
-      overview: view.overview || [1, 1],
-      counts, error, normalized: view.ranges[layer][head].normalized, tile: (level, y, x) => source.tile(index, layer, head, level, y, x),
-    },
+    { rows: count, columns: width, levels: view.levels || 0, base: view.base || 0, overview: view.overview || [1, 1], tile: (...place) => source.tile(index, layer, head, ...place) },
     refresh,
   );
   await tiles.first();
   return {
-    matrix: null, image: null, mapData: tiles.mapData,
+    matrix: null, image: null, groups: [rows, columns],
+    mapData: {
+      queries: view.queries.tokens, keys: keys.tokens, rows: count, columns: width, counts, normalized: view.ranges[layer][head].normalized,
+      axes: [axisDrawing(view.queries, rows, view.queries.tokens, null), axisDrawing(keys, columns, keys.tokens, null)],
+      weight: (row, column) => tiles.weight(row, column),
+      error: (row, column) => (error ? errorOfWeight(tiles.weight(row, column) ?? 0, error) : 0),
+      cells: (...part) => tiles.reduce(...part),
+      loading: () => tiles.pending.size > 0,
+      loadRow: (...part) => tiles.loadRow(...part),
+    },
     loadRow: (query) => source.row(index, layer, head, query),
   };
 }

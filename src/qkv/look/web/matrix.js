@@ -12,6 +12,17 @@ export const ALL_HEADS = "all heads";
  *  @property {string[]} keys
  *  @property {(row: number, column: number) => number} error largest difference from the exact weight */
 
+/** Return the largest finite magnitude of each row. @param {Float32Array} weights @param {number} width */
+export function rowMaxima(weights, width) {
+  const maxima = new Float32Array(weights.length / width);
+  for (let i = 0; i < weights.length; i++) {
+    const magnitude = Math.abs(weights[i]);
+    const row = Math.floor(i / width);
+    if (magnitude > maxima[row] && magnitude < Infinity) maxima[row] = magnitude;
+  }
+  return maxima;
+}
+
 /** Return the number of keys of each query that are not masked.
  *  @param {Float32Array} weights @param {number} width @returns {Uint32Array} */
 export function countKeys(weights, width) {

@@ -1,10 +1,10 @@
 // A grid of thumbnails of all layers and heads; a click or the arrow keys select a head.
 
 import { paletteFor, pixels } from "./colour.js";
-import { createElement } from "./dom.js";
+import { createElement, moveSelection } from "./dom.js";
+import { imageCanvas } from "./drawing.js";
 import { describeRange } from "./legend.js";
-import { rowMaxima } from "./map.js";
-import { NOT_SHARES, rangeOf, shadeOf, summarize, uniformWeight } from "./range.js";
+import { NOT_SHARES, rangeOf, summarize, uniformWeight } from "./range.js";
 
 /** @typedef {{name: string, heads: string[]}} Layer */
 
@@ -68,27 +68,22 @@ export class Overview {
    *  @param {import("./grid_data.js").GridData} data
    *  @param {{side: number, palette: import("./colour.js").Palette, scale: import("./range.js").Scale, top: number}} options
    *  @returns {string} the range in words */
-  paint({ weights, shared, normalized, queries, keys, note }, { side, palette, scale, top }) {
+  paint({ maps, normalized, queries, keys, note }, { side, palette, scale, top }) {
     // A single image of all heads; each cell shows its part of it.
     const all = this.cells.flat();
-    const canvas = document.createElement("canvas");
-    canvas.width = side;
-    canvas.height = side * Math.max(1, all.length);
     const area = side * side;
     const pooled = Math.max(queries, keys) > side;
-    const common = weights.filter((_, i) => shared[Math.floor(i / area)]);
+    const common = maps.flatMap(({ weights, shared }) => (shared ? Array.from(weights) : []));
     const range = rangeOf(summarize(common, normalized ? uniformWeight([keys]) : NOT_SHARES, pooled), scale, top);
-    const image = new ImageData(side, canvas.height);
-    shared.forEach((one, i) => {
-      const cells = weights.subarray(i * area, (i + 1) * area);
-      const own = one ? range : rangeOf(summarize(cells, NOT_SHARES, pooled), scale, 0);
+    const image = new ImageData(side, side * Math.max(1, all.length));
+    maps.forEach(({ weights: cells, shared }, i) => {
+      const own = shared ? range : rangeOf(summarize(cells, NOT_SHARES, pooled), scale, 0);
       const label = all[i].getAttribute("aria-label") || "";
-      all[i].title = one ? label : `${label}. ${describeRange(own)}`;
-      image.data.set(pixels(cells, side, shadeOf(own), paletteFor(palette, own), rowMaxima(cells, side)).data, i * area * 4);
+      all[i].title = shared ? label : `${label}. ${describeRange(own)}`;
+      image.data.set(pixels(cells, side, own, paletteFor(palette, own)).data, i * area * 4);
     });
-    /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, 0);
-    canvas.toBlob((blob) => blob && this.#show(blob, all));
-    const others = shared.some((one) => !one);
+    imageCanvas(image).toBlob((blob) => blob && this.#show(blob, all));
+    const others = maps.some(({ shared }) => !shared);
     const few = common.length === 0;
     this.painted = { layers: this.layers, image, range: few ? null : range, palette: paletteFor(palette, few ? null : range), side };
     const own = normalized ? " Maps whose rows do not sum to 1 have their own: point at one." : " The others have their own: point at one.";
@@ -106,9 +101,8 @@ export class Overview {
     await picture.decode().catch(() => {});
     if (this.newest !== url) return URL.revokeObjectURL(url);
     cells.forEach((cell, i) => {
-      cell.style.backgroundImage = `url(${url})`;
-      cell.style.backgroundSize = `100% ${100 * cells.length}%`;
-      cell.style.backgroundPosition = `0 ${cells.length > 1 ? (100 * i) / (cells.length - 1) : 0}%`;
+      const backgroundPosition = `0 ${cells.length > 1 ? (100 * i) / (cells.length - 1) : 0}%`;
+      Object.assign(cell.style, { backgroundImage: `url(${url})`, backgroundSize: `100% ${100 * cells.length}%`, backgroundPosition });
     });
     if (this.picture) URL.revokeObjectURL(this.picture.src);
     this.picture = picture;
@@ -117,15 +111,8 @@ export class Overview {
 
   /** @param {number} layer @param {number} head */
   select(layer, head) {
-    const before = this.cells[this.selected[0]]?.[this.selected[1]];
-    const focused = before === document.activeElement;
-    before?.setAttribute("tabindex", "-1");
-    before?.removeAttribute("aria-selected");
+    moveSelection(this.cells[this.selected[0]]?.[this.selected[1]], this.cells[layer]?.[head]);
     this.selected = [layer, head];
-    const cell = this.cells[layer]?.[head];
-    cell?.setAttribute("tabindex", "0");
-    cell?.setAttribute("aria-selected", "true");
-    if (focused) cell?.focus();
   }
 
   /** Frame heads in colours. @param {[number, number, string][]} heads layer, head and colour */

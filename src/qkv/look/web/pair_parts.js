@@ -54,8 +54,7 @@ export class PairParts {
       const numbers = /** @type {number[]} */ (parts[field]);
       const largest = Math.max(...numbers.map(Math.abs)) || 1;
       const cells = numbers.map((number, i) => {
-        const cell = createElement("span", { class: "dimension" });
-        cell.style.background = cssColour(palette, number / largest);
+        const cell = createElement("span", { class: "dimension", style: { background: cssColour(palette, number / largest) } });
         cell.addEventListener("pointerenter", () => (readout.textContent = STRIPS.map(([one, text]) => `${text} ${shown(one, i)}`).join(", ") + ` (dimension ${i})`));
         return cell;
       });

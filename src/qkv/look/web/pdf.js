@@ -6,7 +6,7 @@ import { channels } from "./colour.js";
 import { drawText, textWidth } from "./drawing.js";
 import { isRightToLeft } from "./text_names.js";
 
-/** The font, from `qkv/look/font_subset.py`: TrueType data in base64, metrics in font units, and the index and the advance of the
+/** The font, from `qkv/look/page.py`: TrueType data in base64, metrics in font units, and the index and the advance of the
  *  glyph of each code point.
  *  @typedef {{data: string, units: number, ascent: number, descent: number, capHeight: number, box: number[],
  *    glyphs: Record<string, [number, number]>}} Font */
@@ -137,23 +137,13 @@ async function streamObject(fields, stream) {
   const packed = new Uint8Array(await new Response(squeezed).arrayBuffer());
   const head = bytesOf(`<<${fields}/Filter/FlateDecode/Length ${packed.length}>>\nstream\n`);
   const tail = bytesOf("\nendstream");
-  const all = new Uint8Array(head.length + packed.length + tail.length);
-  all.set(head);
-  all.set(packed, head.length);
-  all.set(tail, head.length + packed.length);
-  return all;
+  return new Uint8Array(await new Blob(/** @type {BlobPart[]} */ ([head, packed, tail])).arrayBuffer());
 }
 
 /** @param {HTMLCanvasElement} canvas */
 function rgb(canvas) {
   const { data } = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).getImageData(0, 0, canvas.width, canvas.height);
-  const colours = new Uint8Array((data.length / 4) * 3);
-  for (let i = 0, j = 0; i < data.length; i += 4, j += 3) {
-    colours[j] = data[i];
-    colours[j + 1] = data[i + 1];
-    colours[j + 2] = data[i + 2];
-  }
-  return colours;
+  return new Uint8Array(data.filter((_, i) => i % 4 < 3));
 }
 
 /** @param {string} text of one byte per character */

@@ -1,17 +1,11 @@
 // The image whose patches are tokens: the more weight a patch has for the selected query, the brighter it is.
 
 import { createElement } from "./dom.js";
+import { drawInFrames, imageCanvas } from "./drawing.js";
 import { patchOf } from "./groups.js";
 
 /** Brightness of a patch without weight, so that the image stays recognizable. */
 const DIM = 0.22;
-
-/** @typedef {Object} Patches
- *  @property {Uint8Array} pixels red, green and blue @property {[number, number]} size height and width of the image
- *  @property {[number, number]} grid rows and columns of patches
- *  @property {(patch: number) => number} share of the colour table, of the weight of a patch as key
- *  @property {(patch: number) => string} name
- *  @property {number} query patch that is the query; −1: none @property {number} key patch that is the key; −1: none */
 
 export class Picture {
   /** @param {(patch: number) => void} hover @param {(patch: number) => void} pick
@@ -19,9 +13,11 @@ export class Picture {
   constructor(hover, pick, region) {
     this.canvas = /** @type {HTMLCanvasElement} */ (createElement("canvas", { class: "picture", role: "img" }));
     this.element = createElement("div", { class: "between", hidden: true }, [this.canvas]);
-    /** @type {Patches | null} */
+    /** The image, its grid of patches, and the patches that are the query and the key, −1: none; `share` returns the share of the colour
+     *  table of the weight of a patch.
+     *  @type {{pixels: Uint8Array, size: [number, number], grid: [number, number], share: (patch: number) => number,
+     *    name: (patch: number) => string, query: number, key: number} | null} */
     this.patches = null;
-    this.frame = 0;
     this.canvas.addEventListener("pointermove", (event) => event.pointerType !== "touch" && this.#act(event, hover));
     /** where a region is drawn from @type {number | null} */
     this.corner = null;
@@ -32,19 +28,13 @@ export class Picture {
       if (corner === null || !this.patches) pick(patch);
       else region([corner, patch].map(this.patches.name).join("–"));
     }));
-    new ResizeObserver(() => this.#later()).observe(this.canvas);
-  }
-
-  /** @param {Patches} patches */
-  show(patches) {
-    this.patches = patches;
-    this.#later();
+    this.draw = drawInFrames(this.canvas, () => this.patches, (patches) => this.#draw(patches));
   }
 
   /** Show the weights of a pair's query on the image, or those of its key if the keys are no patches.
    *  @param {import("./map_data.js").ShownImage} image @param {import("./load.js").Loaded} matrix
    *  @param {number} query @param {number} key @param {(weight: number, row: number) => number} shade */
-  showWeights(image, matrix, query, key, shade) {
+  show(image, matrix, query, key, shade) {
     const axis = image.columns.grid ? image.columns : image.rows;
     const width = matrix.keys.length;
     const at = new Map(axis.patches.map((patch, i) => [patch, i]));
@@ -55,22 +45,15 @@ export class Picture {
     };
     let largest = 0;
     for (const patch of at.keys()) largest = Math.max(largest, Math.abs(weight(patch)) || 0);
-    this.show({
+    this.patches = {
       ...image, grid: /** @type {[number, number]} */ (axis.grid), share: (patch) => Math.abs(shade(weight(patch), largest)),
       name: (patch) => `${Math.floor(patch / axis.grid[1])},${patch % axis.grid[1]}`,
       query: image.rows.grid ? image.rows.patches[query] : -1, key: image.columns.grid ? image.columns.patches[key] : -1,
-    });
+    };
+    this.draw();
   }
 
-  #later() {
-    if (this.frame) return;
-    this.frame = requestAnimationFrame(() => {
-      this.frame = 0;
-      if (this.patches && this.canvas.clientWidth) this.#draw(this.patches);
-    });
-  }
-
-  /** @param {Patches} patches */
+  /** @param {NonNullable<Picture["patches"]>} patches */
   #draw({ pixels, size: [height, width], grid: [rows, columns], share, name, query, key }) {
     const { canvas } = this;
     const image = new ImageData(width, height);
@@ -84,15 +67,13 @@ export class Picture {
         image.data[4 * at + 3] = 255;
       }
     }
-    const small = new OffscreenCanvas(width, height);
-    /** @type {OffscreenCanvasRenderingContext2D} */ (small.getContext("2d")).putImageData(image, 0, 0);
     const ratio = window.devicePixelRatio || 1;
     canvas.style.aspectRatio = `${width} / ${height}`;
     canvas.width = Math.round(canvas.clientWidth * ratio);
     canvas.height = Math.round((canvas.clientWidth * ratio * height) / width);
     const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
     pen.imageSmoothingEnabled = width > canvas.width;
-    pen.drawImage(small, 0, 0, canvas.width, canvas.height);
+    pen.drawImage(imageCanvas(image), 0, 0, canvas.width, canvas.height);
     const [across, down] = [canvas.width / columns, canvas.height / rows];
     const frame = (/** @type {number} */ patch, /** @type {string} */ colour, /** @type {number} */ line) => {
       if (patch < 0) return;
@@ -104,7 +85,6 @@ export class Picture {
     frame(query, getComputedStyle(canvas).getPropertyValue("--mark"), 2);
     const what = query < 0 ? "the selected token" : `patch ${name(query)}`;
     canvas.setAttribute("aria-label", `image with the weights of ${what} on its patches; the table lists them`);
-    canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
   }
 
   /** @param {MouseEvent} event @param {(patch: number) => void} call */

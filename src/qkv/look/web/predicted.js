@@ -29,13 +29,8 @@ export class Predicted {
     const { kind, rows } = await loading;
     if (this.shown !== `${index},${token}` || !rows[token]) return;
     const { tokens, probabilities, target, probability, rank } = rows[token];
-    const line = (/** @type {string} */ text, /** @type {number} */ share, /** @type {boolean} */ marked) =>
-      createElement("tr", { class: marked ? "target" : undefined }, [
-        createElement("th", { scope: "row", text }),
-        createElement("td", {}, [shareBar(share), createElement("span", { text: formatWeight(share) })]),
-      ]);
-    const lines = tokens.map((/** @type {string} */ text, /** @type {number} */ i) => line(text, probabilities[i], text === target));
-    if (target !== null && rank > tokens.length) lines.push(line(`${rank}. ${target}`, probability, true));
+    const lines = tokens.map((/** @type {string} */ text, /** @type {number} */ i) => shareRow(text, [probabilities[i]], text === target));
+    if (target !== null && rank > tokens.length) lines.push(shareRow(`${rank}. ${target}`, [probability], true));
     const said = { next: "the next token of the text", own: "the token of the text", step: "the generated token" }[/** @type {string} */ (kind)];
     this.element.replaceChildren(
       createTable(CAPTIONS[kind](name), ["token", "probability"], lines),
@@ -44,9 +39,10 @@ export class Predicted {
   }
 }
 
-/** Return a bar whose length is a share of 1. @param {number} share */
-export function shareBar(share) {
-  const bar = createElement("span", { class: "share", "aria-hidden": "true" });
-  bar.style.width = `${Math.round(40 * Math.max(0, Math.min(1, share)))}px`;
-  return bar;
+/** Return a row of a table with shares of 1, as bars and as numbers. @param {string} text @param {number[]} shares @param {boolean} marked */
+export function shareRow(text, shares, marked) {
+  return createElement("tr", { class: marked ? "target" : undefined }, [createElement("th", { scope: "row", text }), ...shares.map((share) => {
+    const width = `${Math.round(40 * Math.max(0, Math.min(1, share)))}px`;
+    return createElement("td", {}, [createElement("span", { class: "share", "aria-hidden": "true", style: { width } }), createElement("span", { text: formatWeight(share) })]);
+  })]);
 }

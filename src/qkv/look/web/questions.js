@@ -32,22 +32,23 @@ export function missingParts(meta, source) {
 export class Questions {
   /** @param {any} meta @param {import("./source.js").Source} source @param {Asked} state
    *  @param {{go: (view: number, layer: number, head: number, query: number[], key: number[]) => void,
-   *    goQuery: (query: number) => void, changed: () => void}} handlers @param {() => number} shown index of the shown view */
-  constructor(meta, source, state, handlers, shown) {
-    const live = meta.views.some((/** @type {any} */ view) => view.live);
-    this.search = new HeadSearch(meta, source, state.ask, { shown, go: handlers.go, changed: (asked) => { state.ask = asked; handlers.changed(); } });
+   *    goQuery: (query: number) => void, changed: () => void}} handlers */
+  constructor(meta, source, state, handlers) {
+    this.search = new HeadSearch(meta, source, state.ask, { shown: () => this.place?.index ?? 0, go: handlers.go, changed: (asked) => { state.ask = asked; handlers.changed(); } });
     this.effect = new HeadEffect(source, state.change, { go: handlers.goQuery, changed: (changes) => { state.change = changes; handlers.changed(); } });
     this.pair = new PairParts(source);
     const opened = new Set(state.open.split(","));
-    /** @type {[string, string, HTMLElement, boolean][]} */
-    const sections = [
-      ["search", "Which heads attend from one word to another?", this.search.element, meta.views.some((/** @type {any} */ view) => !view.levels)],
-      ["effect", "What changes without this head?", this.effect.element, live && Boolean(source.effect)],
-      ["pair", "Why this weight? Query and key of the pair", this.pair.element, meta.views.some((/** @type {any} */ view) => view.pairs)],
+    const dense = meta.views.some((/** @type {any} */ view) => !view.levels);
+    /** @type {[string, string, {element: HTMLElement, update: (place: Place) => void}, (view: any) => boolean][]} */
+    const questions = [
+      ["search", "Which heads attend from one word to another?", this.search, () => dense],
+      ["effect", "What changes without this head?", this.effect, (view) => view.live && Boolean(source.effect)],
+      ["pair", "Why this weight? Query and key of the pair", this.pair, (view) => view.pairs],
     ];
-    this.sections = sections.filter(([, , , offered]) => offered).map(([name, title, content]) => {
+    this.offered = questions.filter(([, , , offered]) => meta.views.some(offered));
+    this.sections = this.offered.map(([name, title, { element }]) => {
       const section = /** @type {HTMLDetailsElement} */ (createElement("details", { open: opened.has(name), "data-question": name }, [
-        createElement("summary", { text: title }), content,
+        createElement("summary", { text: title }), element,
       ]));
       section.addEventListener("toggle", () => {
         state.open = this.sections.filter((one) => one.open).map((one) => one.dataset.question).join(",");
@@ -82,14 +83,10 @@ export class Questions {
     if (place) this.effect.showActive(place.view);
     clearTimeout(this.waiting);
     this.waiting = setTimeout(() => {
-      for (const section of this.sections) {
-        const name = section.dataset.question;
-        const offered = name === "search" || Boolean(place?.view[name === "effect" ? "live" : "pairs"]);
-        section.hidden = !offered;
-        if (!section.open || !place || !offered) continue;
-        if (name === "search") this.search.open(place);
-        else if (name === "effect") this.effect.update(place);
-        else this.pair.update(place);
+      for (const [i, section] of this.sections.entries()) {
+        const [, , question, offered] = this.offered[i];
+        section.hidden = !place || !offered(place.view);
+        if (section.open && place && !section.hidden) question.update(place);
       }
     }, PAUSE);
   }

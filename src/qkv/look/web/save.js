@@ -87,8 +87,8 @@ export function json(detail) {
   const range = (/** @type {number} */ first, /** @type {number} */ count) => Array.from({ length: count }, (_, i) => first + i);
   return JSON.stringify({
     title: detail.title.textContent,
-    queries: range(top, rows).map((row) => mapData.query(row)),
-    keys: range(left, columns).map((column) => mapData.key(column)),
+    queries: mapData.queries.slice(top, top + rows),
+    keys: mapData.keys.slice(left, left + columns),
     weights: range(top, rows).map((row) =>
       range(left, columns).map((column) => savedWeight(mapData.weight(row, column), mapData.error(row, column)))),
   });

@@ -1,15 +1,14 @@
-// Entry point of the served page, which polls the server until the page is ready.
+// Entry point of the served pages, of heads and of answers, which polls the server until the page is ready.
 
-import heads from "./heads.js";
 import { fromServer } from "./source.js";
 
 const el = /** @type {HTMLElement} */ (document.getElementById("look"));
 
-/** Return the anywidget model of the served page. @param {any} meta */
-function servedModel(meta) {
-  /** @type {Record<string, any>} */
-  const fields = { meta, source: fromServer(meta, "./"), linked: true, served: true };
-  return { get: (/** @type {string} */ name) => fields[name] };
+/** Send a request of the page of answers to the server, and return its response. @param {any} request */
+async function post(request) {
+  const reply = await fetch("ask", { method: "POST", body: JSON.stringify(request) });
+  if (!reply.ok) throw new Error(`${reply.status} ${await reply.text()}`);
+  return reply.json();
 }
 
 async function start() {
@@ -20,9 +19,13 @@ async function start() {
       el.textContent = meta.error || `${answer.status}`;
       return;
     }
-    if (meta.views) {
+    // The modules load while the server creates the page.
+    const { default: page } = await (meta.settings ? import("./answers.js") : import("./heads.js"));
+    if (!meta.task) {
       document.title = meta.title;
-      heads.render({ model: servedModel(meta), el });
+      /** @type {Record<string, any>} */
+      const fields = { meta, linked: true, served: true, ...(meta.views ? { source: fromServer(meta, "./") } : { respond: post }) };
+      page.render({ model: { get: (/** @type {string} */ name) => fields[name] }, el });
       return;
     }
     const bar = document.createElement("progress");

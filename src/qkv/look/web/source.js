@@ -14,7 +14,7 @@ export const TILE_SIZE = 256;
  *  @typedef {{weights: Float32Array, error: number}} Weights */
 
 /** @typedef {Object} Source
- *  @property {(view: number) => Promise<Float32Array>} thumbnails thumbnails of all heads of a view
+ *  @property {(view: number) => Promise<Float32Array[]>} thumbnails thumbnails of all heads of a view
  *  @property {(view: number, layer: number, head: number) => Promise<Weights>} map all weights of a head
  *  @property {(view: number, layer: number, head: number, level: number, y: number, x: number)
  *    => Promise<Float32Array>} tile maximum, then mean of each cell
@@ -50,7 +50,7 @@ function fromRequests(meta, send) {
   return {
     thumbnails: async (view) => allHeads(meta, view, await send("thumbnails", view)),
     map: async (...place) => ({ weights: dequantize(codesOf(await send("map", ...place)), exponent(...place)), error: 0 }),
-    rows: async (view, start, stop) => split(meta, view, allHeads(meta, view, await send("rows", view, start, stop))),
+    rows: async (view, start, stop) => allHeads(meta, view, await send("rows", view, start, stop)).map((weights) => ({ weights, error: 0 })),
     tile: async (view, layer, head, ...place) => dequantize(codesOf(await send("tile", view, layer, head, ...place)), exponent(view, layer, head)),
     row: (...place) => json("row", ...place),
     sentences: async (...place) => new Float32Array((await send("sentences", ...place)).slice().buffer),
@@ -68,23 +68,13 @@ function fromRequests(meta, send) {
   };
 }
 
-/** Return the weights of codes of all heads of a view, which are of the same number for each head.
- *  @param {any} meta @param {number} view @param {Uint8Array} bytes */
+/** Return the weights of codes of each head of a view, which are of the same number for each head.
+ *  @param {any} meta @param {number} view @param {Uint8Array} bytes @returns {Float32Array[]} */
 function allHeads(meta, view, bytes) {
   const codes = codesOf(bytes);
   const ranges = meta.views[view].ranges.flat();
   const area = codes.length / ranges.length;
-  const weights = new Float32Array(codes.length);
-  ranges.forEach((/** @type {any} */ { exponent }, /** @type {number} */ i) =>
-    weights.set(dequantize(codes.subarray(i * area, (i + 1) * area), exponent), i * area));
-  return weights;
-}
-
-/** @param {any} meta @param {number} view @param {Float32Array} weights of all heads @returns {Weights[]} */
-function split(meta, view, weights) {
-  const count = meta.views[view].ranges.flat().length;
-  const area = weights.length / count;
-  return Array.from({ length: count }, (_, i) => ({ weights: weights.subarray(i * area, (i + 1) * area), error: 0 }));
+  return ranges.map((/** @type {any} */ { exponent }, /** @type {number} */ i) => dequantize(codes.subarray(i * area, (i + 1) * area), exponent));
 }
 
 /** @param {any} meta @param {string} base address of the page @returns {Source} */
@@ -169,7 +159,7 @@ export function fromParts(meta, part) {
     },
     pair: async (view, layer, head, query, key) => {
       const found = (await vectors(view, layer)).pair(head, query, key);
-      return { ...found, value_norm: meta.views[view].values ? (await requests.valueNorms(view, layer))[head][key] : null };
+      return { ...found, value_norm: meta.views[view].values?.[layer] ? (await requests.valueNorms(view, layer))[head][key] : null };
     },
     font: async () => {
       if (!part("font/0")) throw new Error("This file has no font for PDF. Save as SVG, or export the page again with matplotlib installed.");

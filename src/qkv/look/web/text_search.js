@@ -25,14 +25,14 @@ export class TextSearch {
   mark(report = false) {
     const { detail, view } = this.page;
     const { queries, keys } = view();
-    const rowsOf = (/** @type {number[][] | undefined} */ groups, /** @type {any} */ axis) =>
-      findText(axis, this.input.value).map(([start, stop]) => {
-        const tokens = Array.from({ length: stop - start }, (_, i) => start + i);
-        return groups ? groups.flatMap((group, row) => (group.some((token) => token >= start && token < stop) ? [row] : [])) : tokens;
-      }).filter((rows) => rows.length);
-    this.found = rowsOf(detail.matrix?.rows, queries);
+    const rowsOf = (/** @type {number[][]} */ groups, /** @type {any} */ axis) => {
+      const rowOf = new Map(groups.flatMap((group, row) => group.map((token) => [token, row])));
+      return findText(axis, this.input.value).map(([start, stop]) =>
+        [...new Set(Array.from({ length: stop - start }, (_, i) => rowOf.get(start + i)))].filter((row) => row !== undefined)).filter((rows) => rows.length);
+    };
+    this.found = rowsOf(detail.groups[0], queries);
     this.inKeys = !this.found.length && keys !== null;
-    if (this.inKeys && keys) this.found = rowsOf(detail.matrix?.columns, keys);
+    if (this.inKeys && keys) this.found = rowsOf(detail.groups[1], keys);
     const marks = new Set(this.found.flat());
     detail.queries.mark(this.inKeys ? new Set() : marks);
     detail.keys.mark(this.inKeys ? marks : new Set());

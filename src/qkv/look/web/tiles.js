@@ -1,15 +1,14 @@
 // Tiled maps of long texts, whose tiles are loaded at the resolution of the screen when they become visible.
 
-import { errorOfWeight, MASKED } from "./codes.js";
+import { MASKED } from "./codes.js";
 import { TILE_SIZE } from "./source.js";
 
 const MAX_TILES = 200;
 
 export class Tiles {
-  /** @param {{queries: string[], keys: string[], axes: import("./map.js").MapData["axes"], levels: number,
-   *    counts: ArrayLike<number>, error: number, normalized: boolean,
-   *    base: number, overview: [number, number], tile: (level: number, y: number, x: number) => Promise<Float32Array>}}
-   *    options `counts` is the number of keys of each query, `error` as in `Weights`; each level above `base` pools 2 × 2 cells of the level below
+  /** @param {{rows: number, columns: number, levels: number, base: number, overview: [number, number],
+   *    tile: (level: number, y: number, x: number) => Promise<Float32Array>}} options each level above `base` pools 2 × 2 cells of the
+   *    level below
    *  @param {() => void} onLoad called after a tile is loaded */
   constructor(options, onLoad) {
     this.options = options;
@@ -19,22 +18,6 @@ export class Tiles {
     this.tiles = new Map();
     /** @type {Map<string, Promise<void>>} */
     this.pending = new Map();
-    this.mapData = {
-      axes: options.axes,
-      query: (/** @type {number} */ row) => options.queries[row] ?? "",
-      key: (/** @type {number} */ column) => options.keys[column] ?? "",
-      rows: options.queries.length,
-      columns: options.keys.length,
-      counts: options.counts,
-      normalized: options.normalized,
-      cells: this.#reduce.bind(this),
-      weight: (/** @type {number} */ row, /** @type {number} */ column) => this.#read(0, row, column, 0),
-      error: (/** @type {number} */ row, /** @type {number} */ column) =>
-        (options.error ? errorOfWeight(this.#read(0, row, column, 0) ?? 0, options.error) : 0),
-      loading: () => this.pending.size > 0,
-      loadRow: (/** @type {number} */ row, /** @type {number} */ first, /** @type {number} */ last) =>
-        this.#loadRow(row, first, last),
-    };
   }
 
   /** Load the coarsest tile. */
@@ -44,7 +27,7 @@ export class Tiles {
 
   /** Load the exact weights of a query for a range of keys.
    *  @param {number} row @param {number} first @param {number} last */
-  async #loadRow(row, first, last) {
+  async loadRow(row, first, last) {
     const y = Math.floor(row / TILE_SIZE);
     const load = [];
     for (let x = Math.floor(first / TILE_SIZE); x <= Math.floor(last / TILE_SIZE); x++) load.push(this.#fetch(0, y, x));
@@ -83,26 +66,21 @@ export class Tiles {
   #cell(level, token, axis) {
     const { base, overview } = this.options;
     if (level < base) return Math.floor(token / 2 ** level);
-    const tokens = axis === 0 ? this.mapData.rows : this.mapData.columns;
+    const tokens = axis === 0 ? this.options.rows : this.options.columns;
     return Math.floor(Math.floor((token * overview[axis]) / tokens) / 2 ** (level - base));
   }
 
-  /** @param {number} level @param {number} token @param {number} other a query and a key
-   *  @param {number} channel 0: maximum, 1: mean */
-  #read(level, token, other, channel) {
-    const row = this.#cell(level, token, 0);
-    const column = this.#cell(level, other, 1);
-    const y = Math.floor(row / TILE_SIZE);
-    const x = Math.floor(column / TILE_SIZE);
-    const tile = this.tiles.get(`${level}/${y}/${x}`);
-    if (!tile) return null;
-    return tile[channel * TILE_SIZE * TILE_SIZE + (row - y * TILE_SIZE) * TILE_SIZE + (column - x * TILE_SIZE)];
+  /** Return a weight, or null if it is not loaded. @param {number} query @param {number} key */
+  weight(query, key) {
+    const [row, column] = [this.#cell(0, query, 0), this.#cell(0, key, 1)];
+    const tile = this.tiles.get(`0/${Math.floor(row / TILE_SIZE)}/${Math.floor(column / TILE_SIZE)}`);
+    return tile ? tile[(row % TILE_SIZE) * TILE_SIZE + (column % TILE_SIZE)] : null;
   }
 
   /** Reduce a part of the map to the screen resolution: each cell is the maximum or the mean of the weights that it covers.
    *  @param {[number, number, number, number]} part @param {number} rowsOnScreen @param {number} columnsOnScreen
    *  @param {"max" | "mean"} reduction */
-  #reduce([top, left, rows, columns], rowsOnScreen, columnsOnScreen, reduction) {
+  reduce([top, left, rows, columns], rowsOnScreen, columnsOnScreen, reduction) {
     const { levels } = this.options;
     const finest = Math.max(rows / rowsOnScreen, columns / columnsOnScreen);
     const level = Math.max(0, Math.min(levels, Math.floor(Math.log2(Math.max(1, finest)))));

@@ -2,7 +2,7 @@
 
 import { formatWeight } from "./codes.js";
 import { cssColour, inkOn } from "./colour.js";
-import { createElement, createTable } from "./dom.js";
+import { createElement, createTable, moveSelection } from "./dom.js";
 import { quoted } from "./text_names.js";
 
 /** Maximum number of tokens shown; in a longer text, the tokens around the selected token are shown. */
@@ -67,15 +67,9 @@ export class Tokens {
 
   /** @param {number} token */
   select(token) {
-    const before = this.#child(this.selected);
-    const focused = before === document.activeElement;
-    before?.removeAttribute("aria-selected");
-    before?.setAttribute("tabindex", "-1");
-    this.selected = token;
     const child = this.#child(token);
-    child?.setAttribute("aria-selected", "true");
-    child?.setAttribute("tabindex", "0");
-    if (focused) child?.focus();
+    moveSelection(this.#child(this.selected), child);
+    this.selected = token;
     // Scroll the tokens only, not the page.
     const { element } = this;
     if (child && element.scrollHeight > element.clientHeight) {
