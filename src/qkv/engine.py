@@ -33,7 +33,7 @@ from qkv.plan.devices import device_named
 from qkv.plan.explain_errors import explain_failure, refuse_unknown
 from qkv.plan.grouped_heads import run_grouped, split_heads
 from qkv.plan.kernel_protocol import Result
-from qkv.plan.precise_call import run_precisely
+from qkv.plan.precise_call import run_precisely, selects_near_keys
 from qkv.plan.problem import Problem
 from qkv.plan.step_cache import step_plan, with_keys, without_position
 from qkv.readouts import Readout
@@ -441,6 +441,7 @@ class Prepared:
         )  # fmt: skip
         cancels = plan.problem.score.cancels  # the data decides how it is computed
         kernel_checks = cancels and type(spec.score) is Gaussian and plan.kernel.checks_distances
+        kernel_checks &= not selects_near_keys(spec.normalizer, plan.requested.readouts, query.shape[-1])
         cached = None if traced or seed is not None else self._plan_for(query, key, value)
         precise = precisely() if cancels and not kernel_checks else None
         if precise is None and cached is not None:
@@ -521,6 +522,7 @@ def _run(
         run = partial(_run, observed=observed, recomputes=recomputes)
         precisely = partial(run_precisely, run, query, key, value, fields, readouts, (seed, kernel, memory), traced)
     kernel_checks = cached is not None and type(score) is Gaussian and cached.plan.kernel.checks_distances
+    kernel_checks = kernel_checks and not selects_near_keys(fields[1], readouts, query.shape[-1])
     if precisely is not None and not kernel_checks and (precise := precisely()) is not None:
         return precise
     if cached is not None:

@@ -145,7 +145,7 @@ def test_new_part_with_other_elements_uses_the_cached_plan_but_its_own_elements(
 
 
 def test_a_plan_whose_rewrites_leave_the_arrays_of_parts_alone_is_prepared() -> None:
-    x = torch.randn(2, 3, 5, 4)
+    x = torch.randn(2, 3, 5, 9)
     PLANS.clear()
     _check(x, (scores.Gaussian(torch.tensor([[1.0], [2.0]])), normalizers.TopK(5), masks.Window(9, 9)))
     (cached,) = PLANS.values()

@@ -6,7 +6,16 @@ import numpy as np
 
 __all__ = ["LAYOUTS", "coordinates"]
 
-LAYOUTS = ("cloud", "two clusters", "one far key", "one far query", "time stamps", "shuffled grid", "equal keys", "far cloud")
+LAYOUTS = (
+    "cloud",
+    "two clusters",
+    "one far key",
+    "one far query",
+    "time stamps",
+    "shuffled grid",
+    "equal keys",
+    "far cloud",
+)
 
 
 def coordinates(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv import scores
+from qkv import normalizers, scores
 from tests.effort import LONG
 from tests.random_calls.magnitudes import LAYOUTS, coordinates
 
@@ -128,6 +128,17 @@ def test_quadratic_penalties_and_their_gradients_are_right_at_long_distances(
     found = torch.autograd.grad((got * upstream.float()).sum(), learned)[0]
     slopes = torch.autograd.grad(((-distances.double().square() * c).softmax(-1) @ value * upstream).sum(), c)[0]
     assert abs(float(found) / float(slopes) - 1) < (1e-4 if coefficient >= 0.1 else 0.1)  # sums of large terms
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_every_key_of_few_coordinates_is_its_own_nearest_key(name: str) -> None:
+    rng, array = np.random.default_rng(0), arrays_of(name)
+    for width, normalizer in ((1, normalizers.Hard()), (2, normalizers.TopK(1)), (1, normalizers.TopK(1))):
+        key = np.unique((rng.uniform(0, 30, size=(1500, width)) + rng.choice([0, 1e3])).astype(np.float32), axis=0)
+        value = np.arange(len(key), dtype=np.float32)[:, None]
+        score = scores.Gaussian(10 ** rng.uniform(-1, 1))
+        got = qkv.attend(*map(array, (key, key, value)), score=score, normalizer=normalizer)
+        assert np.array_equal(np.asarray(got), value)
 
 
 def test_one_huge_coordinate_gives_the_value_of_the_nearest_key_in_every_library() -> None:
