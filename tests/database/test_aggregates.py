@@ -9,7 +9,7 @@ from scipy import stats
 
 from qkv import scores
 from qkv.database import Database
-from qkv.database.execute.aggregates import aggregator_for
+from qkv.database.execute.aggregates import Values
 from qkv.database.execute.uncertainty import student_quantile
 from qkv.encoders.columns import Column
 
@@ -76,7 +76,7 @@ def test_values_that_differ_by_case_are_different_values():
 
 def targets_of(values, complete=None):
     column = Column.from_table(pa.table({"v": values}), "v", False)
-    return aggregator_for(column).targets(np.arange(len(values)) if complete is None else np.flatnonzero(complete))
+    return Values.of(column).targets(np.arange(len(values)) if complete is None else np.flatnonzero(complete))
 
 
 def test_a_bandwidth_is_fitted_to_the_most_common_values_of_a_vote():
@@ -204,3 +204,13 @@ def test_numbers_of_any_size_are_compared_alike(size, tmp_path):
 @pytest.mark.parametrize("rows", [10, 49, 107])
 def test_equal_weights_have_a_whole_number_of_effective_rows(rows):
     assert Database.open({"k": ["a"] * rows, "v": range(rows)}, "k", "v").ask("a").effective_rows == rows
+
+
+@pytest.mark.parametrize("queries", [1.5, [1.5, 1.6]])
+def test_a_row_without_weight_whose_square_overflows_does_not_hide_the_spread_of_a_store(tmp_path, queries):
+    table = {"k": [1.0, 2.0, 3.0, 4.0], "v": [10.0, 12.0, 1e200, 14.0]}
+    Database.create(tmp_path / "rows", table, key="k", value="v")
+    expected = Database.open(table, key="k", value="v").ask(queries, score="boxcar:0.7")
+    answer = Database.open(tmp_path / "rows", memory=1).ask(queries, score="boxcar:0.7")
+    assert (answer.spread, answer.standard_error) == (expected.spread, expected.standard_error)
+    assert answer[0].spread == 1.0

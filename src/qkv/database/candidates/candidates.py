@@ -18,10 +18,9 @@ from qkv.core.typing import Bool, Int, Shaped
 from qkv.database.answer import Entry
 from qkv.database.candidates.recall import CandidatePlan, Recall
 from qkv.database.candidates.vector_indexes import LanceIndex, VectorIndex, wrap_index
-from qkv.database.execute.aggregates import aggregator_for
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.base import Executor
-from qkv.database.execute.in_memory import attend_to_rows
+from qkv.database.execute.in_memory import attend_to_some
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.keys.queries import Queries
 from qkv.errors import DataError, OptionError
@@ -390,10 +389,8 @@ class Candidates:
                 # Attention needs a row, from which the mask takes the weight.
                 rows, allowed = np.zeros(1, np.int64), np.zeros((len(group), 1), bool)
                 columns = executor.read_rows(rows)
-            values, every = aggregator_for(columns[-1], executor.votes), np.ones(len(rows), bool)
-            own, masked = comparison.with_rows(columns[:-1]), replace(wide, mask=AllowedPairs(allowed))
-            found, plan = attend_to_rows(group, own, normalizer, values, every, masked, calibration)
-            found = [entry.at(rows) for entry in found]
+            masked = replace(wide, mask=AllowedPairs(allowed)), calibration
+            found, plan = attend_to_some(group, comparison, normalizer, rows, columns, executor.votes, *masked)
             for place in np.flatnonzero(~allowed.any(axis=1) & ~group.missing).tolist():
                 found[place] = Entry(found[place].query, False, reason=_NO_CANDIDATE)
             entries += found

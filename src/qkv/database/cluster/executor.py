@@ -19,8 +19,9 @@ from qkv.core.typing import Int, Shaped
 from qkv.database.answer import Answer
 from qkv.database.cluster.scheduler import Scheduler
 from qkv.database.cluster.task import FragmentRows, FragmentTask, ScanTask, StoreVersion
+from qkv.database.execute.aggregates import value_sums
 from qkv.database.execute.ask_options import AskOptions
-from qkv.database.execute.partial_sums import Accumulator, PartialSums, value_sums
+from qkv.database.execute.partial_sums import Accumulator, PartialSums
 from qkv.database.execute.row_lists import FRAGMENT_ROWS
 from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.execute.streamed import StreamedCall, StreamedExecutor

@@ -22,8 +22,9 @@ from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.typing import Int
 from qkv.database.cluster.fragment_calls import FragmentCall
 from qkv.database.cluster.task import FragmentTask, Reply, ScanTask, StoreVersion, merge_replies
+from qkv.database.execute.aggregates import value_sums
 from qkv.database.execute.block_scan import BlockScan
-from qkv.database.execute.partial_sums import accumulates, value_sums
+from qkv.database.execute.partial_sums import accumulates
 from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists, select_rows
 from qkv.database.execute.row_reader import RowTile
 from qkv.database.execute.scan import DeviceProducts, VectorNorms

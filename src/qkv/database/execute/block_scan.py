@@ -17,7 +17,8 @@ import numpy as np
 from qkv.core.ordering import RunningTopK, first_equal_vectors
 from qkv.core.progress import checkpoint
 from qkv.core.typing import Bool, Float, Int, Shaped
-from qkv.database.execute.partial_sums import Accumulator, ValueSums
+from qkv.database.execute.aggregates import ValueSums
+from qkv.database.execute.partial_sums import Accumulator
 from qkv.database.execute.row_lists import RowLists
 from qkv.database.execute.row_reader import RowTile
 from qkv.database.execute.scan import CellLogits, DeviceProducts, Logits, VectorNorms, fast_logits

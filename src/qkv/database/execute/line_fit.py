@@ -13,9 +13,8 @@ from qkv.core.formatting import number
 from qkv.core.ordering import row_groups
 from qkv.core.partial import merge_means
 from qkv.core.typing import Bool, Float, Int, Num, Shaped
-from qkv.database.execute.aggregates import Aggregate, LineFit, average_aggregate
-from qkv.database.execute.partial_sums import ValueSums
-from qkv.database.execute.row_lists import largest_weights
+from qkv.database.execute.aggregates import Aggregate, LineFit, ValueSums, average_aggregate
+from qkv.database.execute.entries import largest_weights
 from qkv.database.execute.uncertainty import Precision
 from qkv.database.keys.comparisons import (
     Comparison,

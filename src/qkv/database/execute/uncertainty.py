@@ -42,6 +42,7 @@ __all__ = [
     "Precision",
     "effective_rows",
     "mean_precision",
+    "perplexity",
     "prediction_interval",
     "prediction_scale",
     "standard_error",
@@ -88,6 +89,17 @@ def effective_rows(weights: Float[np.ndarray, "q rows"]) -> Float[np.ndarray, " 
     squares = np.einsum("ij,ij->i", weights, weights)
     valid = (squares > 0) & (weights.min(axis=1, initial=0.0) >= 0)
     return np.asarray(np.where(valid, 1.0 / np.where(valid, squares, 1.0), np.nan))
+
+
+def perplexity(weights: Float[np.ndarray, "q rows"]) -> Float[np.ndarray, " q"]:
+    """Return exp(−Σ w log w) for the weights of each query, with 0 log 0 = 0.
+
+    Example:
+        >>> perplexity(np.array([[0.25, 0.25, 0.25, 0.25], [0.0, 1.0, 0.0, 0.0]])).tolist()
+        [4.0, 1.0]
+    """
+    with np.errstate(invalid="ignore"):  # of a negative weight
+        return np.asarray(np.exp(-(weights * np.log(np.where(weights == 0, 1.0, weights))).sum(axis=1)))
 
 
 @dataclass(frozen=True)

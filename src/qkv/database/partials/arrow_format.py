@@ -21,8 +21,8 @@ import numpy as np
 import qkv.normalizers as normalizer_module
 from qkv.core.typing import Int
 from qkv.core.untrusted_json import Fields, parse_json
-from qkv.database.execute.aggregates import NO_ROW
-from qkv.database.execute.partial_sums import AverageSums, PartialSums, ValueSums, VoteSums
+from qkv.database.execute.aggregates import NO_ROW, AverageSums, ValueSums, VoteSums
+from qkv.database.execute.partial_sums import PartialSums
 from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists
 from qkv.database.partials.query_partial import QueryPartial, Subject
 from qkv.errors import DamagedError, KindError, OptionError, QkvError

@@ -20,9 +20,9 @@ from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.checks import check_integers
 from qkv.core.tile import Tile
 from qkv.core.typing import Float
-from qkv.database.execute.aggregates import Aggregate, aggregator_for, check_average
+from qkv.database.execute.aggregates import Aggregate, Values, check_average, value_sums
 from qkv.database.execute.block_scan import BlockScan, is_bounded
-from qkv.database.execute.partial_sums import accumulates, tile_weights, value_sums
+from qkv.database.execute.partial_sums import accumulates, tile_weights
 from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists, select_rows
 from qkv.database.execute.row_reader import TILE, RowTile
 from qkv.database.execute.uncertainty import effective_rows, mean_precision, standard_error
@@ -180,8 +180,7 @@ def _from_candidates(partial: QueryPartial) -> _Results:
         each = np.asarray(normalizer.weights(rows.logit[own][None], Tile.whole(1, len(own))))
         if not (each != 0).any():
             continue
-        aggregator = aggregator_for(cells.take(own))
-        (aggregates[query],) = aggregator.aggregate(each @ aggregator.matrix(), each)
+        (aggregates[query],) = Values.of(cells.take(own)).aggregate(each)
         if normalizer.sums_to_one:
             effective[query] = effective_rows(each)[0]
         order = np.argsort(-each[0], kind="stable")[: partial.subject.top]

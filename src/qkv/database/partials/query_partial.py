@@ -17,8 +17,8 @@ import numpy as np
 from qkv.core.checksums import digest
 from qkv.core.parts import Part
 from qkv.core.typing import Int
-from qkv.database.execute.aggregates import NO_ROW
-from qkv.database.execute.partial_sums import PartialSums, VoteSums, accumulates, merge_in_tree
+from qkv.database.execute.aggregates import NO_ROW, VoteSums
+from qkv.database.execute.partial_sums import PartialSums, accumulates, merge_in_tree
 from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists, select_rows
 from qkv.encoders.columns import Column
 from qkv.errors import OptionError

@@ -12,7 +12,7 @@ import numpy as np
 from qkv import store as stores
 from qkv.core.progress import Progress
 from qkv.core.untrusted_json import Fields
-from qkv.database.execute.aggregates import aggregator_for
+from qkv.database.execute.aggregates import Values
 from qkv.database.io.cell_notes import collect_notes, without_notes
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import iterate_tables, requested_columns, require_columns
@@ -220,7 +220,7 @@ def _distance_defaults(
     """
     if not table.num_rows:
         return None, None
-    key, values = Column.from_table(table, encoding.vector), aggregator_for(Column.from_table(table, value, fold))
+    key, values = Column.from_table(table, encoding.vector), Values.of(Column.from_table(table, value, fold))
     complete = ~(key.missing | values.column.missing)
     if not complete.any():
         return None, None

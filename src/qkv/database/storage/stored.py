@@ -6,7 +6,7 @@ same answers. The plan of an answer says which.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any, Self
@@ -115,7 +115,12 @@ class StoredDatabase(Queryable):
         self._executors: dict[bool, tuple[int, Executor]] = {}
         self._examples: tuple[int, list[Column]] = (-1, [])
 
-    def _ask(self, queries: object, options: AskOptions) -> Answer:
+    @property
+    def _ask(self) -> Callable[[object, AskOptions], Answer]:
+        return self._ask_store
+
+    def _ask_store(self, queries: object, options: AskOptions) -> Answer:
+        """Answer queries with the defaults of the store, and say what was read of it."""
         score = self.score if options.score is None else options.score
         vectors = self._compares_vectors(score)
         normalizer = options.normalizer
@@ -127,20 +132,18 @@ class StoredDatabase(Queryable):
                 options = replace(options, **limits, default_limits=True)
         options = replace(options, score=score, normalizer=normalizer)
         before = self.store.traffic if isinstance(self.store, RemoteStore) else None
-        answer = self._answer(queries, options, vectors)
+        executor = self._executor_for(vectors, options.progress)
+        if not vectors or self.encoding is None:
+            answer = executor.ask(queries, options)
+        else:
+            encoded = self.encoding.encode_queries(queries, self._example_columns(), options.on_bad_query)
+            answer = self.encoding.describe(executor.ask(encoded.queries, options), encoded, self.key)
         if self.store.damages and self.store.skipped:
             answer = with_missing(answer, self.store.skipped)
         if before is None:
             return answer
         assert isinstance(self.store, RemoteStore)
         return with_traffic(answer, str(self.store.path), self.store.traffic - before)
-
-    def _answer(self, queries: object, options: AskOptions, vectors: bool) -> Answer:
-        executor = self._executor(vectors, options.progress)
-        if not vectors or self.encoding is None:
-            return executor.ask(queries, options)
-        encoded = self.encoding.encode_queries(queries, self._example_columns(), options.on_bad_query)
-        return self.encoding.describe(executor.ask(encoded.queries, options), encoded, self.key)
 
     def swap(self) -> StoredDatabase:
         """Return a database over the same store with the key and value columns exchanged.
@@ -156,7 +159,7 @@ class StoredDatabase(Queryable):
     @property
     def votes(self) -> bool:  # type: ignore[override]
         """Whether an answer is the weighted vote of the values rather than their average; see `Queryable`."""
-        return self._executor().votes if len(self.store) else votes_by_kind(self._empty_column(self.value))
+        return self._executor.votes if len(self.store) else votes_by_kind(self._empty_column(self.value))
 
     @property
     def streams(self) -> bool:
@@ -172,11 +175,11 @@ class StoredDatabase(Queryable):
             DataError: The column is neither a key column nor the value column.
         """
         # An encoded key is not itself a column of vectors.
-        return self._executor(False if name in self.key else None).column(name)
+        return self._executor_for(False if name in self.key else None).column(name)
 
     def complete_columns(self, where: str | None = None) -> tuple[Column, ...]:
         """Return the key columns, not encoded, and the value column; see `Queryable.complete_columns`."""
-        return self._executor(False).complete_columns(where)
+        return self._executor_for(False).complete_columns(where)
 
     def __len__(self) -> int:
         return super().__len__() if len(self.store) else 0
@@ -411,7 +414,11 @@ class StoredDatabase(Queryable):
             self._examples = self.version, [Column.from_table(rows, name, False) for name in self.key]
         return self._examples[1]
 
-    def _executor(self, vectors: bool | None = None, progress: Progress | None = None) -> Executor:
+    @property
+    def _executor(self) -> Executor:  # type: ignore[override]
+        return self._executor_for()
+
+    def _executor_for(self, vectors: bool | None = None, progress: Progress | None = None) -> Executor:
         """Return the executor of the open version, which compares the vectors of the encoder or the key columns."""
         if vectors is None:
             vectors = self._compares_vectors(self.score)
