@@ -75,9 +75,6 @@ def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return table.cast(schema)
 
 
-_FEW = 8
-"""Maximum number of rows for which slicing each row is faster than `Table.take`."""
-
 Metadata: TypeAlias = dict[str, Any]
 """Values of JSON types, by name."""
 
@@ -346,15 +343,7 @@ class Store(ABC):
         self, parts: list[tuple[str, Int[np.ndarray, " n"]]], columns: Sequence[str] | None
     ) -> Iterator[pa.Table]:
         """Yield tables of some rows of blocks, given by the names of blocks and indices that skip deleted rows."""
-        import pyarrow as pa
-
-        for name, inside in parts:
-            block = self.block(name, columns)
-            own = inside if block.present is None else np.flatnonzero(block.present)[inside]
-            if len(own) > _FEW:
-                yield block.table.take(pa.array(own))
-            else:
-                yield from (block.table.slice(int(row), 1) for row in own)
+        return (self.block(name, columns).take(inside) for name, inside in parts)
 
     @abstractmethod
     def _numbers(self) -> list[int]:

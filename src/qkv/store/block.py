@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from qkv.core.checksums import checksum
-from qkv.core.typing import Bool
+from qkv.core.typing import Bool, Int
 from qkv.errors import DataError
 from qkv.plan.cost import counted
 
@@ -103,6 +103,8 @@ class RunningCheck:
 
 
 _MOST_PASSES = 20
+_FEW = 8
+"""Maximum number of rows for which slicing each row is faster than `Table.take`."""
 _SHOWN = 3
 
 
@@ -225,6 +227,16 @@ class Block:
         first = int(rows[0])
         span = self.table.slice(first, int(rows[-1]) + 1 - first)
         return span.filter(pa.array(self.present[first : first + span.num_rows]))
+
+    def take(self, rows: Int[np.ndarray, " n"]) -> pa.Table:
+        """Return a table of some rows, whose indices do not count deleted rows."""
+        import pyarrow as pa
+
+        own = rows if self.present is None else np.flatnonzero(self.present)[rows]
+        if len(own) > _FEW:
+            return self.table.take(pa.array(own))
+        slices = [self.table.slice(int(row), 1) for row in own]
+        return pa.concat_tables(slices) if slices else self.table.slice(0, 0)
 
     def present_rows(self) -> pa.Table:
         """Return the table of the block without deleted rows. The table is not copied if no row is deleted."""

@@ -187,11 +187,6 @@ class BlockScan:
         finite = np.where(np.isfinite(last), last, 0)
         return bool(((least > -np.inf) & (least >= last - 2 * slope * self.fast.error(finite / slope))).any())
 
-    def positions(self) -> Int[np.ndarray, " n"]:
-        """Return the positions of the rows of highest rank and of the candidates so far, in ascending order."""
-        rows = np.unique(np.concatenate([self.top_rows.index.reshape(-1), *(each.position for each in self._lists)]))
-        return rows[rows >= 0]
-
     def run(self, tiles: Iterable[RowTile], consume: Consumer, values: ValueSums | None = None) -> None:
         """Call `consume` with the logits of consecutive rows and, if there are sums of values, with their values."""
         for tile in tiles:
@@ -236,8 +231,6 @@ class BlockScan:
             table: the rows that occur in them.
             positions: the position of each row of the table, in ascending order.
         """
-        if not len(rows.position):
-            return rows
         loaded = self.cells.load(RowTile.of_table(table))
         assert loaded is not None
         logits = np.asarray(self.cells.compute(loaded, 0, len(positions)), np.float64)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from qkv.core.typing import Float
 from qkv.database.execute.aggregates import Aggregate, Values, check_average, value_sums
 from qkv.database.execute.block_scan import BlockScan, is_bounded
 from qkv.database.execute.partial_sums import accumulates, tile_weights
-from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists, select_rows
+from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists
 from qkv.database.execute.row_reader import TILE, RowTile
 from qkv.database.execute.uncertainty import effective_rows, mean_precision, standard_error
 from qkv.database.io.python_cells import exact_array
@@ -36,8 +37,8 @@ from qkv.database.partials.query_partial import (
     QueryPartial,
     Subject,
     describe_score,
+    fragment_partial,
     merge_partials,
-    plain_type,
     query_digest,
 )
 from qkv.encoders.columns import Column, key_names
@@ -278,22 +279,14 @@ def compute(
         version=str(version),
         top=top,
     )
-    scan, sums = BlockScan(comparison, own, query, fold, without=parsed.missing), None
+    scan = BlockScan(comparison, own, query, fold, without=parsed.missing)
+    values = value_sums(own[-1], len(parsed))
     try:
         with ignore_numpy_warnings():  # of logits that are NaN or infinite
-            if accumulates(normalizer):
-                accumulator = scan.sums(_tiles(table), normalizer, value_sums(own[-1], len(parsed)), top)
-                sums, found = accumulator.sums, RowLists.of_top_rows(accumulator.top_rows)
-            else:
-                found = scan.candidates(lambda: _tiles(table), normalizer)
-            positions = np.unique(found.position)
-            found = scan.with_exact_logits(found, table.take(positions), positions)
-            if sums is None:
-                found = select_rows(found, normalizer, len(parsed))
+            found = fragment_partial(scan, partial(_tiles, table), table.take, subject, normalizer, values, fragment)
     except (KindError, ShapeError) as error:
         raise comparison.unsupported(error) from None
-    lists = _with_records(found, table, shown)
-    return to_batch(QueryPartial(subject, normalizer, (fragment,), sums, lists, plain_type(own[-1])))
+    return to_batch(replace(found, rows=_with_records(found.rows, table, shown)))
 
 
 def _tiles(table: pa.Table) -> Iterator[RowTile]:
