@@ -9,13 +9,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.typing import Int
-from qkv.database.cluster.task import FragmentRows, FragmentTask, StoreVersion
+from qkv.database.cluster.task import FragmentCall, FragmentRows, FragmentTask, StoreVersion
 from qkv.errors import DamagedStoreError
 from qkv.store import Store
 
@@ -23,36 +23,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from qkv.database.cluster.scheduler import Scheduler
+    from qkv.database.cluster.worker import FragmentWorker
 
-__all__ = ["FragmentCall", "Mergeable", "StoreCall", "StoreFragments", "StoreFunction", "StoreOpener", "run_call"]
-
-
-class Mergeable(Protocol):
-    """A partial result, which merges with those of other fragments."""
-
-    def merge(self, other: Self) -> Self:
-        """Return the result over the fragments of both."""
-
-
-class StoreOpener(Protocol):
-    """A worker, which keeps the stores that it has open."""
-
-    def open_store(self, version: StoreVersion) -> Store:
-        """Return the store, which stays open."""
-
-
-class FragmentCall(Protocol):
-    """A function of the rows of a fragment."""
-
-    @property
-    def name(self) -> str:
-        """The name under which the worker keeps what `prepare` returns."""
-
-    def prepare(self, worker: StoreOpener, fragment: FragmentRows) -> Any:
-        """Return what is computed from a fragment once, or raise a `DamagedError` or an `OSError`."""
-
-    def run(self, rows: Any, fragment: int) -> Mergeable:
-        """Return the partial result over a fragment, from what `prepare` returned."""
+__all__ = ["StoreCall", "StoreFragments", "StoreFunction", "run_call"]
 
 
 class StoreFunction(Protocol):
@@ -80,19 +53,15 @@ class StoreCall:
     store: StoreVersion
     function: StoreFunction
 
-    @property
-    def name(self) -> str:
-        """The name of the function."""
-        return self.function.name
+    def run(self, worker: FragmentWorker, each: FragmentTask) -> Any:
+        """Return the result of the function over a fragment, whose rows are read once."""
 
-    def prepare(self, worker: StoreOpener, fragment: FragmentRows) -> Any:
-        """Read the columns of a fragment, and return what the function computes from them."""
-        block = worker.open_store(self.store).block(fragment.name, self.function.names)
-        return self.function.prepare(block.rows(0, len(block)))
+        def prepare() -> Any:
+            block = worker.open_store(self.store).block(each.fragment.name, self.function.names)
+            return self.function.prepare(block.rows(0, len(block)))
 
-    def run(self, rows: Any, fragment: int) -> Any:
-        """Return the result of the function."""
-        return self.function.run(rows, fragment)
+        index = each.fragment.index
+        return self.function.run(worker.prepared(self.function.name, index, prepare), index)
 
 
 def run_call(scheduler: Scheduler, call: FragmentCall, fragments: Sequence[FragmentRows], source: str) -> Any:

@@ -1,26 +1,41 @@
-"""What a worker receives and returns: a scan of some fragments of a store for a group of queries."""
+"""What a worker receives and returns: a function of some fragments, such as a scan for a group of queries."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.checksums import checksums_wanted
 from qkv.core.typing import Bool, Shaped
+from qkv.database.execute.aggregates import value_sums
 from qkv.database.execute.partial_sums import merge_in_tree
+from qkv.database.execute.row_reader import RowTile
 from qkv.database.keys.comparisons import Comparison
-from qkv.database.partials.query_partial import Subject
+from qkv.database.partials.query_partial import QueryPartial, Subject, fragment_partial
 from qkv.encoders.columns import Column
-from qkv.errors import RefusedError
+from qkv.errors import DamagedError, RefusedError
 from qkv.normalizers.base import Normalizer
 from qkv.store import StorageOptions, Store
 
-__all__ = ["FragmentRows", "FragmentTask", "Reply", "ScanTask", "StoreVersion", "merge_replies", "serialize"]
+if TYPE_CHECKING:
+    from qkv.database.cluster.worker import FragmentWorker
+
+__all__ = [
+    "FragmentCall",
+    "FragmentRows",
+    "FragmentTask",
+    "Mergeable",
+    "Reply",
+    "ScanTask",
+    "StoreVersion",
+    "merge_replies",
+    "serialize",
+]
 
 
 @dataclass(frozen=True)
@@ -80,9 +95,23 @@ class FragmentTask:
     present: Bool[np.ndarray, " rows"] | None
 
 
+class Mergeable(Protocol):
+    """A partial result, which merges with those of other fragments."""
+
+    def merge(self, other: Self) -> Self:
+        """Return the result over the fragments of both."""
+
+
+class FragmentCall(Protocol):
+    """A function of a fragment, which workers run for each of their fragments."""
+
+    def run(self, worker: FragmentWorker, each: FragmentTask) -> Mergeable:
+        """Return the partial result over a fragment, or raise a `DamagedError` or an `OSError`."""
+
+
 @dataclass(frozen=True, eq=False)
 class ScanTask:
-    """A scan for a group of queries, which is the same for all fragments.
+    """A scan for a group of queries, which is the same for all fragments; a `FragmentCall`.
 
     Attributes:
         store: the store.
@@ -107,6 +136,23 @@ class ScanTask:
     folded: bool
     votes: bool
     subject: Subject
+
+    def run(self, worker: FragmentWorker, each: FragmentTask) -> QueryPartial:
+        """Return the partial result of the queries over a fragment."""
+        store, scan = worker.open_store(self.store), worker.scan_of(self)
+        block = store.block(each.fragment.name, self.names)
+        if len(block) != each.fragment.rows:
+            raise DamagedError(f"{each.fragment.name} has {len(block)} rows instead of {each.fragment.rows}")
+
+        def tiles() -> Iterator[RowTile]:
+            for number, start in enumerate(range(0, len(block), self.tile)):
+                stop = min(start + self.tile, len(block))
+                selected = None if each.present is None else each.present[start:stop]
+                place = start, block.rows(start, stop), block, start, store.cache_folder
+                yield RowTile(*place, number not in each.incomplete, selected)
+
+        values = value_sums(scan.value, self.subject.count, self.votes)
+        return fragment_partial(scan, tiles, block.take, self.subject, self.normalizer, values, each.fragment.index)
 
 
 @dataclass(frozen=True, eq=False)

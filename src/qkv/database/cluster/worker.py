@@ -11,19 +11,15 @@ import os
 import pickle
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
 from qkv import store as stores
 from qkv.core.arrays import ignore_numpy_warnings
-from qkv.database.cluster.fragment_calls import FragmentCall
-from qkv.database.cluster.task import FragmentRows, FragmentTask, Reply, ScanTask, StoreVersion, merge_replies
-from qkv.database.execute.aggregates import value_sums
+from qkv.database.cluster.task import FragmentCall, FragmentTask, Reply, ScanTask, StoreVersion, merge_replies
 from qkv.database.execute.block_scan import BlockScan
-from qkv.database.execute.row_reader import RowTile
 from qkv.database.execute.scan import DeviceProducts, VectorNorms
-from qkv.database.partials.query_partial import QueryPartial, fragment_partial
 from qkv.errors import DamagedError, DamagedStoreError, RefusedError
 from qkv.store import Store
 
@@ -66,14 +62,12 @@ class FragmentWorker:
         except Exception as error:  # of a score, for example; it must not end the worker
             return _error_reply(error)
 
-    def _reply(self, task: ScanTask | FragmentCall, fragments: Sequence[FragmentTask]) -> Reply:
+    def _reply(self, task: FragmentCall, fragments: Sequence[FragmentTask]) -> Reply:
         """Return the merged result over some fragments, and why other fragments cannot be read."""
         unreadable, results = dict[int, str](), list[Any]()
-        if isinstance(task, ScanTask):
-            self.open_store(task.store)  # the error of a store that cannot be opened is that of the query
         for each in fragments:
             try:
-                result = self._scan(task, each) if isinstance(task, ScanTask) else self._call(task, each.fragment)
+                result = task.run(self, each)
             except (DamagedError, OSError) as error:
                 unreadable[each.fragment.index] = str(error)
                 continue
@@ -81,36 +75,23 @@ class FragmentWorker:
         first = min((each.fragment.index for each in fragments), default=0)
         return Reply(results[0] if results else None, unreadable, None, first)
 
-    def _scan(self, task: ScanTask, each: FragmentTask) -> QueryPartial:
-        """Return the partial result of a scan over a fragment, or raise a `DamagedError` or an `OSError`."""
-        store, name = self.open_store(task.store), task.store
+    def prepared(self, name: str, fragment: int, prepare: Callable[[], Any]) -> Any:
+        """Return what is computed from a fragment once, and kept for the calls of a name."""
+        kept = self._prepared.pop(name, {})
+        self._prepared[name] = kept  # at the end: the name that was used last
+        while len(self._prepared) > _MOST_VERSIONS:
+            del self._prepared[next(iter(self._prepared))]
+        if fragment not in kept:
+            kept[fragment] = prepare()
+        return kept[fragment]
+
+    def scan_of(self, task: ScanTask) -> BlockScan:
+        """Return a scan for the queries of a task, which keeps norms and vectors for the next one."""
+        name = task.store
         if self.device is not None and name not in self._products:
             self._products[name] = DeviceProducts(self.device)
         norms, products = self._norms.setdefault(name, VectorNorms()), self._products.get(name)
-        scan = BlockScan(task.comparison, task.columns, task.query, task.folded, norms, products)
-        block = store.block(each.fragment.name, task.names)
-        if len(block) != each.fragment.rows:
-            raise DamagedError(f"{each.fragment.name} has {len(block)} rows instead of {each.fragment.rows}")
-
-        def tiles() -> Iterator[RowTile]:
-            for number, start in enumerate(range(0, len(block), task.tile)):
-                stop = min(start + task.tile, len(block))
-                selected = None if each.present is None else each.present[start:stop]
-                place = start, block.rows(start, stop), block, start, store.cache_folder
-                yield RowTile(*place, number not in each.incomplete, selected)
-
-        values = value_sums(scan.value, task.subject.count, task.votes)
-        return fragment_partial(scan, tiles, block.take, task.subject, task.normalizer, values, each.fragment.index)
-
-    def _call(self, call: FragmentCall, fragment: FragmentRows) -> Any:
-        """Return the result of a call over a fragment, which is prepared once."""
-        prepared = self._prepared.pop(call.name, {})
-        self._prepared[call.name] = prepared  # at the end: the name that was used last
-        while len(self._prepared) > _MOST_VERSIONS:
-            del self._prepared[next(iter(self._prepared))]
-        if fragment.index not in prepared:
-            prepared[fragment.index] = call.prepare(self, fragment)
-        return call.run(prepared[fragment.index], fragment.index)
+        return BlockScan(task.comparison, task.columns, task.query, task.folded, norms, products)
 
     def open_store(self, version: StoreVersion) -> Store:
         """Return the store, which stays open."""
