@@ -16,6 +16,7 @@ import numpy as np
 from qkv.core.formatting import format_key, format_length, format_query, format_value, number
 from qkv.core.printable import html_table
 from qkv.core.typing import Float, Int, Num
+from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.io.python_cells import exact_array
 from qkv.encoders.arrow_columns import records_of
 from qkv.errors import MissingPackageError, OptionError
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from qkv.database.execute.row_reader import StoredRows
-    from qkv.database.execute.stream_plan import StreamedPlan
     from qkv.normalizers.base import Normalizer
     from qkv.plan.plan import Plan
     from qkv.scores.base import Score
@@ -414,6 +414,24 @@ class Answer:
             return f"{query} → {format_failure(entry)}: {entry.reason}"
         parts = [f"{query} → {format_estimate(entry)}", *format_statistics(entry)]
         return "   ".join(parts)
+
+    def with_note(self, note: str, rewrite: str, **fields: str) -> Answer:
+        """Return a copy of the answer with one more note, which its plan states, too.
+
+        Args:
+            note: the note.
+            rewrite: what the plan of an answer that is computed in memory states.
+            fields: the attributes of a `StreamedPlan` that change.
+        """
+        plan, changed = self.plan, dict[str, Any](fields)
+        if not isinstance(plan, StreamedPlan):
+            changed = {"rewrites": (*plan.rewrites, rewrite)}
+        return replace(self, plan=replace(plan, **changed), common_notes=(*self.common_notes, note))
+
+    def with_missing(self, text: str) -> Answer:
+        """Return a copy of the answer whose notes and plan state which fragments are missing."""
+        before = getattr(self.plan, "missing", "")
+        return self.with_note(text, f"missing: {text}", missing=f"{before}; {text}" if before else text)
 
     # -- private ----------------------------------------------------------------------------------------
 

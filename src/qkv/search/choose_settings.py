@@ -20,7 +20,7 @@ from qkv.core.progress import Progress, report
 from qkv.core.typing import Float, Int
 from qkv.search.bm25 import BM25, Vocabulary
 from qkv.search.encoder_registry import Encoder, LatentEncoder
-from qkv.search.passage_vectors import PassageVectors, row_statistics
+from qkv.search.passage_range import PassageVectors, row_statistics
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array, csr_matrix

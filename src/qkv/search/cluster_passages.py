@@ -8,10 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qkv.database.cluster.fragment_calls import run_call
 from qkv.database.cluster.opening import open_cluster
 from qkv.database.cluster.scheduler import Scheduler
-from qkv.database.cluster.task import FragmentRows, FragmentTask
+from qkv.database.cluster.task import FragmentRows, FragmentTask, run_call
 from qkv.errors import DataError
 from qkv.search.index_files import parse_index, read_index
 from qkv.search.passage_range import (

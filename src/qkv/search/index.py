@@ -18,8 +18,7 @@ from qkv.errors import DataError, OptionError
 from qkv.search.bm25 import BM25, Vocabulary
 from qkv.search.encoder_registry import Encoder, LatentEncoder, build_encoder
 from qkv.search.hits import Contributions, Hit, merge_contributions
-from qkv.search.passage_range import PassageRange, Passages, QueryWords, Selection, TopPassages
-from qkv.search.passage_vectors import PassageVectors
+from qkv.search.passage_range import PassageRange, Passages, PassageVectors, QueryWords, Selection, TopPassages
 from qkv.search.text_sources import Document
 
 if TYPE_CHECKING:

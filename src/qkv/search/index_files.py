@@ -145,7 +145,7 @@ def parse_index(container: Container) -> dict[str, Any]:
 
     from qkv.search.bm25 import BM25, Vocabulary
     from qkv.search.encoder_registry import ENCODERS
-    from qkv.search.passage_vectors import PassageVectors
+    from qkv.search.passage_range import PassageVectors
 
     fields = container.fields()
     passages, width = fields.integer("passages", 1), fields.integer("width", 1)

@@ -12,8 +12,15 @@ from qkv.core.extras import require_packages
 from qkv.core.request_guard import ambiguous_reason, cross_site_reason
 from qkv.errors import QkvError, RefusedError
 from qkv.serve import arrow_bodies
-from qkv.serve.answers import EXACT, answer_bytes, arrow_bytes, describe_store, exact_bytes, hits_object
-from qkv.serve.evidence_rows import EvidenceRows
+from qkv.serve.answers import (
+    EXACT,
+    EvidenceRows,
+    answer_bytes,
+    arrow_bytes,
+    describe_store,
+    exact_bytes,
+    hits_object,
+)
 from qkv.serve.limits import Limits, RequestError, status_of
 from qkv.serve.openapi import openapi_document
 from qkv.serve.questions import (

@@ -18,7 +18,7 @@ from qkv.database.relations.answer_relation import samples
 from qkv.database.storage.stored import StoredDatabase
 from qkv.encoders.arrow_columns import to_records
 from qkv.errors import DamagedStoreError, DataError, OptionError, QkvError, QueryError
-from qkv.serve.evidence_rows import EvidenceRows
+from qkv.serve.answers import EvidenceRows
 from qkv.serve.questions import Question, Search, Work
 
 if TYPE_CHECKING:

@@ -28,7 +28,6 @@ from qkv.database.execute.streamed import StreamedCall, StreamedExecutor
 from qkv.database.partials.arrow_format import normalizer_record
 from qkv.database.partials.functions import check_mergeable
 from qkv.database.partials.query_partial import QueryPartial, Subject
-from qkv.database.storage.remote_answers import with_missing
 from qkv.errors import DamagedStoreError, QkvError
 from qkv.plan.cost import counted
 from qkv.store import Store
@@ -170,7 +169,7 @@ class ClusterExecutor(StreamedExecutor):
         answer = super().ask(queries, options)
         if not self.unreadable:
             return answer
-        return with_missing(answer, self._unreadable_note())
+        return answer.with_missing(self._unreadable_note())
 
     def _unreadable_note(self) -> str:
         lost = sum(self.fragments[index].rows for index in self.unreadable)

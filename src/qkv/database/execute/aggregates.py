@@ -14,7 +14,7 @@ rows with weight, so that rows without weight do not affect the spread, whatever
 `ValueSums` are the sums of these equations over some rows, to which rows are added, and which merge.
 
 Texts, categories and booleans vote, and so do numbers that are read as identifiers (see
-`qkv.database.keys.identifiers`) unless `aggregate` is "mean". Other numbers and timestamps are averaged unless
+`qkv.database.io.identifiers`) unless `aggregate` is "mean". Other numbers and timestamps are averaged unless
 `aggregate` is "vote", and vectors are always averaged.
 """
 
@@ -31,7 +31,7 @@ import numpy as np
 from qkv.core.partial import merge_means, rescale
 from qkv.core.typing import Bool, Float, Int, Num
 from qkv.database.execute.uncertainty import Precision
-from qkv.database.keys.identifiers import identifier_reason
+from qkv.database.io.identifiers import identifier_reason
 from qkv.encoders import arrow_columns
 from qkv.encoders.columns import Column
 from qkv.errors import OptionError

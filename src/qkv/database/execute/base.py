@@ -221,6 +221,7 @@ class Executor(ABC):
         left_out = parsed.missing.any() and (parsed.missing.all() or not normalizer.stochastic)
         asked = parsed.take(np.flatnonzero(~parsed.missing)) if left_out else parsed
         arguments = asked, comparison, normalizer, options
+        plan: Plan | StreamedPlan
         if options.candidates is not None:
             entries, plan = options.candidates.run(own, *arguments)
             entries = own._with_missing_values(*arguments, entries)

@@ -28,6 +28,7 @@ from qkv.database.execute.missing_values import key_cells
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.uncertainty import Calibration, effective_rows, perplexity
 from qkv.database.io.cell_notes import cell_note_of, line_note
+from qkv.database.io.identifiers import is_whole_number
 from qkv.database.io.sources import require_columns
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.comparisons import (
@@ -38,7 +39,6 @@ from qkv.database.keys.comparisons import (
     find_coordinates,
     from_differences,
 )
-from qkv.database.keys.identifiers import is_whole_number
 from qkv.database.keys.name_comparison import NameComparison
 from qkv.database.keys.name_index import NameIndex, PresentNames
 from qkv.database.keys.queries import Queries
@@ -178,10 +178,10 @@ class InMemoryExecutor(Executor):
         """
         calibration = partial(self.calibration, comparison, normalizer, options)
         size = self._queries_found_at_once(comparison, normalizer, options)
-        every = self.values, self.complete
+        whole = comparison, normalizer, self.values, self.complete
         if not (size and len(queries)):
-            return attend_to_rows(queries, comparison, normalizer, *every, options, calibration, self.rows_text)
-        quiet = replace(options, progress=None), calibration, self.rows_text
+            return attend_to_rows(queries, *whole, options, calibration, self.rows_text)
+        quiet, text = replace(options, progress=None), self.rows_text
         entries: list[Entry] = []
         plans = []
         for start in range(0, len(queries), size):
@@ -192,9 +192,10 @@ class InMemoryExecutor(Executor):
             if rows is not None:
                 # The Arrow cells of numbers are for the text of keys that do not match.
                 columns = [column.take(rows, isinstance(comparison, NameComparison)) for column in self.columns]
-                found, plan = attend_to_some(group, comparison, normalizer, rows, columns, self.votes, *quiet)
+                some = comparison, normalizer, rows, columns, self.votes
+                found, plan = attend_to_some(group, *some, quiet, calibration, text)
             if plan is None or not (isinstance(comparison, NameComparison) or all(entry.found for entry in found)):
-                found, plan = attend_to_rows(group, comparison, normalizer, *every, *quiet)
+                found, plan = attend_to_rows(group, *whole, quiet, calibration, text)
             entries += found
             plans.append(plan)
             report(options.progress, "answering", len(entries), len(queries))

@@ -21,7 +21,7 @@ from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.core.untrusted_json import Fields
 from qkv.database.execute.row_reader import RowTile, StoredRows, read_note, save_note
-from qkv.database.keys.identifiers import TextForms
+from qkv.database.io.identifiers import TextForms
 from qkv.database.keys.row_sample import MOST_ROWS, RowSampler
 from qkv.encoders import arrow_columns
 from qkv.encoders.columns import Column

@@ -21,7 +21,7 @@ from qkv.core.printable import quoted_name
 from qkv.core.times import is_compact_date
 from qkv.core.typing import Num
 from qkv.database.io.cell_notes import CellNote, with_cell_note
-from qkv.database.io.identifier_names import as_integers, has_identifier_name, is_mostly_whole, whole_sql
+from qkv.database.io.identifiers import as_integers, has_identifier_name, is_mostly_whole, whole_sql
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.text_readings import (
     TextReading,

@@ -27,8 +27,13 @@ from qkv.core.printable import first_line
 from qkv.core.progress import Progress, report
 from qkv.database.io import duckdb_reader
 from qkv.database.io.bad_cells import add_cell_notes
-from qkv.database.io.cell_notes import join_cell_notes, undecided_columns, with_line_note
-from qkv.database.io.file_formats import assumed_formats, type_conflict
+from qkv.database.io.cell_notes import (
+    assumed_formats,
+    join_cell_notes,
+    type_conflict,
+    undecided_columns,
+    with_line_note,
+)
 from qkv.database.io.paths import ARROW, SUFFIXES, expand_paths, is_paths, stream_suffix
 from qkv.database.io.python_cells import exact_array
 from qkv.database.io.read_options import (

@@ -17,28 +17,26 @@ from qkv.core.progress import Progress, report
 from qkv.database.answer import Answer
 from qkv.database.choice_cache import ChoiceCache
 from qkv.database.cluster.executor import ClusterExecutor
-from qkv.database.cluster.fragment_calls import StoreFragments
 from qkv.database.cluster.scheduler import Scheduler
+from qkv.database.cluster.task import StoreFragments
 from qkv.database.execute.aggregates import votes_by_kind
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.base import Executor
 from qkv.database.execute.code_scan import VectorCodes
 from qkv.database.execute.in_memory import InMemoryExecutor
-from qkv.database.execute.row_reader import match_blocks, predicate_columns
+from qkv.database.execute.row_reader import StoredRows, match_blocks, predicate_columns
 from qkv.database.execute.scan import arrays_path
 from qkv.database.execute.streamed import StreamedExecutor
-from qkv.database.io.cell_notes import collect_notes, decided_formats
-from qkv.database.io.file_formats import stated_types
+from qkv.database.io.cell_notes import collect_notes, decided_formats, stated_types
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import iterate_tables, require_columns
 from qkv.database.keys.part_registry import parse_score
 from qkv.database.protocol import Queryable
 from qkv.database.storage.encoding import Encoding, prepare_rows
-from qkv.database.storage.remote_answers import load_executor, with_missing, with_traffic
 from qkv.encoders.arrow_columns import float_dtype
 from qkv.encoders.columns import Column, key_names
 from qkv.errors import DataError, StoreFullError
-from qkv.plan.cost import counted, memory_bytes
+from qkv.plan.cost import counted, memory_bytes, memory_text
 from qkv.scores.base import Score
 from qkv.store import ArrowStore, Damage, ObjectPath, RemoteStore, StorageOptions, Store, Version, export
 from qkv.store import copy as copy_store
@@ -139,11 +137,16 @@ class StoredDatabase(Queryable):
             encoded = self.encoding.encode_queries(queries, self._example_columns(), options.on_bad_query)
             answer = self.encoding.describe(executor.ask(encoded.queries, options), encoded, self.key)
         if self.store.damages and self.store.skipped:
-            answer = with_missing(answer, self.store.skipped)
+            answer = answer.with_missing(self.store.skipped)
         if before is None:
             return answer
         assert isinstance(self.store, RemoteStore)
-        return with_traffic(answer, str(self.store.path), self.store.traffic - before)
+        traffic = self.store.traffic - before
+        text = f"{memory_text(traffic.read)} in {counted(traffic.requests, 'request', 'requests')} from "
+        text += str(self.store.path)
+        if traffic.cached:
+            text += f", {memory_text(traffic.cached)} from the block cache"
+        return answer.with_note(f"read {text}", f"rows read: {text}", read=text)
 
     def swap(self) -> StoredDatabase:
         """Return a database over the same store with the key and value columns exchanged.
@@ -434,7 +437,7 @@ class StoredDatabase(Queryable):
             elif self._exceeds_memory(vectors):
                 executor = StreamedExecutor(*rows, progress, hidden)
             else:
-                executor = load_executor(*rows, hidden, [*visible, *hidden] if vectors else visible)
+                executor = self._load_executor(key, hidden, [*visible, *hidden] if vectors else visible)
             if self.cache:
                 choices = ChoiceCache.of_store(self.store).for_rows(len(self.store))
                 kind = (InMemoryExecutor if isinstance(executor, InMemoryExecutor) else StreamedExecutor).__name__
@@ -446,6 +449,19 @@ class StoredDatabase(Queryable):
             current = {kind: entry for kind, entry in self._executors.items() if entry[0] == self.version}
             self._executors = {**current, vectors: (self.version, executor)}
         return self._executors[vectors][1]
+
+    def _load_executor(self, key: tuple[str, ...], hidden: list[str], columns: list[str]) -> InMemoryExecutor:
+        """Return an executor over the rows in memory.
+
+        Of a store in an object store, the key and value columns are loaded; the others are read for the rows of
+        evidence.
+        """
+        names = key, self.value, self.name, self.fold
+        if not isinstance(self.store, RemoteStore):
+            return InMemoryExecutor(self.store.to_table(columns), *names, hidden)
+        executor = InMemoryExecutor(self.store.to_table(list(dict.fromkeys((*key, self.value)))), *names)
+        executor.table = StoredRows(self.store, hidden)
+        return executor
 
     def _compared(self, vectors: bool) -> tuple[str, ...]:
         """Return the name of the column of vectors if `vectors` is True, otherwise the names of the key columns."""
