@@ -193,12 +193,8 @@ class Queryable(ABC):
             candidates,
             tolerance,
         )
-        return self.ask_with(queries, options)
-
-    def ask_with(self, queries: object, options: AskOptions) -> Answer:
-        """Answer queries with the given options; see `ask`."""
         ask = self._ask
-        if options.printed:
+        if printed:
             return ask_printed(lambda given: ask(given, options), queries, len(self.key))
         return with_hints(ask(queries, options))
 

@@ -295,7 +295,8 @@ class AnswerRelation:
     def _ask(self, queries: Sequence[object], options: AskOptions) -> Answer:
         # Without queries, the bandwidth is chosen, which takes long. The progress of answers is reported by parts.
         progress = None if queries else options.progress
-        return self.database.ask_with(list(queries), replace(options, on_bad_query="report", progress=progress))
+        options = replace(options, on_bad_query="report", progress=progress)
+        return self.database.ask(list(queries), **options.arguments())
 
 
 def _check_type(type_: pa.DataType, kind: str, key: str, column: str) -> None:
