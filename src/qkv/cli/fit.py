@@ -161,7 +161,7 @@ def _evaluate_systems(
     rows: dict[str, RankingMeasures],
     progress: Progress,
 ) -> None:
-    from qkv.search.encoder_registry import TermEncoder
+    from qkv.encoders.text_encoders import TermEncoder
     from qkv.search.evaluation import measure, rankings
 
     labels = {"latent": "latent semantics", "terms": "weighted words", "sentences": "sentence model"}

@@ -18,8 +18,9 @@ import numpy as np
 
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Float, Int
+from qkv.encoders.encoder import TextEncoder
+from qkv.encoders.text_encoders import LatentEncoder
 from qkv.search.bm25 import BM25, Vocabulary
-from qkv.search.encoder_registry import Encoder, LatentEncoder
 from qkv.search.passage_range import PassageVectors, row_statistics
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def choose_components_and_mix(
 
 def choose_mix(
     texts: Sequence[str],
-    encoder: Encoder,
+    encoder: TextEncoder,
     keys: PassageVectors | Float[np.ndarray, "passages width"] | csr_array | csr_matrix,
     splitter: Vocabulary,
     progress: Progress | None,

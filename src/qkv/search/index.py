@@ -14,9 +14,11 @@ import numpy as np
 from qkv.core.checks import check_integers
 from qkv.core.progress import Progress, checkpoint, report
 from qkv.core.typing import Float, Int
+from qkv.encoders.encoder import TextEncoder
+from qkv.encoders.serialization import build_encoder
+from qkv.encoders.text_encoders import LatentEncoder
 from qkv.errors import DataError, OptionError
 from qkv.search.bm25 import BM25, Vocabulary
-from qkv.search.encoder_registry import Encoder, LatentEncoder, build_encoder
 from qkv.search.hits import Contributions, Hit, merge_contributions
 from qkv.search.passage_range import PassageRange, Passages, PassageVectors, QueryWords, Selection, TopPassages
 from qkv.search.text_sources import Document
@@ -170,7 +172,7 @@ class Index:
     def __init__(
         self,
         table: pa.Table,
-        encoder: Encoder,
+        encoder: TextEncoder,
         keys: PassageVectors | Float[np.ndarray, "passages width"] | csr_array | csr_matrix,
         words: BM25,
         splitter: Vocabulary,
@@ -194,7 +196,7 @@ class Index:
         cls,
         source: object,
         *,
-        encoder: str | Encoder = "latent",
+        encoder: str | TextEncoder = "latent",
         n_components: int | None = None,
         stem: str | None = None,
         column: str | None = None,
@@ -390,7 +392,7 @@ class Index:
         parts = self.table, self.encoder, self.keys, self.words, self.splitter
         return Index(*parts, mix=self.mix, metric=metric, passages=self.passages)
 
-    def with_encoder(self, encoder: Encoder, progress: Progress | None = None) -> Index:
+    def with_encoder(self, encoder: TextEncoder, progress: Progress | None = None) -> Index:
         """Return an index of the same passages with the vectors of another encoder, which is fitted to them."""
         keys = encoder.fit_encode(self.table.column("text").to_pylist(), progress)
         return Index(self.table, encoder, keys, self.words, self.splitter, mix=self.mix)

@@ -143,13 +143,13 @@ def parse_index(container: Container) -> dict[str, Any]:
     import pyarrow as pa
     from scipy.sparse import csc_array, csr_array
 
+    from qkv.encoders.serialization import TEXT_ENCODERS
     from qkv.search.bm25 import BM25, Vocabulary
-    from qkv.search.encoder_registry import ENCODERS
     from qkv.search.passage_range import PassageVectors
 
     fields = container.fields()
     passages, width = fields.integer("passages", 1), fields.integer("width", 1)
-    kind = ENCODERS[fields.text("encoder", tuple(ENCODERS))]
+    kind = TEXT_ENCODERS[fields.text("encoder", tuple(TEXT_ENCODERS))]
     arrays = {
         name.removeprefix("encoder "): container.array(name).copy() for name in container if name.startswith("encoder ")
     }
