@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.formatting import format_key, format_length, format_query, format_value, number
 from qkv.core.printable import html_table
@@ -23,8 +24,6 @@ from qkv.errors import MissingPackageError, OptionError
 from qkv.plan.cost import counted
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from qkv.database.execute.row_reader import StoredRows
     from qkv.normalizers.base import Normalizer
     from qkv.plan.plan import Plan
@@ -320,8 +319,6 @@ class Answer:
         Its columns are query, value, probability (for votes), standard_error, lower and upper (the prediction
         interval), spread, effective_rows, found and reason.
         """
-        import pyarrow as pa
-
         # With one key, a tuple is a vector.
         several = len(self.keys) > 1
         queries = [e.query if several and isinstance(e.query, tuple) else (e.query,) for e in self.entries]

@@ -17,6 +17,8 @@ from dataclasses import asdict
 from os import PathLike
 from typing import TYPE_CHECKING, overload
 
+import pyarrow as pa
+
 from qkv.core.formatting import format_value
 from qkv.core.printable import html_table
 from qkv.core.progress import Progress
@@ -35,8 +37,6 @@ from qkv.plan.cost import counted
 from qkv.store import ObjectPath, StorageOptions
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from qkv.database.storage.stored import StoredDatabase
     from qkv.encoders.encoder import Encoder
 

@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from qkv.core.printable import read_escapes
 from qkv.core.progress import Progress
 from qkv.database.answer import Answer, Entry
@@ -21,7 +23,6 @@ from qkv.scores.base import Score
 
 if TYPE_CHECKING:
     import duckdb
-    import pyarrow as pa
 
     from qkv.database.candidates.candidates import Candidates
     from qkv.database.execute.row_reader import StoredRows

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.sparse import csr_array, csr_matrix
 
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Float, Int
@@ -22,9 +22,6 @@ from qkv.encoders.encoder import TextEncoder
 from qkv.encoders.text_encoders import LatentEncoder
 from qkv.search.bm25 import BM25, Vocabulary
 from qkv.search.passage_range import PassageVectors, row_statistics
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array, csr_matrix
 
 __all__ = ["DEFAULT_MIX", "Settings", "choose_mix", "choose_components_and_mix"]
 

@@ -7,14 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
+import pyarrow as pa
+from scipy.sparse import csr_array, csr_matrix
 
 from qkv.core.checks import check_integers
 from qkv.core.progress import Progress, checkpoint, report
 from qkv.core.typing import Float, Int
-from qkv.encoders.encoder import TextEncoder
+from qkv.encoders.encoder import TextEncoder, WordContributions
 from qkv.encoders.serialization import build_encoder
 from qkv.encoders.text_encoders import LatentEncoder
 from qkv.errors import DataError, OptionError
@@ -22,13 +24,6 @@ from qkv.search.bm25 import BM25, Vocabulary
 from qkv.search.hits import Contributions, Hit, merge_contributions
 from qkv.search.passage_range import PassageRange, Passages, PassageVectors, QueryWords, Selection, TopPassages
 from qkv.search.text_sources import Document
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from scipy.sparse import csr_array, csr_matrix
-
-    from qkv.encoders.encoder import WordContributions
-
 
 __all__ = ["Index", "passages_of", "split"]
 
@@ -226,8 +221,6 @@ class Index:
             OptionError: an option is invalid.
             MissingPackageError: scikit-learn or bm25s is not installed.
         """
-        import pyarrow as pa
-
         from qkv.search.choose_settings import choose_components_and_mix, choose_mix
         from qkv.search.collections import read_documents
 

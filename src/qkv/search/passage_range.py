@@ -8,18 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
+from scipy.sparse import csr_array, csr_matrix
 
 import qkv
 from qkv.core.typing import Bool, Float, Int
 from qkv.readouts import LogSumExp, TopWeights
 from qkv.scores import Biased, Dot
 from qkv.search.bm25 import BM25
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array, csr_matrix
 
 __all__ = [
     "BoundQueries",

@@ -13,6 +13,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.progress import checkpoint
 from qkv.core.typing import Int
@@ -27,8 +28,6 @@ from qkv.errors import DamagedError, DataError
 from qkv.serve.typed_json import decode, encode
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from qkv.database.protocol import Queryable
     from qkv.plan import Plan
     from qkv.search.hits import Hit
@@ -133,8 +132,6 @@ class EvidenceRows:
         if isinstance(answer.table, StoredRows):
             rows = answer.table.take(distinct, answer.table.column_names)
         else:
-            import pyarrow as pa
-
             rows = answer.table.take(pa.array(distinct))
         return cls(rows, distinct, answer.table.num_rows)
 
@@ -152,8 +149,6 @@ class EvidenceRows:
         Raises:
             DataError: A row is no evidence.
         """
-        import pyarrow as pa
-
         places = [self._places.get(int(row), -1) for row in rows]
         if -1 in places:
             raise DataError("rows must be evidence of the answer, got another row. Only evidence is sent by a server.")
@@ -224,8 +219,6 @@ def arrow_bytes(answered: Answered) -> bytes:
     row, its similarity or distance, and its cells as `record`. The metadata of the schema hold the version and the
     notes.
     """
-    import pyarrow as pa
-
     answer = answered.answer
     assert answer is not None
     table = _columns(answer)
@@ -243,8 +236,6 @@ def arrow_bytes(answered: Answered) -> bytes:
 
 def _columns(answer: Answer) -> pa.Table:
     """Return the table of an answer; queries of several types become texts of JSON."""
-    import pyarrow as pa
-
     try:
         return answer.to_arrow()
     except (pa.ArrowException, DataError, OverflowError):
@@ -257,8 +248,6 @@ def _columns(answer: Answer) -> pa.Table:
 
 def stream_bytes(table: pa.Table) -> bytes:
     """Return a table as the bytes of an Arrow stream."""
-    import pyarrow as pa
-
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -300,8 +289,6 @@ def read_exact(body: bytes, queries: tuple[object, ...]) -> tuple[Answer, int | 
     Raises:
         DamagedError: The body has another form, for example that of another version of qkv.
     """
-    import pyarrow as pa
-
     try:
         table = pa.ipc.open_stream(body).read_all()
         content = json.loads(table.schema.metadata[_METADATA])

@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+import httpx
 
 from qkv import errors
 from qkv.core.checks import describe
-from qkv.core.extras import require_packages
+from qkv.database.answer import Answer
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.keys.queries import display_form, split_queries
 from qkv.errors import KindError, QkvError, ServerError
 from qkv.serve.answers import EXACT, read_exact
 from qkv.serve.typed_json import encode
-
-if TYPE_CHECKING:
-    import httpx
-
-    from qkv.database.answer import Answer
 
 __all__ = ["Client"]
 
@@ -73,9 +70,6 @@ class Client:
     version: int | None
 
     def __init__(self, url: str, *, token: str | None = None, timeout: float = 60.0) -> None:
-        require_packages("the client needs", "serve", "httpx", "pyarrow")
-        import httpx
-
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         # Proxies of the environment are for other hosts, and would see the token.
         self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
@@ -228,8 +222,6 @@ class Client:
 
     def _send(self, method: str, path: str, fields: object = None, accept: str = "application/json") -> httpx.Response:
         """Return the response to a request; raise the error that it names."""
-        import httpx
-
         headers, body = {"Accept": accept}, None
         if fields is not None:
             headers["Content-Type"] = "application/json"

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.checksums import checksum
 from qkv.core.typing import Bool, Int
 from qkv.errors import DataError
 from qkv.plan.cost import counted
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 __all__ = [
     "Block",
@@ -219,8 +216,6 @@ class Block:
         """Return a table of the rows from `start` to `stop`, exclusive. Deleted rows are not counted."""
         if self.present is None:
             return self.table.slice(start, stop - start)
-        import pyarrow as pa
-
         rows = np.flatnonzero(self.present)[start:stop]
         if not len(rows):
             return self.table.slice(0, 0)
@@ -230,8 +225,6 @@ class Block:
 
     def take(self, rows: Int[np.ndarray, " n"]) -> pa.Table:
         """Return a table of some rows, whose indices do not count deleted rows."""
-        import pyarrow as pa
-
         own = rows if self.present is None else np.flatnonzero(self.present)[rows]
         if len(own) > _FEW:
             return self.table.take(pa.array(own))

@@ -7,10 +7,11 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.checks import check_integers
 from qkv.core.progress import report
@@ -22,19 +23,14 @@ from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.base import Executor
 from qkv.database.execute.in_memory import attend_to_some
 from qkv.database.execute.row_reader import StoredRows
+from qkv.database.keys.comparisons import Comparison
 from qkv.database.keys.queries import Queries
 from qkv.errors import DataError, OptionError
 from qkv.masks import AllowedPairs
+from qkv.normalizers.base import Normalizer
 from qkv.plan.cost import counted
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from qkv.database.keys.comparisons import Comparison
-    from qkv.normalizers.base import Normalizer
-    from qkv.plan.plan import Plan
-    from qkv.store import Store
-
+from qkv.plan.plan import Plan
+from qkv.store import Store
 
 __all__ = ["Candidates"]
 
@@ -188,8 +184,6 @@ def map_labels(
 
 def _read_ids(table: pa.Table | StoredRows, id: str) -> Int[np.ndarray, " rows"]:
     """Return the cells of a column of whole numbers; the smallest number in place of missing cells."""
-    import pyarrow as pa
-
     if id not in table.column_names:
         raise DataError(f"id must be a column of the table, got {id!r}. Its columns: {', '.join(table.column_names)}.")
     if isinstance(table, StoredRows):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.checksums import checksums_wanted
@@ -28,8 +29,6 @@ from qkv.normalizers.base import Normalizer
 from qkv.store import StorageOptions, Store
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from qkv.database.cluster.scheduler import Scheduler
     from qkv.database.cluster.worker import FragmentWorker
 
@@ -291,8 +290,6 @@ class StoreFragments:
 
     def read(self, names: tuple[str, ...], rows: Int[np.ndarray, " n"] | None = None) -> pa.Table:
         """Return some columns of all rows, or of the rows with some indices in ascending order."""
-        import pyarrow as pa
-
         if rows is not None:
             return self.store.take(rows, list(names))
         blocks = [block.rows(0, len(block)) for block in self.store.blocks(list(names))]

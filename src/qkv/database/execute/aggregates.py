@@ -20,13 +20,15 @@ Texts, categories and booleans vote, and so do numbers that are read as identifi
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.partial import merge_means, rescale
 from qkv.core.typing import Bool, Float, Int, Num
@@ -35,13 +37,7 @@ from qkv.database.io.identifiers import identifier_reason
 from qkv.encoders import arrow_columns
 from qkv.encoders.columns import Column
 from qkv.errors import OptionError
-
-if TYPE_CHECKING:
-    import datetime as dt
-
-    import pyarrow as pa
-
-    from qkv.normalizers.base import Normalizer
+from qkv.normalizers.base import Normalizer
 
 __all__ = [
     "NO_ROW",

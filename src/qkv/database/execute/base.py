@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.formatting import format_key
 from qkv.core.progress import Progress
@@ -40,8 +41,6 @@ from qkv.normalizers.base import Normalizer
 from qkv.plan.cost import counted
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from qkv.database.execute.in_memory import RowsWithoutValue
     from qkv.database.execute.stream_plan import StreamedPlan
     from qkv.plan.plan import Plan

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.ordering import RunningTopK, first_equal_vectors
 from qkv.core.progress import checkpoint
@@ -25,9 +26,6 @@ from qkv.database.execute.scan import CellLogits, DeviceProducts, Logits, Vector
 from qkv.database.keys.comparisons import Comparison
 from qkv.encoders.columns import Column
 from qkv.normalizers.base import Normalizer
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["ROWS_AT_ONCE", "SPARE_ROWS", "SUPPORT", "TILE_NUMBERS", "BlockScan", "is_bounded"]
 

@@ -6,9 +6,10 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Int, Shaped
@@ -50,13 +51,9 @@ from qkv.masks import AllowedKeys
 from qkv.masks.base import Mask, and_masks
 from qkv.normalizers import Hard
 from qkv.normalizers.base import Normalizer
+from qkv.plan.plan import Plan
 from qkv.readouts import Dense, TopWeights
 from qkv.scores import Names
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from qkv.plan.plan import Plan
 
 __all__ = ["InMemoryExecutor", "RowsWithoutValue", "attend_to_rows", "attend_to_some"]
 
@@ -277,8 +274,6 @@ class RowsWithoutValue(InMemoryExecutor):
     masked, indexed_rows = False, 256
 
     def __init__(self, like: Executor, places: Int[np.ndarray, " rows"], columns: Sequence[Column]) -> None:
-        import pyarrow as pa
-
         Executor.__init__(self, like.key, like.value, like.name, like.fold)
         self.places, self.query_columns = places, tuple(columns)
         zeros = np.zeros(len(places))

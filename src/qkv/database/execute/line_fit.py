@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.formatting import number
 from qkv.core.ordering import row_groups
@@ -28,9 +28,6 @@ from qkv.errors import OptionError
 from qkv.estimators.regression.local_linear import LocalFits, LocalMoments, compare_fits, solve
 from qkv.normalizers.base import Normalizer
 from qkv.scores.forms import SquaredDistance
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["LineSums", "check_line", "comparison_note", "effective_evidence", "largest_effective", "line_aggregates"]
 

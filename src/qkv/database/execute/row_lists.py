@@ -7,17 +7,14 @@ of positions is that of the rows of a table.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.ordering import RunningTopK
 from qkv.core.typing import Bool, Float, Int
 from qkv.normalizers.base import Normalizer
 from qkv.normalizers.linear import LinearNormalizer
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["FRAGMENT_ROWS", "RowLists", "rows_of_any_query", "select_rows"]
 
@@ -52,15 +49,11 @@ class RowLists:
 
     def take(self, places: Int[np.ndarray, " m"]) -> RowLists:
         """Return the rows at the given places of the arrays."""
-        import pyarrow as pa
-
         record = None if self.record is None else self.record.take(pa.array(places))
         return RowLists(self.query[places], self.position[places], self.logit[places], record)
 
     def concat(self, *others: RowLists) -> RowLists:
         """Return the rows of all lists."""
-        import pyarrow as pa
-
         parts = [part for part in (self, *others) if len(part.query)]
         if len(parts) < 2:
             return parts[0] if parts else self

@@ -11,9 +11,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.checksums import digest
 from qkv.core.partial import merge_means
@@ -27,9 +27,6 @@ from qkv.encoders import arrow_columns
 from qkv.encoders.columns import Column
 from qkv.errors import DamagedError
 from qkv.estimators.regression.bandwidth import square_unit
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["TableStatistics", "load_statistics", "restricted_statistics"]
 

@@ -14,9 +14,10 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.checksums import digest
 from qkv.core.ordering import RunningTopK
@@ -53,10 +54,6 @@ from qkv.plan.trial import check_functions
 from qkv.store import Store
 from qkv.store.arrow_files import parse_table
 from qkv.store.row_files import serialize
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 __all__ = ["StreamedCall", "StreamedExecutor"]
 
@@ -345,8 +342,6 @@ class SampledChooser(ComparisonChooser):
 
 def load_example_rows(rows: StoredRows, indices: Int[np.ndarray, " n"], columns: Sequence[str]) -> pa.Table:
     """Return the rows of a store with some indices from its cache folder, or read and save them."""
-    import pyarrow as pa
-
     chosen = digest("\n".join(columns).encode())
     path = rows.store.cache_folder / f"{chosen[:24]}.examples"
     made_from = {"store": rows.store.identity, "columns": chosen, "rows": digest(indices.tobytes())}

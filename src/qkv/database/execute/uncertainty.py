@@ -20,22 +20,19 @@ Source: Kish (1965), Survey sampling; Geisser (1993), Predictive inference, sect
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from qkv.core.typing import Float
+from qkv.encoders.arrow_columns import Temporal
 from qkv.encoders.columns import Column
-
-if TYPE_CHECKING:
-    import datetime as dt
-
-    from qkv.encoders.arrow_columns import Temporal
-    from qkv.estimators.regression.local_scale import LocalScale
+from qkv.estimators.regression.local_scale import LocalScale
 
 __all__ = [
     "Calibration",

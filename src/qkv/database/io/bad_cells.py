@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.cell_kinds import cell_kind
 from qkv.core.printable import quoted_name
@@ -37,7 +38,6 @@ from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
     import duckdb
-    import pyarrow as pa
 
 
 __all__ = ["add_cell_notes", "Conversions", "detect_conversions"]
@@ -228,8 +228,6 @@ def add_cell_notes(table: pa.Table, names: Sequence[str], on_bad_cell: str, sour
     Raises:
         DataError: A cell is infinite, and `on_bad_cell` is "refuse".
     """
-    import pyarrow as pa
-
     for name in dict.fromkeys(names):
         if name not in table.column_names:
             continue

@@ -11,7 +11,8 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from qkv.encoders.arrow_columns import (
     ASSUMED,
@@ -23,9 +24,6 @@ from qkv.encoders.arrow_columns import (
     with_metadata,
 )
 from qkv.encoders.number_formats import NumberFormat
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = [
     "CellNote",
@@ -176,8 +174,6 @@ def assumed_formats(schemas: Sequence[pa.Schema], required: tuple[str, ...]) -> 
 
 def _varied_booleans(schemas: Sequence[pa.Schema], names: Sequence[str]) -> dict[str, str]:
     """Return "text" for each column of booleans that several files spell differently, by name."""
-    import pyarrow as pa
-
     varied = {}
     for name in dict.fromkeys(names):
         types = [schema.field(name).type for schema in schemas if name in schema.names]
@@ -189,8 +185,6 @@ def _varied_booleans(schemas: Sequence[pa.Schema], names: Sequence[str]) -> dict
 
 def type_conflict(tables: Sequence[pa.Table], names: Sequence[str]) -> str:
     """Return which of the columns has types in several files that cannot be converted to one, or ""."""
-    import pyarrow as pa
-
     for name in dict.fromkeys((*names, *tables[0].column_names)):
         schemas = [table.schema for table in tables if name in table.column_names]
         types = list(
@@ -206,8 +200,6 @@ def type_conflict(tables: Sequence[pa.Table], names: Sequence[str]) -> str:
 
 def stated_types(schema: pa.Schema) -> Mapping[str, str]:
     """Return "boolean", "text" or "number", what a store states that a column holds, by name."""
-    import pyarrow as pa
-
     kinds = {pa.types.is_boolean: "boolean", pa.types.is_string: "text"}
     kinds |= {pa.types.is_integer: "number", pa.types.is_floating: "number", pa.types.is_decimal: "number"}
     return {field.name: kind for test, kind in kinds.items() for field in schema if test(field.type)}

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING
 from unicodedata import category
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.printable import quoted_name
 from qkv.core.typing import Bool, Float
@@ -47,7 +48,6 @@ from qkv.encoders.exact_cells import is_uuid
 
 if TYPE_CHECKING:
     import duckdb
-    import pyarrow as pa
 
 __all__ = [
     "TextForms",
@@ -151,8 +151,6 @@ def as_integers(column: pa.ChunkedArray) -> tuple[pa.Array | None, Float[np.ndar
         >>> integers.to_pylist(), other.tolist()
         ([1001, None, 1002, None], [12.5])
     """
-    import pyarrow as pa
-
     cells = np.concatenate([np.zeros(0), *(stored_numbers(chunk).astype(np.float64) for chunk in column.chunks)])
     cells[np.concatenate([np.zeros(0, bool), *map(null_mask, column.chunks)])] = np.nan
     finite = np.isfinite(cells)
@@ -202,8 +200,6 @@ _REASONS = {
 
 def is_whole_number(column: Column) -> bool:
     """Return whether a column has an Arrow type of integers, or of decimals without digits after the point."""
-    import pyarrow as pa
-
     if column.kind != "number":
         return False
     return bool(pa.types.is_integer(column.type) or (pa.types.is_decimal(column.type) and column.type.scale <= 0))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.progress import checkpoint
 from qkv.core.times import numeric_order
@@ -146,8 +147,6 @@ def split_queries(queries: object, columns: Sequence[Column]) -> tuple[list[obje
     elif hasattr(queries, "to_pylist"):
         queries = to_python(queries)
     elif hasattr(queries, "to_numpy") and hasattr(queries, "__len__"):  # a Series of pandas before 3.0
-        import pyarrow as pa
-
         queries = to_python(pa.array(queries))
     if queries is None or isinstance(queries, (str, bytes, Mapping)) or not isinstance(queries, Sequence):
         return [queries], True
@@ -178,8 +177,6 @@ def _is_vector(part: object) -> bool:
 
 
 def _frame_rows(frame: object, columns: Sequence[Column]) -> list[object]:
-    import pyarrow as pa
-
     if not hasattr(frame, "columns") and not isinstance(frame, pa.Table):
         return to_python(pa.chunked_array(frame))
     table = pa.table(frame)

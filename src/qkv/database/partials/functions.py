@@ -13,9 +13,10 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.checks import check_integers
@@ -48,10 +49,6 @@ from qkv.normalizers.base import Normalizer
 from qkv.scores import ByColumn
 from qkv.scores.base import Score
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
 __all__ = ["check_mergeable", "compute", "finalize", "merge"]
 
 
@@ -76,8 +73,6 @@ class _Results:
 
 def answer_table(partial: QueryPartial) -> pa.Table:
     """Return a table with the answer to each query; see `finalize`."""
-    import pyarrow as pa
-
     results = _from_candidates(partial) if partial.sums is None else _from_sums(partial)
     found = [aggregate is not None for aggregate in results.aggregates]
     votes = any(aggregate is not None and aggregate.probabilities for aggregate in results.aggregates)
@@ -109,8 +104,6 @@ def _cell(aggregate: Aggregate | None) -> object:
 
 
 def _evidence(partial: QueryPartial, results: _Results) -> pa.Array:
-    import pyarrow as pa
-
     rows = results.rows
     fragment, row = np.divmod(rows.position, FRAGMENT_ROWS)
     names = partial.fragments
@@ -149,8 +142,6 @@ def _from_sums(partial: QueryPartial) -> _Results:
 
 
 def _empty_column(partial: QueryPartial) -> Column:
-    import pyarrow as pa
-
     return Column.from_table(
         pa.schema({partial.subject.value: partial.value_type}).empty_table(), partial.subject.value
     )
@@ -160,8 +151,6 @@ def _empty_column(partial: QueryPartial) -> Column:
 
 
 def _from_candidates(partial: QueryPartial) -> _Results:
-    import pyarrow as pa
-
     rows, count, normalizer = partial.rows, partial.subject.count, partial.normalizer
     rows = rows.take(np.lexsort((rows.position, rows.query)))
     value = _empty_column(partial)
@@ -392,8 +381,6 @@ def _comparison(score: Score, columns: Sequence[Column]) -> ScoreComparison:
 
 def _with_records(rows: RowLists, table: pa.Table, names: Sequence[str]) -> RowLists:
     """Return lists of rows with the cells of some columns of their table; dictionaries become their values."""
-    import pyarrow as pa
-
     arrays = []
     for column in table.select(list(names)).take(pa.array(rows.position)).columns:
         plain = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column

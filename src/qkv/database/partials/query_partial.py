@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.checksums import digest
 from qkv.core.parts import Part
@@ -25,9 +26,6 @@ from qkv.database.execute.row_reader import RowTile
 from qkv.encoders.columns import Column
 from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = [
     "Fragment",

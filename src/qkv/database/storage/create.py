@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from qkv import store as stores
 from qkv.core.progress import Progress
@@ -21,15 +22,11 @@ from qkv.database.keys.row_sample import sample_rows
 from qkv.database.storage.encoding import FILE, Encoding, prepare_rows
 from qkv.database.storage.stored import StoredDatabase
 from qkv.encoders.columns import Column, key_names, with_periods
+from qkv.encoders.encoder import Encoder
 from qkv.errors import DataError, OptionError
 from qkv.estimators.regression.bandwidth import choose_bandwidth
 from qkv.estimators.regression.neighbor_blocks import nearest_distance_quantile
 from qkv.plan.cost import memory_bytes
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from qkv.encoders.encoder import Encoder
 
 __all__ = ["create_database", "open_database", "visible_columns"]
 
@@ -59,8 +56,6 @@ def create_database(
     storage_options: stores.StorageOptions = None,
 ) -> StoredDatabase:
     """Create a database on disk; see `Database.create` for the arguments."""
-    import pyarrow as pa
-
     _check_name(score, parse_score)
     _check_name(normalizer, parse_normalizer)
     memory_bytes(memory)
