@@ -37,6 +37,7 @@ __all__ = [
     "RanCalls",
     "call_notes",
     "call_text",
+    "entry_cells",
     "format_estimate",
     "format_failure",
     "format_gradient",
@@ -167,6 +168,20 @@ class Entry:
         """Return the entry with the row indices `rows[i]` in place of i."""
         nearest = int(rows[self.nearest]) if self.nearest >= 0 else -1
         return replace(self, rows=rows[self.rows], nearest=nearest)
+
+
+def entry_cells(entries: Sequence[Entry], votes: bool) -> dict[str, list[Cell]]:
+    """Return the columns of answers without the queries as lists, with the probability if `votes` is True."""
+    intervals = [entry.prediction_interval or (None, None) for entry in entries]
+    return {
+        "value": [e.value.tolist() if isinstance(e.value, np.ndarray) else e.value for e in entries],
+        **({"probability": [entry.probabilities.get(entry.value) for entry in entries]} if votes else {}),
+        "standard_error": [entry.standard_error for entry in entries],
+        "lower": [lower for lower, _ in intervals],
+        "upper": [upper for _, upper in intervals],
+        **{name: [getattr(each, name) for each in entries] for name in ("spread", "effective_rows", "found")},
+        "reason": [entry.reason or None for entry in entries],
+    }
 
 
 def call_text(entry: Entry) -> str:
@@ -331,21 +346,8 @@ class Answer:
         if several and any(isinstance(entry.query, str) for entry in self.entries):
             # Queries given as one text remain one text.
             columns = {"query": [format_query(entry.query, len(self.keys)) for entry in self.entries]}
-        columns |= self.cells(votes=any(entry.probabilities for entry in self.entries))
+        columns |= entry_cells(self.entries, any(entry.probabilities for entry in self.entries))
         return pa.table({name: exact_array(cells) for name, cells in columns.items()})
-
-    def cells(self, votes: bool) -> dict[str, list[Cell]]:
-        """Return the columns of `to_arrow` without the queries as lists, with the probability if `votes` is True."""
-        intervals = [entry.prediction_interval or (None, None) for entry in self.entries]
-        return {
-            "value": [e.value.tolist() if isinstance(e.value, np.ndarray) else e.value for e in self.entries],
-            **({"probability": [entry.probabilities.get(entry.value) for entry in self.entries]} if votes else {}),
-            "standard_error": [entry.standard_error for entry in self.entries],
-            "lower": [lower for lower, _ in intervals],
-            "upper": [upper for _, upper in intervals],
-            **{name: [getattr(each, name) for each in self.entries] for name in ("spread", "effective_rows", "found")},
-            "reason": [entry.reason or None for entry in self.entries],
-        }
 
     def to_frame(self, library: str | None = None) -> Any:
         """Return the answers as a pandas or polars data frame with one row per query.

@@ -22,6 +22,7 @@ from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.checks import check_integers
 from qkv.core.tile import Tile
 from qkv.core.typing import Float
+from qkv.database.answer import Entry, entry_cells
 from qkv.database.execute.aggregates import Aggregate, Values, check_average, value_sums
 from qkv.database.execute.block_scan import BlockScan, is_bounded
 from qkv.database.execute.partial_sums import accumulates, tile_weights
@@ -74,22 +75,12 @@ class _Results:
 def answer_table(partial: QueryPartial) -> pa.Table:
     """Return a table with the answer to each query; see `finalize`."""
     results = _from_candidates(partial) if partial.sums is None else _from_sums(partial)
-    found = [aggregate is not None for aggregate in results.aggregates]
-    votes = any(aggregate is not None and aggregate.probabilities for aggregate in results.aggregates)
-    columns: dict[str, Any] = {"value": [_cell(aggregate) for aggregate in results.aggregates]}
-    if votes:
-        columns["probability"] = [
-            None if aggregate is None else aggregate.probabilities.get(aggregate.value)
-            for aggregate in results.aggregates
-        ]
-    errors, spreads, effective = [], [], []
-    for aggregate, rows in zip(results.aggregates, results.effective.tolist(), strict=True):
-        precision = None if aggregate is None else mean_precision(aggregate.deviation, rows)
-        errors.append(standard_error(None if aggregate is None else aggregate.center, precision, results.value))
-        spreads.append(None if aggregate is None else aggregate.spread)
-        effective.append(None if aggregate is None or np.isnan(rows) else rows)
-    columns |= {"standard_error": errors, "spread": spreads, "effective_rows": effective, "found": found}
-    arrays: dict[str, Any] = {name: exact_array(cells) for name, cells in columns.items()}
+    each = zip(results.aggregates, results.effective.tolist(), strict=True)
+    entries = [_entry(aggregate, rows, results.value) for aggregate, rows in each]
+    columns = entry_cells(entries, any(entry.probabilities for entry in entries))
+    arrays: dict[str, Any] = {
+        name: exact_array(cells) for name, cells in columns.items() if name not in ("lower", "upper", "reason")
+    }
     for name in ("standard_error", "spread", "effective_rows"):
         if pa.types.is_null(arrays[name].type):
             arrays[name] = arrays[name].cast(pa.float64())
@@ -97,10 +88,14 @@ def answer_table(partial: QueryPartial) -> pa.Table:
     return pa.table(arrays)
 
 
-def _cell(aggregate: Aggregate | None) -> object:
+def _entry(aggregate: Aggregate | None, rows: float, value: Column) -> Entry:
+    """Return the answer to a query from its aggregate and the effective number of rows, which is NaN if unknown."""
     if aggregate is None:
-        return None
-    return aggregate.value.tolist() if isinstance(aggregate.value, np.ndarray) else aggregate.value
+        return Entry(None, False, effective_rows=None)
+    error = standard_error(aggregate.center, mean_precision(aggregate.deviation, rows), value)
+    effective, probabilities = None if np.isnan(rows) else rows, aggregate.probabilities
+    numbers = aggregate.value, aggregate.spread
+    return Entry(None, True, *numbers, probabilities=probabilities, standard_error=error, effective_rows=effective)
 
 
 def _evidence(partial: QueryPartial, results: _Results) -> pa.Array:

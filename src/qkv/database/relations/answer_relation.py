@@ -21,7 +21,7 @@ from pyarrow import types
 
 from qkv.core.progress import report
 from qkv.core.typing import Int
-from qkv.database.answer import Answer, Entry, call_notes, call_text
+from qkv.database.answer import Answer, Entry, call_notes, call_text, entry_cells
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.io.python_cells import exact_array
 from qkv.database.io.sources import suggest_name
@@ -117,7 +117,7 @@ class AnswerColumns:
 
     def arrays(self, answer: Answer) -> list[pa.Array]:
         """Return the columns of some answers, in the order of `schema`."""
-        columns = answer.cells(self.votes)
+        columns = entry_cells(answer.entries, self.votes)
         types = {name: self.schema.field(name).type for name in columns}
         # Of timestamps, times and durations, `pa.array` leaves out nanoseconds.
         exact = {name: getattr(type_, "unit", "") == "ns" for name, type_ in types.items()}
