@@ -12,10 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from qkv.core.cell_kinds import cell_kind, object_kind
+from qkv.core.cell_kinds import cell_kind, is_missing, object_kind
 from qkv.core.nanoseconds import nanoseconds_below
 from qkv.core.printable import first_line
-from qkv.encoders.arrow_columns import is_missing
 from qkv.errors import DataError
 
 __all__ = ["exact_array"]

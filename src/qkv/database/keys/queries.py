@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from qkv.core.cell_kinds import is_missing, plain_scalar
 from qkv.core.progress import checkpoint
 from qkv.core.times import numeric_order
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.encoders import arrow_columns, exact_cells
-from qkv.encoders.arrow_columns import plain_scalar, to_python, to_records
+from qkv.encoders.arrow_columns import to_python, to_records
 from qkv.encoders.columns import Column, fold, points_on_circle
 from qkv.errors import QueryError
 
@@ -246,7 +247,7 @@ def _as_number(value: object, column: Column) -> object:
 
 
 def _parse_cell(value: Any, column: Column, folded: bool) -> Cell:
-    if arrow_columns.is_missing(value):
+    if is_missing(value):
         return None
     value = plain_scalar(value)
     if column.kind in ("text", "category"):
