@@ -90,17 +90,10 @@ _SCALARS = tuple(each.name for each in fields(Entry) if each.name not in {"query
 """The fields of `Entry` that are sent as they are."""
 
 
-class SentPlan:
-    """The text of a plan that a server sent. `print(plan)` shows it."""
+class SentPlan(str):
+    """The text of a plan that a server sent, which is shown as a plan is."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __str__(self) -> str:
-        return self._text
-
-    def __repr__(self) -> str:
-        return self._text
+    __repr__ = str.__str__
 
 
 class EvidenceRows:

@@ -20,6 +20,8 @@ from qkv.serve.typed_json import encode
 
 __all__ = ["Client"]
 
+_JSON = "application/json"
+
 
 @dataclass(frozen=True)
 class _KeyColumn:
@@ -135,11 +137,8 @@ class Client:
             ServerError: The server cannot be reached or refuses the request; `status` is that of HTTP.
         """
         limits = min_similarity, max_distance
-        options = _sent_options(
-            AskOptions(score, normalizer, None, where, top, *limits, seed, None, on_bad_query, aggregate, printed)
-        )
-        given, body = self._question(queries, options)
-        response = self._send("POST", "/ask", body, EXACT)
+        options = AskOptions(score, normalizer, None, where, top, *limits, seed, None, on_bad_query, aggregate, printed)
+        given, response = self._send_question("/ask", queries, options, EXACT)
         answer, self.version = read_exact(response.content, given)
         return answer
 
@@ -160,11 +159,9 @@ class Client:
     ) -> str:
         """Answer queries, and return the plan by which the server did it, as text. The arguments are those of `ask`."""
         limits = min_similarity, max_distance
-        options = _sent_options(
-            AskOptions(score, normalizer, None, where, top, *limits, seed, None, on_bad_query, aggregate, printed)
-        )
-        _, body = self._question(queries, options)
-        return str(self._send("POST", "/explain", body).json()["plan"])
+        options = AskOptions(score, normalizer, None, where, top, *limits, seed, None, on_bad_query, aggregate, printed)
+        _, response = self._send_question("/explain", queries, options)
+        return str(response.json()["plan"])
 
     def search(
         self,
@@ -210,21 +207,24 @@ class Client:
 
     # -- private ----------------------------------------------------------------------------------------
 
-    def _question(self, queries: object, options: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
-        """Return the queries as answers show them, and the fields of the request."""
-        if options["on_bad_query"] == "report" and isinstance(queries, list):
+    def _send_question(
+        self, path: str, queries: object, options: AskOptions, accept: str = _JSON
+    ) -> tuple[tuple[object, ...], httpx.Response]:
+        """Return the queries as answers show them, and the response to them; see `_send`."""
+        if options.on_bad_query == "report" and isinstance(queries, list):
             given, single = list(queries), False
         else:
             given, single = split_queries(queries, self._columns)  # type: ignore[arg-type]
         shown = tuple(display_form(query, self.key) for query in given)
         sent = [encode(query) for query in given]
-        return shown, {"query": sent[0], **options} if single else {"queries": sent, **options}
+        asked = {"query": sent[0]} if single else {"queries": sent}
+        return shown, self._send("POST", path, asked | _sent_options(options), accept)
 
-    def _send(self, method: str, path: str, fields: object = None, accept: str = "application/json") -> httpx.Response:
+    def _send(self, method: str, path: str, fields: object = None, accept: str = _JSON) -> httpx.Response:
         """Return the response to a request; raise the error that it names."""
         headers, body = {"Accept": accept}, None
         if fields is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = _JSON
             body = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
         try:
             response = self._http.request(method, path, content=body, headers=headers)
