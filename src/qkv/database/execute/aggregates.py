@@ -66,6 +66,8 @@ _LARGEST_SQUARE = 1e300
 _SMALLEST_VALUE = 1e-140
 # Rows that are summed in float32; longer sums lose digits.
 _FLOAT32_ROWS = 2**16
+# Sums of squares below it are not computed in float32, which has no numbers below 1e-45.
+_SMALLEST_SQUARE = 1e-30
 NO_ROW = np.iinfo(np.int64).max
 """The first row of a label without a row of non-zero weight."""
 
@@ -215,6 +217,12 @@ class AverageSums(ValueSums):
     mass: Float[np.ndarray, " q"]
     negative: Bool[np.ndarray, " q"]
 
+    @property
+    def fits_float32(self) -> bool:
+        """Whether sums that were computed in float32 neither overflow nor vanish."""
+        known = np.isfinite(self.weighted[:, 0]) & (self.squares > _SMALLEST_SQUARE) & (self.squares < np.inf)
+        return bool((known | (self.mass == 0)).all())
+
     def read(self, table: pa.Table, like: Column, folded: bool, complete: bool) -> _Cells:
         """Return the values of a tile, and which are missing; a complete column of floats in its stored dtype."""
         column = table.column(like.name)
@@ -238,7 +246,11 @@ class AverageSums(ValueSums):
         sums = self
         with np.errstate(over="ignore", invalid="ignore"):  # squares of values of 1e200
             for start in range(0, len(values), step):
-                sums = sums.merge(_average(weights[:, start : start + step], values[start : start + step], negative))
+                some = weights[:, start : start + step], values[start : start + step]
+                part = _average(*some, negative)
+                if dtype == np.float32 and not part.fits_float32:
+                    part = _average(some[0], some[1].astype(np.float64), negative)
+                sums = sums.merge(part)
         return sums
 
     def merge(self, other: AverageSums) -> AverageSums:
@@ -287,14 +299,19 @@ def _average(
         weighted[query], mass[query] = own, total
         if negative[query] or not total > 0:
             continue
+        # Near the largest number the sum overflows, but not the mean.
+        average = own / total if np.isfinite(own).all() else np.dot(row / total, cells)
         if workspace is None:
-            mean[query] = center = own / total
-            squares[query] = row @ np.square(cells - center).sum(axis=1)
+            mean[query] = average
+            squares[query] = row @ np.square(cells - average).sum(axis=1)
             continue
-        center = values.dtype.type(float(own) / float(total))
+        center = values.dtype.type(average)
         deviation = np.subtract(cells, center, out=workspace)
         # Rounding moves the center away from the mean; the first moment corrects for it.
         moment = float(np.dot(row, deviation)) / float(total)
+        if not math.isfinite(moment):
+            mean[query], squares[query] = center, math.inf
+            continue
         np.multiply(deviation, deviation, out=deviation)
         square = float(np.dot(row, deviation))
         if math.isnan(square):  # of a row without weight whose square is infinite

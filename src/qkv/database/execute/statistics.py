@@ -312,7 +312,11 @@ class _RunningVariance:
     def add(self, cells: Float[np.ndarray, "rows width"]) -> None:
         if not len(cells):
             return
-        mean, masses = cells.mean(axis=0), (np.array([float(self.count)]), np.array([float(len(cells))]))
+        masses = np.array([float(self.count)]), np.array([float(len(cells))])
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = cells.mean(axis=0)
+        if not np.isfinite(mean).all():  # near the largest number the sum overflows, but not the mean
+            mean = (cells / len(cells)).sum(axis=0)
         merged, difference, weight = merge_means(masses[0], np.broadcast_to(self.mean, mean.shape), masses[1], mean)
         spread = np.maximum(np.abs(cells - mean).max(axis=0), np.abs(np.asarray(difference)))
         own = np.maximum(self.unit, np.where(spread > 0, square_unit(spread), 0.0))
