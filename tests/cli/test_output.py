@@ -179,3 +179,14 @@ def test_a_million_queries_do_not_fill_memory(folder):
         memory.append(int(run.stdout.splitlines()[-1]))
     # The answers to a million queries take some 250 MB.
     assert memory[1] - memory[0] < 100
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".parquet"])
+def test_categories_of_queries_whose_batches_have_other_dictionaries_are_written(folder, monkeypatch, suffix):
+    monkeypatch.chdir(folder)
+    chunks = [pa.array([f"g{i}" for i in range(start, start + 9000)]).dictionary_encode() for start in (0, 9000)]
+    table = pa.table({"x": np.arange(18_000.0) % 12, "guest": pa.chunked_array(chunks)})
+    with pa.ipc.new_stream("q.arrow", table.schema) as writer:
+        writer.write_table(table)
+    assert main.run([*ASK, "y", "--queries", "q.arrow", "--output", f"out{suffix}"]) == 0
+    assert [row["guest"] for row in read(folder / f"out{suffix}")] == [f"g{i}" for i in range(18_000)]

@@ -287,7 +287,8 @@ def test_fused_outputs_of_two_ranges_of_keys_merge_as_in_the_shared_definition(s
 @SPREADS
 def test_streamed_sums_of_a_table_are_those_of_the_shared_definition(spread, offset):
     pa = pytest.importorskip("pyarrow")
-    from qkv.database.execute.partial_sums import Accumulator, value_sums
+    from qkv.database.execute.aggregates import value_sums
+    from qkv.database.execute.partial_sums import Accumulator
     from qkv.encoders.columns import Column
 
     logits, value, allowed = problem(spread, offset)
@@ -316,7 +317,8 @@ def test_streamed_sums_of_a_table_are_those_of_the_shared_definition(spread, off
 @pytest.mark.parametrize("offset", [1e30, -1e30, 1e300])
 def test_sums_of_a_table_whose_maxima_are_far_apart_are_those_of_the_larger_one(offset):
     pa = pytest.importorskip("pyarrow")
-    from qkv.database.execute.partial_sums import Accumulator, value_sums
+    from qkv.database.execute.aggregates import value_sums
+    from qkv.database.execute.partial_sums import Accumulator
     from qkv.encoders.columns import Column
 
     logits, values = np.array([[0.0, -1.0], [-1.0, 0.0]]), np.array([1.0, 2.0])

@@ -9,7 +9,7 @@ from scipy import stats
 
 from qkv import scores
 from qkv.database import Database
-from qkv.database.execute.aggregates import aggregator_for
+from qkv.database.execute.aggregates import Values
 from qkv.database.execute.uncertainty import student_quantile
 from qkv.encoders.columns import Column
 
@@ -76,7 +76,7 @@ def test_values_that_differ_by_case_are_different_values():
 
 def targets_of(values, complete=None):
     column = Column.from_table(pa.table({"v": values}), "v", False)
-    return aggregator_for(column).targets(np.arange(len(values)) if complete is None else np.flatnonzero(complete))
+    return Values.of(column).targets(np.arange(len(values)) if complete is None else np.flatnonzero(complete))
 
 
 def test_a_bandwidth_is_fitted_to_the_most_common_values_of_a_vote():
@@ -204,3 +204,35 @@ def test_numbers_of_any_size_are_compared_alike(size, tmp_path):
 @pytest.mark.parametrize("rows", [10, 49, 107])
 def test_equal_weights_have_a_whole_number_of_effective_rows(rows):
     assert Database.open({"k": ["a"] * rows, "v": range(rows)}, "k", "v").ask("a").effective_rows == rows
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e-10, 1.0, 1e19, 1e30, 4e37])
+@pytest.mark.parametrize("normalizer", ["mean", "softmax"])
+def test_float32_values_of_a_store_have_the_spread_of_those_in_memory(size, normalizer, tmp_path):
+    values = pa.array(np.array([1, 2, 4, 8]) * size, pa.float32())
+    table = pa.table({"k": pa.array([1, 2, 3, 4], pa.float32()), "v": values})
+    for database in memory_and_store(tmp_path / "s", table, "k", "v"):
+        answer = database.ask(2.0, score="gaussian:2", normalizer=normalizer)
+        weights = np.exp(-np.square(np.array([-1, 0, 1, 2]) / 2) / 2) if normalizer == "softmax" else np.ones(4)
+        mean = np.average([1, 2, 4, 8], weights=weights)
+        spread = np.sqrt(np.average(np.square(np.array([1, 2, 4, 8]) - mean), weights=weights))
+        assert answer.value / size == pytest.approx(mean, rel=1e-5)
+        assert answer.spread / size == pytest.approx(spread, rel=1e-5)
+
+
+@pytest.mark.parametrize("values", [[1e308, 1.5e308, 1.2e308, 1.1e308], [-1e308, 1e308, 1e308, 1.5e308]])
+def test_means_of_the_largest_numbers_do_not_overflow(values, tmp_path):
+    for database in memory_and_store(tmp_path / "s", {"k": [1.0, 2.0, 3.0, 4.0], "v": values}, "k", "v"):
+        answer = database.ask(2.0, score="gaussian:2", normalizer="mean")
+        assert answer.value == pytest.approx(sum(value / 4 for value in values), rel=1e-12)
+        assert answer.spread is None
+
+
+@pytest.mark.parametrize("queries", [1.5, [1.5, 1.6]])
+def test_a_row_without_weight_whose_square_overflows_does_not_hide_the_spread_of_a_store(tmp_path, queries):
+    table = {"k": [1.0, 2.0, 3.0, 4.0], "v": [10.0, 12.0, 1e200, 14.0]}
+    Database.create(tmp_path / "rows", table, key="k", value="v")
+    expected = Database.open(table, key="k", value="v").ask(queries, score="boxcar:0.7")
+    answer = Database.open(tmp_path / "rows", memory=1).ask(queries, score="boxcar:0.7")
+    assert (answer.spread, answer.standard_error) == (expected.spread, expected.standard_error)
+    assert answer[0].spread == 1.0

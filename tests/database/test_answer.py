@@ -12,7 +12,7 @@ from qkv.database.answer import format_estimate
 from qkv.encoders.arrow_columns import records_of
 from qkv.encoders.columns import fold
 from qkv.errors import MissingPackageError, OptionError
-from qkv.serve.evidence_rows import EvidenceRows
+from qkv.serve.answers import EvidenceRows
 
 PEOPLE = {
     "name": ["John Smith", "Jane Roe", "Aisha Khan", "John Smyth"],

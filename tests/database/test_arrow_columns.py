@@ -8,7 +8,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from qkv.encoders.arrow_columns import from_units, plain_scalar, to_python, to_units, units_per_day, with_microseconds
+from qkv.core.cell_kinds import plain_scalar
+from qkv.encoders.arrow_columns import from_units, to_python, to_units, units_per_day, with_microseconds
 
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 MOMENT = dt.datetime(2021, 3, 4, 5, 6, 7)

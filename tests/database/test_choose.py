@@ -238,7 +238,7 @@ def test_several_texts_of_a_key_share_the_weight_of_one():
     rows = {"a": ["x y", "z w"], "b": ["p q", "r s"], "n": [1.0, 2.0], "v": [1.0, 2.0]}
     weights = []
     for key in ("a,n", "a,b,n"):
-        score = Database.open(rows, key=key, value="v")._in_memory.chooser.choose(None, MatchLimits(), None).score
+        score = Database.open(rows, key=key, value="v")._executor.chooser.choose(None, MatchLimits(), None).score
         weights.append({name: weight for name, part, weight in score.columns if not isinstance(part, scores.Exact)})
     assert weights[1] == {"n": 1.0, "a": weights[0]["a"] / 2, "b": weights[0]["a"] / 2}
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from qkv.database.execute import partial_sums
+from qkv.database.execute import aggregates
 from qkv.store import arrow
 
 from .store_machine import store_machine
@@ -45,11 +45,11 @@ def test_a_deletion_that_forgets_earlier_deletions_is_noticed(monkeypatch):
 
 def test_a_streamed_tie_of_votes_that_goes_to_another_row_than_in_memory_is_noticed(monkeypatch):
     ask_with_a_tie_across_blocks()
-    add = partial_sums.VoteSums.add
+    add = aggregates.VoteSums.add
 
     def without_earlier_rows(self, weights, values, first):
         return add(self, weights, values, 0)
 
-    monkeypatch.setattr(partial_sums.VoteSums, "add", without_earlier_rows)
+    monkeypatch.setattr(aggregates.VoteSums, "add", without_earlier_rows)
     with pytest.raises(AssertionError, match="memory 1"):
         ask_with_a_tie_across_blocks()

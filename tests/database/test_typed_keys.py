@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from qkv.cli.main import run
 from qkv.core.formatting import format_key
 from qkv.database import Database
-from qkv.database.io.identifier_names import has_identifier_name
+from qkv.database.io.identifiers import has_identifier_name
 from qkv.encoders.arrow_columns import to_python
 from qkv.encoders.columns import fold
 from qkv.errors import DataError, QueryError

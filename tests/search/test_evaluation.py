@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qkv.encoders.text_encoders import TermEncoder
 from qkv.errors import DataError, OptionError
 from qkv.search import Collection, Document, Index, measure, read_collection
-from qkv.search.encoder_registry import TermEncoder
 from qkv.search.evaluation import gains, learn, rankings
 
 

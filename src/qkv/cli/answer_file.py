@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+import pyarrow as pa
+
 from qkv.core.files import write_atomic
 from qkv.core.printable import first_line, quoted_formula
 from qkv.core.untrusted_json import to_json
@@ -20,8 +22,6 @@ from qkv.encoders.arrow_columns import to_python, units_per_day
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from qkv.cli.query_input import QueryLine
     from qkv.database.relations.query_relation import QueryRelation
 
@@ -31,7 +31,7 @@ SUFFIXES = (".csv", ".parquet", ".arrow", ".jsonl")
 _ROWS_PER_GROUP = 65_536
 _UNREADABLE = "the query must be text in UTF-8, got other bytes. Convert the file, for example with iconv."
 
-_Write = Callable[["pa.Table"], object]
+_Write = Callable[[pa.Table], object]
 
 
 def check_distinct(output: Path, inputs: list[str]) -> None:
@@ -48,8 +48,6 @@ def check_distinct(output: Path, inputs: list[str]) -> None:
 
 def line_relation(chunks: Iterator[list[QueryLine]], name: str) -> QueryRelation:
     """Return lines of queries as a relation with the columns `line` (null on the command line) and `query`."""
-    import pyarrow as pa
-
     from qkv.database.relations.query_relation import QueryRelation
 
     schema = pa.schema([("line", pa.int64()), ("query", pa.string()), ("unreadable", pa.string())])
@@ -89,15 +87,14 @@ def write_rows(
     Raises:
         DataError: The file cannot be written, or its format does not support a column.
     """
-    import pyarrow as pa
 
     def fill(stream: IO[bytes]) -> None:
         kind = output.suffix.lower()
-        written = schema if kind == ".arrow" else _without_durations(schema)
+        written = pa.schema([field.with_type(_written_type(field.type, kind)) for field in schema])
         try:
             with _writer(kind, written, stream, quote_formulas) as write:
                 for table in _groups(batches, schema):
-                    write(table if written is schema else _in_days(table, written))
+                    write(table if written == schema else _converted(table, written))
         except pa.ArrowException as error:
             raise DataError(
                 f"{option} must have a format that can store {noun}, got {kind}, but writing it failed: "
@@ -110,8 +107,6 @@ def write_rows(
 @contextmanager
 def _writer(kind: str, schema: pa.Schema, stream: IO[bytes], quote_formulas: bool) -> Iterator[_Write]:
     """Yield a function that writes a table to a stream in the format of a suffix."""
-    import pyarrow as pa
-
     if kind == ".parquet":
         from pyarrow import parquet
 
@@ -149,8 +144,6 @@ def _rows(table: pa.Table) -> Iterator[tuple[object, ...]]:
 
 def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield batches as tables of some 65,536 rows, because a small row group of Parquet compresses badly."""
-    import pyarrow as pa
-
     group: list[pa.RecordBatch] = []
     for batch in batches:
         group.append(batch)
@@ -160,22 +153,22 @@ def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa
     yield pa.Table.from_batches(group, schema)
 
 
-def _without_durations(schema: pa.Schema) -> pa.Schema:
-    import pyarrow as pa
+def _written_type(type_: pa.DataType, kind: str) -> pa.DataType:
+    """Return the type in which a column is written to a file with a suffix."""
+    if kind != ".arrow":
+        return pa.float64() if pa.types.is_duration(type_) else type_
+    # All batches of an Arrow file have the same dictionary; those of queries may differ.
+    return type_.value_type if pa.types.is_dictionary(type_) else type_
 
-    return pa.schema([field.with_type(pa.float64()) if pa.types.is_duration(field.type) else field for field in schema])
 
-
-def _in_days(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table with durations as numbers of days."""
-    import pyarrow as pa
-
+def _converted(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a table with the types of a schema, durations as numbers of days."""
     columns = []
-    for field, column in zip(table.schema, table.columns, strict=True):
-        if pa.types.is_duration(field.type):
-            units, day = column.cast(pa.int64()).to_pylist(), units_per_day(field.type)
+    for field, column in zip(schema, table.columns, strict=True):
+        if pa.types.is_duration(column.type) and field.type != column.type:
+            units, day = column.cast(pa.int64()).to_pylist(), units_per_day(column.type)
             column = pa.chunked_array(
                 [pa.array([None if unit is None else unit / day for unit in units], pa.float64())]
             )
-        columns.append(column)
+        columns.append(column if column.type == field.type else column.cast(field.type))
     return pa.table(columns, schema=schema)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, TextIO
 
 from qkv.core.printable import escaped_json, printable, quoted_formula
 from qkv.core.untrusted_json import to_json
-from qkv.database.answer import call_notes
+from qkv.database.answer import call_notes, entry_cells
 
 if TYPE_CHECKING:
     from qkv.database.answer import Answer
@@ -75,9 +75,6 @@ class AnswerWriter(ABC):
             print(printable(str(self.plan), lines=True), file=sys.stderr)
 
 
-_STATISTICS = ("standard_error", "lower", "upper", "spread", "effective_rows")
-
-
 class JsonWriter(AnswerWriter):
     """Writer that prints one JSON object per query.
 
@@ -129,10 +126,7 @@ class CsvWriter(AnswerWriter):
     def write_one(self, one: Answer) -> None:
         """Print the answer to one query as one row of CSV, after the header if it is the first."""
         self._begin(one.votes)
-        probability = [one.probabilities.get(one.value)] if one.votes else []
-        lower, upper = one.prediction_interval or (None, None)
-        statistics = [one.standard_error, lower, upper, one.spread, one.effective_rows]
-        cells = [one.query, one.value, *probability, *statistics, one.found, one.reason]
+        cells = one.query, *(cell for (cell,) in entry_cells(one.entries, one.votes).values())
         plain = [to_csv(cell) for cell in cells]
         self._writer.writerow([quoted_formula(cell) for cell in plain] if self.quote_formulas else plain)
 
@@ -145,7 +139,7 @@ class CsvWriter(AnswerWriter):
 
     def _begin(self, votes: bool) -> None:
         if not self._began:
-            self._writer.writerow(["query", "value", *["probability"] * votes, *_STATISTICS, "found", "reason"])
+            self._writer.writerow(["query", *entry_cells((), votes)])
         self._began = True
 
 

@@ -31,6 +31,7 @@ from qkv.cli.shared_options import (
     exclusion_rules,
 )
 from qkv.core.checks import check_choice
+from qkv.core.progress import ProgressBar
 from qkv.errors import DataError, OptionError, QueryError
 
 if TYPE_CHECKING:
@@ -362,7 +363,6 @@ def _print_answers(options: AskCommand, database: Queryable, queries: list[str])
     """Print answers as they are computed."""
     from qkv.cli.answer_writers import CsvWriter, JsonWriter, TableWriter
     from qkv.cli.query_input import number_lines, read_queries
-    from qkv.core.progress import ProgressBar
 
     chunks, single = read_queries(queries, options.queries, database.key), len(queries) == 1
     if options.plot is not None:
@@ -405,7 +405,6 @@ def _write_answers(
     from qkv.cli.answer_file import check_distinct, line_relation, write_rows
     from qkv.cli.query_input import is_query_table, read_queries
     from qkv.core.printable import printable
-    from qkv.core.progress import ProgressBar
     from qkv.database.execute.ask_options import AskOptions
     from qkv.database.relations.answer_relation import AnswerRelation
     from qkv.database.relations.query_relation import open_relation
@@ -450,7 +449,6 @@ def _open_page(options: AskCommand, database: Queryable, files: Sequence[str], q
             f"{options.paged} must be used with at most one query, got {len(queries)}. "
             "Name the first query of the page, or none."
         )
-    from qkv.core.progress import ProgressBar
     from qkv.look.answers.answer_page import AnswerPage
     from qkv.look.answers.answer_settings import AnswerSettings, TableSource
 

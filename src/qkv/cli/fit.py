@@ -20,7 +20,7 @@ from qkv.cli.shared_options import (
     RightTable,
     expand_options,
 )
-from qkv.core.progress import Progress
+from qkv.core.progress import Progress, ProgressBar
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
@@ -83,8 +83,6 @@ def evaluate(
         raise DataError(
             "COLLECTION must be given unless --run is given. Name a collection, or pass --run FILE --relevant FILE."
         )
-
-    from qkv.core.progress import ProgressBar
 
     with ProgressBar() as progress:
         if run:
@@ -161,7 +159,7 @@ def _evaluate_systems(
     rows: dict[str, RankingMeasures],
     progress: Progress,
 ) -> None:
-    from qkv.search.encoder_registry import TermEncoder
+    from qkv.encoders.text_encoders import TermEncoder
     from qkv.search.evaluation import measure, rankings
 
     labels = {"latent": "latent semantics", "terms": "weighted words", "sentences": "sentence model"}
@@ -277,7 +275,6 @@ def fit_join(
         raise DataError("--out must be given. Name a file for the model, for example --out model.json.")
 
     from qkv.core.files import check_writable
-    from qkv.core.progress import ProgressBar
     from qkv.join import SoftJoin
 
     check_writable(Path(out), "the model")
@@ -338,7 +335,6 @@ def fit_search(
         raise DataError("COLLECTION must be given. Name a collection, a folder of documents, or an index.")
 
     from qkv.cli.search import open_index
-    from qkv.core.progress import ProgressBar
     from qkv.search.evaluation import learn
     from qkv.search.index_files import check_index_path
 

@@ -14,6 +14,7 @@ import typer
 
 from qkv.cli.shared_options import Candidates, JoinedOn, LeftTable, QuoteFormulas, RightTable, Rule, check_rules
 from qkv.core.files import write_atomic
+from qkv.core.progress import ProgressBar
 from qkv.database.io.sources import read
 from qkv.errors import DataError, OptionError
 from qkv.join.labels import read_labels, row_numbers
@@ -301,7 +302,6 @@ def join(options: JoinCommand) -> None:
 
         check_writable(Path(options.out), "the pairs", SUFFIXES)
 
-    from qkv.core.progress import ProgressBar
     from qkv.join import SoftJoin
 
     soft = (
@@ -334,7 +334,6 @@ def join(options: JoinCommand) -> None:
 def _learn(soft: SoftJoin, options: JoinCommand) -> None:
     """Fit a join to the labels of a file, after asking for further ones."""
     from qkv.core.files import check_writable
-    from qkv.core.progress import ProgressBar
     from qkv.database.io.sources import describe, read, require_columns
 
     left, right, label = options.left, options.right, options.label

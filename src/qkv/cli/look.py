@@ -12,7 +12,7 @@ import typer
 from qkv.cli.shared_options import ModelFolder
 from qkv.core.files import check_writable
 from qkv.core.printable import printable
-from qkv.core.progress import Progress
+from qkv.core.progress import Progress, ProgressBar
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
@@ -289,8 +289,6 @@ def look(
         serve(create_page, port=port, browser=not no_browser)
         return
 
-    from qkv.core.progress import ProgressBar
-
     if export is not None:
         inches = check_export(export, width, layer, head)
     with ProgressBar() as progress:
@@ -328,7 +326,6 @@ def _write_gallery(folder: str, given: list[str]) -> None:
             f"--gallery must be given alone, as its pages have their own texts, got also {', '.join(given)}. Omit "
             f"{'it' if len(given) == 1 else 'them'}, or export a page of your own with --export."
         )
-    from qkv.core.progress import ProgressBar
     from qkv.look.gallery import write_gallery
 
     with ProgressBar() as progress:

@@ -9,6 +9,7 @@ import typer
 
 from qkv.cli.shared_options import ModelFolder
 from qkv.core.checks import check_choice
+from qkv.core.progress import ProgressBar
 from qkv.errors import OptionError
 
 __all__ = ["roles"]
@@ -61,7 +62,6 @@ def roles(
         raise OptionError("--occupations must be given with --kind winobias. Name a file with one occupation per line.")
 
     from qkv.core.files import check_writable
-    from qkv.core.progress import ProgressBar
     from qkv.look.figure import check_figure_path, save_figure
     from qkv.look.roles import (
         AnnotatedSentence,

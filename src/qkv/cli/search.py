@@ -12,7 +12,7 @@ import typer
 
 from qkv.cli.shared_options import IndexOptions
 from qkv.core.printable import escaped_json
-from qkv.core.progress import Progress
+from qkv.core.progress import Progress, ProgressBar
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
@@ -79,7 +79,6 @@ def search(
     queries_given = list(query or [])
 
     from qkv.cli.query_input import read_queries
-    from qkv.core.progress import ProgressBar
 
     if save is not None:
         from qkv.search.index_files import check_index_path

@@ -5,14 +5,17 @@ from __future__ import annotations
 import datetime as dt
 import numbers
 import uuid
-from typing import TYPE_CHECKING
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from qkv.core.nanoseconds import with_nanoseconds
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["cell_kind", "object_kind"]
+__all__ = ["cell_kind", "is_missing", "object_kind", "plain_scalar"]
 
 _OBJECTS: dict[str, tuple[type, ...]] = {
     "text": (str, uuid.UUID),
@@ -59,3 +62,30 @@ def cell_kind(type_: pa.DataType) -> str:
         return "number"
     named = {types.is_boolean: "boolean", types.is_date: "date", types.is_time: "time", types.is_duration: "duration"}
     return next((name for test, name in named.items() if test(type_)), "null" if types.is_null(type_) else "")
+
+
+def is_missing(cell: object) -> bool:
+    """Return whether a cell is None, NaN, NaT or `pandas.NA`.
+
+    Example:
+        >>> [is_missing(cell) for cell in (None, float("nan"), np.datetime64("NaT"), 0.0, "")]
+        [True, True, True, False, False]
+    """
+    if cell is None or type(cell).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(cell, float | Decimal | np.generic) and bool(cell != cell)
+
+
+def plain_scalar(value: Any) -> Any:
+    """Return a NumPy scalar or a duration of pandas as a Python object; times have all their digits.
+
+    Dates and durations that Python cannot represent, such as months, are returned as they are.
+    """
+    value = value.to_timedelta64() if hasattr(value, "to_timedelta64") else value
+    if not isinstance(value, np.generic):
+        return value
+    if not isinstance(value, np.datetime64 | np.timedelta64) or np.isnat(value):
+        return value.item()
+    below = int(value.astype(np.int64)) % 1000 if np.datetime_data(value)[0] == "ns" else 0
+    plain = (value.astype(f"{value.dtype.kind}8[us]") if below else value).item()
+    return value if isinstance(plain, int) else with_nanoseconds(plain, below)

@@ -12,20 +12,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.formatting import format_key, format_length, format_query, format_value, number
 from qkv.core.printable import html_table
 from qkv.core.typing import Float, Int, Num
+from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.io.python_cells import exact_array
 from qkv.encoders.arrow_columns import records_of
 from qkv.errors import MissingPackageError, OptionError
 from qkv.plan.cost import counted
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from qkv.database.execute.row_reader import StoredRows
-    from qkv.database.execute.stream_plan import StreamedPlan
     from qkv.normalizers.base import Normalizer
     from qkv.plan.plan import Plan
     from qkv.scores.base import Score
@@ -38,6 +37,7 @@ __all__ = [
     "RanCalls",
     "call_notes",
     "call_text",
+    "entry_cells",
     "format_estimate",
     "format_failure",
     "format_gradient",
@@ -168,6 +168,20 @@ class Entry:
         """Return the entry with the row indices `rows[i]` in place of i."""
         nearest = int(rows[self.nearest]) if self.nearest >= 0 else -1
         return replace(self, rows=rows[self.rows], nearest=nearest)
+
+
+def entry_cells(entries: Sequence[Entry], votes: bool) -> dict[str, list[Cell]]:
+    """Return the columns of answers without the queries as lists, with the probability if `votes` is True."""
+    intervals = [entry.prediction_interval or (None, None) for entry in entries]
+    return {
+        "value": [e.value.tolist() if isinstance(e.value, np.ndarray) else e.value for e in entries],
+        **({"probability": [entry.probabilities.get(entry.value) for entry in entries]} if votes else {}),
+        "standard_error": [entry.standard_error for entry in entries],
+        "lower": [lower for lower, _ in intervals],
+        "upper": [upper for _, upper in intervals],
+        **{name: [getattr(each, name) for each in entries] for name in ("spread", "effective_rows", "found")},
+        "reason": [entry.reason or None for entry in entries],
+    }
 
 
 def call_text(entry: Entry) -> str:
@@ -320,8 +334,6 @@ class Answer:
         Its columns are query, value, probability (for votes), standard_error, lower and upper (the prediction
         interval), spread, effective_rows, found and reason.
         """
-        import pyarrow as pa
-
         # With one key, a tuple is a vector.
         several = len(self.keys) > 1
         queries = [e.query if several and isinstance(e.query, tuple) else (e.query,) for e in self.entries]
@@ -334,21 +346,8 @@ class Answer:
         if several and any(isinstance(entry.query, str) for entry in self.entries):
             # Queries given as one text remain one text.
             columns = {"query": [format_query(entry.query, len(self.keys)) for entry in self.entries]}
-        columns |= self.cells(votes=any(entry.probabilities for entry in self.entries))
+        columns |= entry_cells(self.entries, any(entry.probabilities for entry in self.entries))
         return pa.table({name: exact_array(cells) for name, cells in columns.items()})
-
-    def cells(self, votes: bool) -> dict[str, list[Cell]]:
-        """Return the columns of `to_arrow` without the queries as lists, with the probability if `votes` is True."""
-        intervals = [entry.prediction_interval or (None, None) for entry in self.entries]
-        return {
-            "value": [e.value.tolist() if isinstance(e.value, np.ndarray) else e.value for e in self.entries],
-            **({"probability": [entry.probabilities.get(entry.value) for entry in self.entries]} if votes else {}),
-            "standard_error": [entry.standard_error for entry in self.entries],
-            "lower": [lower for lower, _ in intervals],
-            "upper": [upper for _, upper in intervals],
-            **{name: [getattr(each, name) for each in self.entries] for name in ("spread", "effective_rows", "found")},
-            "reason": [entry.reason or None for entry in self.entries],
-        }
 
     def to_frame(self, library: str | None = None) -> Any:
         """Return the answers as a pandas or polars data frame with one row per query.
@@ -414,6 +413,24 @@ class Answer:
             return f"{query} → {format_failure(entry)}: {entry.reason}"
         parts = [f"{query} → {format_estimate(entry)}", *format_statistics(entry)]
         return "   ".join(parts)
+
+    def with_note(self, note: str, rewrite: str, **fields: str) -> Answer:
+        """Return a copy of the answer with one more note, which its plan states, too.
+
+        Args:
+            note: the note.
+            rewrite: what the plan of an answer that is computed in memory states.
+            fields: the attributes of a `StreamedPlan` that change.
+        """
+        plan, changed = self.plan, dict[str, Any](fields)
+        if not isinstance(plan, StreamedPlan):
+            changed = {"rewrites": (*plan.rewrites, rewrite)}
+        return replace(self, plan=replace(plan, **changed), common_notes=(*self.common_notes, note))
+
+    def with_missing(self, text: str) -> Answer:
+        """Return a copy of the answer whose notes and plan state which fragments are missing."""
+        before = getattr(self.plan, "missing", "")
+        return self.with_note(text, f"missing: {text}", missing=f"{before}; {text}" if before else text)
 
     # -- private ----------------------------------------------------------------------------------------
 

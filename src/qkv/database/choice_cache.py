@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -37,9 +37,7 @@ from qkv.database.execute.uncertainty import Calibration
 from qkv.errors import QkvError
 from qkv.estimators.regression.bandwidth import Bandwidth
 from qkv.estimators.regression.local_scale import LocalScale
-
-if TYPE_CHECKING:
-    from qkv.store import Store
+from qkv.store import Store
 
 __all__ = ["NO_CACHE", "ChoiceCache", "cache_folder"]
 

@@ -17,6 +17,8 @@ from dataclasses import asdict
 from os import PathLike
 from typing import TYPE_CHECKING, overload
 
+import pyarrow as pa
+
 from qkv.core.formatting import format_value
 from qkv.core.printable import html_table
 from qkv.core.progress import Progress
@@ -35,8 +37,6 @@ from qkv.plan.cost import counted
 from qkv.store import ObjectPath, StorageOptions
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from qkv.database.storage.stored import StoredDatabase
     from qkv.encoders.encoder import Encoder
 
@@ -56,9 +56,9 @@ class Database(Queryable):
     """
 
     def __init__(self, table: pa.Table, key: str | Sequence[str], value: str, name: str, fold: bool = True) -> None:
-        self._in_memory = InMemoryExecutor(table, key, value, name, fold)
-        self.key, self.value, self.name = self._in_memory.key, value, name
-        self.votes = self._in_memory.votes
+        self._executor: InMemoryExecutor = InMemoryExecutor(table, key, value, name, fold)
+        self.key, self.value, self.name = self._executor.key, value, name
+        self.votes = self._executor.votes
 
     # -- construction -----------------------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ class Database(Queryable):
         table = with_periods(with_microseconds(read(source, required, options)), cyclic)
         out = cls(table, key, value, describe(source), fold is not False)
         columns = {"key": list(out.key), "value": value, "fold": fold is not False}
-        out._in_memory.choices = choices.with_options(**columns).for_rows(table.num_rows)
+        out._executor.choices = choices.with_options(**columns).for_rows(table.num_rows)
         return out
 
     @classmethod
@@ -344,16 +344,13 @@ class Database(Queryable):
 
     # -- Queryable --------------------------------------------------------------------------------------
 
-    def _executor(self) -> InMemoryExecutor:
-        return self._in_memory
-
     def swap(self) -> Database:
         """Return a database over the same table with the key and value columns exchanged. The table is not copied.
 
         Raises:
             DataError: There is more than one key column.
         """
-        return Database(self._in_memory.table, self.value, self._single_key(), self.name, self._in_memory.fold)
+        return Database(self._executor.table, self.value, self._single_key(), self.name, self._executor.fold)
 
     def _repr_html_(self) -> str:
         """Return the first rows as a table, which notebooks show."""

@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from qkv.core.printable import read_escapes
 from qkv.core.progress import Progress
 from qkv.database.answer import Answer, Entry
@@ -21,7 +23,6 @@ from qkv.scores.base import Score
 
 if TYPE_CHECKING:
     import duckdb
-    import pyarrow as pa
 
     from qkv.database.candidates.candidates import Candidates
     from qkv.database.execute.row_reader import StoredRows
@@ -109,6 +110,7 @@ class Queryable(ABC):
     value: str
     name: str
     votes: bool
+    _executor: Executor
 
     def ask(
         self,
@@ -192,13 +194,10 @@ class Queryable(ABC):
             candidates,
             tolerance,
         )
-        return self.ask_with(queries, options)
-
-    def ask_with(self, queries: object, options: AskOptions) -> Answer:
-        """Answer queries with the given options; see `ask`."""
-        if options.printed:
-            return ask_printed(lambda given: self._ask(given, options), queries, len(self.key))
-        return with_hints(self._ask(queries, options))
+        ask = self._ask
+        if printed:
+            return ask_printed(lambda given: ask(given, options), queries, len(self.key))
+        return with_hints(ask(queries, options))
 
     def ask_batches(
         self,
@@ -314,11 +313,10 @@ class Queryable(ABC):
         options = AskOptions(score, normalizer, None, where, top, min_similarity, max_distance, aggregate=aggregate)
         create_function(self, connection, name, options, id)
 
-    @abstractmethod
-    def _executor(self) -> Executor: ...
-
-    def _ask(self, queries: object, options: AskOptions) -> Answer:
-        return self._executor().ask(queries, options)
+    @property
+    def _ask(self) -> Callable[[object, AskOptions], Answer]:
+        """The function that answers queries as they are given."""
+        return self._executor.ask
 
     @abstractmethod
     def swap(self) -> Queryable:
@@ -331,7 +329,7 @@ class Queryable(ABC):
     @property
     def table(self) -> pa.Table | StoredRows:
         """The rows of the database, as a pyarrow table or as an object that reads slices of rows from the store."""
-        return self._executor().table
+        return self._executor.table
 
     @property
     def missing_cells(self) -> dict[str, int]:
@@ -339,7 +337,7 @@ class Queryable(ABC):
 
         Rows with a missing cell are excluded.
         """
-        return self._executor().missing_cells
+        return self._executor.missing_cells
 
     def column(self, name: str) -> Column:
         """Return the key or value column `name` as NumPy arrays, or a sample of its rows if the table is large.
@@ -349,11 +347,11 @@ class Queryable(ABC):
         Raises:
             DataError: The column is neither a key column nor the value column.
         """
-        return self._executor().column(name)
+        return self._executor.column(name)
 
     def largest(self, name: str) -> float:
         """Return the largest magnitude of the numbers of a key column that is compared as numbers; otherwise 0."""
-        executor = self._executor()
+        executor = self._executor
         found = [column for column in executor.query_columns if column.name == name and column.kind == "number"]
         return executor.chooser.largest(found[0]) if found else 0.0
 
@@ -374,11 +372,11 @@ class Queryable(ABC):
             >>> [column.cells.tolist() for column in pay.complete_columns("pay > 10")]
             [[3.0], [14.0]]
         """
-        return self._executor().complete_columns(where)
+        return self._executor.complete_columns(where)
 
     def __len__(self) -> int:
         """Return the number of rows that have a value in every key column and in the value column."""
-        return self._executor().complete_rows
+        return self._executor.complete_rows
 
     def _single_key(self) -> str:
         if len(self.key) > 1:

@@ -12,21 +12,17 @@ import math
 import re
 import zoneinfo
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from fractions import Fraction
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.cell_kinds import cell_kind
 from qkv.core.nanoseconds import nanoseconds_below, plain_time, with_nanoseconds
 from qkv.core.times import read_time
 from qkv.core.typing import Bool, Int, Num
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 __all__ = [
     "ASSUMED",
@@ -37,11 +33,9 @@ __all__ = [
     "float_dtype",
     "from_units",
     "has_time_zone",
-    "is_missing",
     "metadata_text",
     "null_mask",
     "NUMBER_FORMAT",
-    "plain_scalar",
     "READING",
     "records_of",
     "row_numbers",
@@ -65,8 +59,6 @@ def to_python(column: pa.Array | pa.ChunkedArray) -> list[object]:
 
     Dates and durations that Python cannot represent are texts.
     """
-    import pyarrow as pa
-
     type_, types = column.type, pa.types
     if types.is_dictionary(type_) and types.is_temporal(type_.value_type):
         return to_python(column.cast(type_.value_type))
@@ -93,8 +85,6 @@ def to_python(column: pa.Array | pa.ChunkedArray) -> list[object]:
 
 def _representable(column: pa.Array | pa.ChunkedArray) -> list[object]:
     """Return dates, times or durations as Python objects, and those that Python cannot represent as texts."""
-    import pyarrow as pa
-
     type_, kind = column.type, cell_kind(column.type)
     if kind != "time":  # pyarrow takes times modulo a day
         with contextlib.suppress(OverflowError, ValueError):
@@ -123,39 +113,10 @@ class RecordRows(Protocol):
 
 def records_of(table: pa.Table | RecordRows, rows: Sequence[int]) -> list[dict[str, object]]:
     """Return some rows of a pyarrow table, or of a table that reads its rows itself, as dicts of Python objects."""
-    import pyarrow as pa
-
     if not isinstance(table, pa.Table):
         return table.records(rows)
     # Slices, not `take`, which imports pyarrow.compute, at a tenth of the time of a small query.
     return [to_records(table.slice(row, 1))[0] for row in rows]
-
-
-def is_missing(cell: object) -> bool:
-    """Return whether a cell is None, NaN, NaT or `pandas.NA`.
-
-    Example:
-        >>> [is_missing(cell) for cell in (None, float("nan"), np.datetime64("NaT"), 0.0, "")]
-        [True, True, True, False, False]
-    """
-    if cell is None or type(cell).__name__ in ("NAType", "NaTType"):
-        return True
-    return isinstance(cell, float | Decimal | np.generic) and bool(cell != cell)
-
-
-def plain_scalar(value: Any) -> Any:
-    """Return a NumPy scalar or a duration of pandas as a Python object; times have all their digits.
-
-    Dates and durations that Python cannot represent, such as months, are returned as they are.
-    """
-    value = value.to_timedelta64() if hasattr(value, "to_timedelta64") else value
-    if not isinstance(value, np.generic):
-        return value
-    if not isinstance(value, np.datetime64 | np.timedelta64) or np.isnat(value):
-        return value.item()
-    below = int(value.astype(np.int64)) % 1000 if np.datetime_data(value)[0] == "ns" else 0
-    plain = (value.astype(f"{value.dtype.kind}8[us]") if below else value).item()
-    return value if isinstance(plain, int) else with_nanoseconds(plain, below)
 
 
 Temporal = dt.date | dt.datetime | dt.time | dt.timedelta
@@ -185,8 +146,6 @@ _FRACTION = re.compile(r":\d\d[.,]\d{6}(\d+)")
 
 def decoded_chunks(column: pa.ChunkedArray) -> list[pa.Array]:
     """Return the chunks of an Arrow column, with dictionary-encoded chunks decoded."""
-    import pyarrow as pa
-
     return [chunk.dictionary_decode() if pa.types.is_dictionary(chunk.type) else chunk for chunk in column.chunks]
 
 
@@ -203,8 +162,6 @@ def stored_numbers(chunk: pa.Array) -> Num[np.ndarray, " rows"]:
 
     The number of a null cell is undefined.
     """
-    import pyarrow as pa
-
     type_, data = chunk.type, chunk.buffers()[1]
     if data is None:
         return np.zeros(len(chunk))
@@ -222,8 +179,6 @@ def float_dtype(type_: pa.DataType) -> np.dtype[np.floating] | None:
 
     Floats are float32 or float64.
     """
-    import pyarrow as pa
-
     if not pa.types.is_fixed_size_list(type_):
         return None
     if pa.types.is_float32(type_.value_type):
@@ -240,8 +195,6 @@ def vector_matrix(chunk: pa.Array) -> Num[np.ndarray, "rows width"] | None:
 
 def row_numbers(count: int) -> pa.Array:
     """Return an Arrow array of the integers from 0 to `count` − 1."""
-    import pyarrow as pa
-
     return pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(np.arange(count, dtype=np.int64))])
 
 
@@ -250,8 +203,6 @@ def with_microseconds(table: pa.Table) -> pa.Table:
 
     A column with a digit below the microsecond is unchanged.
     """
-    import pyarrow as pa
-
     for index, field in enumerate(table.schema):
         if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
             with contextlib.suppress(pa.ArrowInvalid):
@@ -262,8 +213,6 @@ def with_microseconds(table: pa.Table) -> pa.Table:
 
 def with_uuid_texts(table: pa.Table) -> pa.Table:
     """Return a table with texts in place of UUIDs of the Arrow extension type."""
-    import pyarrow as pa
-
     for index, field in enumerate(table.schema):
         if getattr(field.type, "extension_name", "") == "arrow.uuid":
             texts = [None if cell is None else str(cell) for cell in table.column(index).to_pylist()]
@@ -292,8 +241,6 @@ def temporal_range(type_: pa.DataType) -> tuple[int, int]:
         >>> temporal_range(pa.date32()), temporal_range(pa.time32("s"))
         ((-719162, 2932896), (0, 86399))
     """
-    import pyarrow as pa
-
     if pa.types.is_date32(type_):
         return _FIRST_YEAR // _SECONDS_PER_DAY, _LAST_YEAR // _SECONDS_PER_DAY + 364
     per_second = _PER_SECOND["ms" if pa.types.is_date64(type_) else type_.unit]
@@ -316,8 +263,6 @@ def beyond_python(units: Int[np.ndarray, " rows"], type_: pa.DataType) -> Bool[n
 
 def units_per_day(type_: pa.DataType) -> float:
     """Return the length of one day in the units of an Arrow date, time, timestamp or duration type."""
-    import pyarrow as pa
-
     if pa.types.is_date32(type_):
         return 1.0
     return float(_SECONDS_PER_DAY * _PER_SECOND["ms" if pa.types.is_date64(type_) else type_.unit])
@@ -341,8 +286,6 @@ def to_units(value: Any, type_: pa.DataType, date_format: str = "", exact: bool 
         TypeError: The value does not fit the Arrow type, or has a time zone and the Arrow type has none.
         ArithmeticError: The value is not a whole number of units, and `exact` is True.
     """
-    import pyarrow as pa
-
     if pa.types.is_duration(type_):
         if isinstance(value, str | int | float):
             return _units_of_days(value, type_.unit, exact)
@@ -407,8 +350,6 @@ def from_units(number: int, type_: pa.DataType) -> Temporal:
     Raises:
         OverflowError: It is outside of `temporal_range`.
     """
-    import pyarrow as pa
-
     # An average has the digits of float64, and Python's types have microseconds.
     if getattr(type_, "unit", "") == "ns":
         coarse = {"time": pa.time64("us"), "duration": pa.duration("us")}.get(cell_kind(type_))

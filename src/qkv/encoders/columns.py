@@ -23,22 +23,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import types
 
 from qkv.core.cell_kinds import cell_kind
 from qkv.core.formatting import format_key
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.encoders import arrow_columns, exact_cells
-from qkv.encoders.arrow_columns import metadata_text, to_python
+from qkv.encoders.arrow_columns import Temporal, metadata_text, to_python
 from qkv.encoders.number_formats import NumberFormat
 from qkv.errors import DataError, OptionError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from qkv.encoders.arrow_columns import Temporal
 
 __all__ = ["KINDS", "Column", "Kind", "KindTraits", "fold", "key_names", "with_periods"]
 
@@ -336,8 +333,6 @@ _KINDS_OF_CELLS: dict[str, Kind] = {
 
 
 def _kind_of(type_: pa.DataType, name: str) -> Kind:
-    from pyarrow import types
-
     kind = cell_kind(type_)
     if kind in ("text", "null"):
         return "category" if types.is_dictionary(type_) else "text"
@@ -375,8 +370,6 @@ def _read_numbers(chunked: pa.ChunkedArray, name: str, kind: Kind, origin: int |
 
 
 def _read_vectors(chunked: pa.ChunkedArray, name: str, width: int | None) -> Column:
-    from pyarrow import types
-
     fixed = types.is_fixed_size_list(chunked.type)
     rows = [_nullable_matrix(chunk) if fixed else chunk.to_pylist() for chunk in chunked.chunks]
     widths = {len(row) for chunk in rows for row in chunk if row is not None} | {width or 0} - {0}
@@ -407,8 +400,6 @@ def _take(source: pa.ChunkedArray, rows: Int[np.ndarray, " n"]) -> pa.ChunkedArr
         return source.take(rows)
     lengths = np.diff(starts, append=len(rows))
     runs = [source.slice(row, length) for row, length in zip(rows[starts].tolist(), lengths.tolist(), strict=True)]
-    import pyarrow as pa
-
     return pa.chunked_array([chunk for run in runs for chunk in run.chunks], type=source.type)
 
 
@@ -416,8 +407,6 @@ def _vector_integers(
     source: pa.ChunkedArray, missing: Bool[np.ndarray, " rows"], width: int
 ) -> Int[np.ndarray, "rows width"]:
     """Return the integers of the elements of a column of vectors, side by side, with 0 for missing vectors."""
-    import pyarrow as pa
-
     element = source.type.value_type
     words = np.zeros((len(missing), width), np.int64)
     if not missing.all():

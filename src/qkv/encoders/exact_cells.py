@@ -14,15 +14,12 @@ import re
 import uuid
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.typing import Bool, Int, Num, Shaped
 from qkv.encoders import arrow_columns
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = [
     "BOOLEANS",
@@ -52,8 +49,6 @@ _UUID = re.compile(rf"(?:urn:uuid:)?\{{?([0-9a-f]{{8}})-?{_FOUR * 3}([0-9a-f]{{1
 
 def width_of(type_: pa.DataType) -> int:
     """Return the number of integers per cell of an Arrow type of numbers, booleans, dates or times."""
-    import pyarrow as pa
-
     return max(1, type_.bit_width // 64) if pa.types.is_decimal(type_) else 1
 
 
@@ -62,8 +57,6 @@ def cell_integers(chunk: pa.Array) -> Int[np.ndarray, "rows words"]:
 
     Those of null cells are undefined.
     """
-    import pyarrow as pa
-
     type_ = chunk.type
     if pa.types.is_decimal(type_):
         data = chunk.buffers()[1]
@@ -94,8 +87,6 @@ def query_integers(value: object, type_: pa.DataType, date_format: str = "") -> 
         >>> query_integers("9223372036854775807", pa.int64()), query_integers(2.5, pa.int64())
         ((9223372036854775807,), None)
     """
-    import pyarrow as pa
-
     if pa.types.is_boolean(type_):
         return (int(BOOLEANS[value.strip().lower() if isinstance(value, str) else value]),)
     if pa.types.is_temporal(type_):

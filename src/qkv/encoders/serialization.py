@@ -16,19 +16,22 @@ from typing import Any
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.encoders.encoder import Encoder, read_arrays, restore_encoder
+from qkv.encoders.encoder import Encoder, TextEncoder, read_arrays, restore_encoder
 from qkv.encoders.sentence_model import SentenceModel
 from qkv.encoders.table_vectors import TableVectors
-from qkv.encoders.text_encoders import LatentEncoder
+from qkv.encoders.text_encoders import LatentEncoder, TermEncoder
 from qkv.encoders.word_vectors import WordVectors
 from qkv.errors import DataError, KindError, OptionError
 
-__all__ = ["ENCODER_KINDS", "as_encoder", "pack", "unpack"]
+__all__ = ["ENCODER_KINDS", "TEXT_ENCODERS", "as_encoder", "build_encoder", "pack", "unpack"]
 
 ENCODER_KINDS: dict[str, type[Encoder]] = {
     kind.name: kind for kind in (LatentEncoder, SentenceModel, WordVectors, TableVectors)
 }
 """Classes of encoders that can be saved in a store, by name."""
+
+TEXT_ENCODERS: dict[str, type[TextEncoder]] = {kind.name: kind for kind in (LatentEncoder, TermEncoder, SentenceModel)}
+"""Classes of encoders that can be saved in a search index, by name."""
 
 
 def as_encoder(encoder: object, progress: Progress | None = None) -> Encoder:
@@ -89,6 +92,36 @@ def _encoder_by_name(text: str, progress: Progress | None) -> Encoder:
         "encoder must be one of latent, latent:N, latent-tfidf, latent-tfidf:N, sentences and table, the path "
         f"of a folder with a sentence model, or the path of a file with word vectors, got {text!r}."
     )
+
+
+def build_encoder(name: str, *, n_components: int | None = None, stem: str | None = None) -> TextEncoder:
+    """Return a new encoder of a search index for a name, such as `"latent"`, or for the folder of a sentence model.
+
+    Args:
+        name: `latent` (log-entropy weights) or `latent-tfidf`; `tfidf`, `log-entropy` or `counts` for word counts
+            without a latent space; `sentences`, or the folder of a sentence model.
+        n_components: number of dimensions of the latent space.
+        stem: see `Vocabulary`.
+
+    Raises:
+        OptionError: the name is unknown, or `n_components` is not None for an encoder without a latent space.
+    """
+    weighted: dict[str, str | None] = {"tfidf": "tfidf", "log-entropy": "log-entropy", "counts": None}
+    if n_components is not None and not name.startswith("latent"):
+        raise OptionError(
+            f"n_components must be None for encoder={name!r}, got {n_components}. Omit it, or use encoder='latent' or "
+            "encoder='latent-tfidf'."
+        )
+    if name in ("latent", "latent-tfidf"):
+        return LatentEncoder(n_components, "log-entropy" if name == "latent" else "tfidf", stem)
+    if name in weighted:
+        return TermEncoder(weighted[name], stem)
+    if name == "sentences":
+        return SentenceModel()
+    if not Path(name).is_dir():
+        known = ", ".join(("latent", "latent-tfidf", *weighted, "sentences"))
+        raise OptionError(f"encoder must be one of {known}, or the folder of a sentence model, got {name!r}.")
+    return SentenceModel(name)
 
 
 def pack(encoder: Encoder) -> bytes:

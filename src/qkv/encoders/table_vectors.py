@@ -20,9 +20,10 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.checks import check_integers
 from qkv.core.extras import require_packages
@@ -33,10 +34,6 @@ from qkv.encoders.columns import Column, Kind, points_on_circle, with_periods
 from qkv.encoders.encoder import Encoder, load_encoder, save_encoder
 from qkv.encoders.weighting import get_weighting
 from qkv.errors import DataError, KindError, OptionError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 __all__ = ["TableVectors"]
 
@@ -52,8 +49,6 @@ def _as_table(source: Table, names: tuple[str, ...] | None) -> pa.Table:
         KindError: the source is not a table, data frame or dict.
         DataError: a column is missing, or the columns differ in length.
     """
-    import pyarrow as pa
-
     try:
         if isinstance(source, pa.Table):
             table = source

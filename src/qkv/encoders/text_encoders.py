@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from qkv.encoders.encoder import Vectors
 
-__all__ = ["BagOfWordsEncoder", "LatentEncoder", "default_components"]
+__all__ = ["BagOfWordsEncoder", "LatentEncoder", "TermEncoder", "default_components"]
 
 _MIN_DIMENSIONS, _MAX_DIMENSIONS = 30, 300
 """Limits of the default number of components; Dumais (1991) and Bradford (2008) found numbers of this order best."""
@@ -201,6 +201,33 @@ class LatentEncoder(BagOfWordsEncoder):
     def _word_vectors(self, row: csr_array) -> Float[np.ndarray, "words width"]:
         folded = row.data[:, None] * self._components.T[row.indices].astype(np.float64)
         return np.asarray(folded / max(float(np.linalg.norm(folded.sum(axis=0))), 1e-12))
+
+
+class TermEncoder(BagOfWordsEncoder):
+    """Text encoder that normalizes weighted word counts to unit length, with one dimension per word."""
+
+    name = "terms"
+    dense = False
+
+    def fit_encode(self, inputs: Sequence[str], progress: Progress | None = None) -> csr_array:
+        """Learn the vocabulary and the weights, and return the vectors of the texts."""
+        return self._unit_vectors(self._learn(inputs))
+
+    def __str__(self) -> str:
+        return f"word counts ({self.weighting or 'not weighted'}), {self.width:,} numbers"
+
+    def _unit_vectors(self, counts: csr_array) -> csr_array:
+        from sklearn.preprocessing import normalize
+
+        return normalize(self._weighting.apply(counts))
+
+    def _word_vectors(self, row: csr_array) -> csr_array:
+        from scipy.sparse import csr_array
+        from sklearn.preprocessing import normalize
+
+        row = normalize(row)
+        cells = len(row.indices)
+        return csr_array((row.data, row.indices, np.arange(cells + 1)), shape=(cells, row.shape[1]))
 
 
 def default_components(texts: int) -> int:

@@ -16,11 +16,10 @@ from sklearn.utils import Tags, check_consistent_length, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from threadpoolctl import threadpool_limits
 
-from qkv.core.cell_kinds import object_kind
+from qkv.core.cell_kinds import is_missing, object_kind
 from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import ProgressBar
 from qkv.core.typing import ArrayLike, Float, Int, Shaped
-from qkv.encoders.arrow_columns import is_missing
 from qkv.errors import DataError, OptionError
 from qkv.estimators.bandwidth_search import (
     BATCH_GRID,

@@ -28,10 +28,9 @@ from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
-from qkv.core.cell_kinds import cell_kind
+from qkv.core.cell_kinds import cell_kind, is_missing
 from qkv.core.times import candidate_formats, parse_date, reads_iso
 from qkv.core.typing import Float, Int, Shaped
-from qkv.encoders.arrow_columns import is_missing, to_python
 from qkv.errors import DataError, KindError
 
 __all__ = [
@@ -83,6 +82,8 @@ def read_columns(X: Any) -> list[Shaped[np.ndarray, " rows"]]:
 def _cells(column: Any) -> Shaped[np.ndarray, " rows"]:
     """Return a column of a frame as an array, with missing cells as NaN, NaT or None."""
     if hasattr(column, "to_pylist"):  # pyarrow, which gives a null of a dictionary one of its values
+        from qkv.encoders.arrow_columns import to_python
+
         column = column.cast(column.type.value_type) if hasattr(column.type, "index_type") else column
         times = cell_kind(column.type) == "time"
         return np.array(to_python(column)) if times else np.asarray(column.to_numpy(zero_copy_only=False))

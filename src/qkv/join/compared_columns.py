@@ -16,17 +16,15 @@ import html
 import re
 import unicodedata
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.typing import Bool, Float, Shaped
 from qkv.encoders.columns import Column, fold
 from qkv.errors import DataError
 from qkv.estimators.features import MISSING, parse_dates
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["COMPARED_AS", "ComparedAs", "ComparedColumn", "clean", "read_columns"]
 

@@ -33,19 +33,16 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.sparse as sparse
+from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from qkv.core.typing import Float, Int, Shaped
 from qkv.join.compared_columns import ComparedAs, ComparedColumn
 from qkv.scores.string_functions import compare_all
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_matrix
-
 
 __all__ = [
     "agreement",

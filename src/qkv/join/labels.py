@@ -8,16 +8,13 @@ its value in the id column, if there is an id column, otherwise by its number fr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.typing import Int
 from qkv.database.io.sources import describe, read
 from qkv.errors import DataError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["Labels", "read_labels", "row_numbers"]
 

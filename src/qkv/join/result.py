@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 from scipy.special import expit
 
 from qkv.core.typing import Bool, Float, Int
 from qkv.errors import OptionError
 from qkv.join.attention_weights import CandidateMatches, solve_assignment
 from qkv.join.labels import read_labels
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["Evaluation", "JoinResult", "Match"]
 
@@ -130,8 +127,6 @@ class JoinResult:
 
         Columns are named `left_row`, `right_row`, `weight`, `probability`, then `left.name` and `right.name`.
         """
-        import pyarrow as pa
-
         columns: dict[str, pa.Array] = {
             "left_row": pa.array(self.rows.astype(np.int64)),
             "right_row": pa.array(self.keys.astype(np.int64)),

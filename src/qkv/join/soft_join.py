@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Int
@@ -24,9 +25,6 @@ from qkv.join.model import JoinModel
 from qkv.join.result import JoinResult, Match, matched
 from qkv.join.supervised import LabelledSample, fit_labelled
 from qkv.join.unsupervised import estimate_without_labels
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["SoftJoin"]
 

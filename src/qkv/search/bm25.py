@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.sparse import csc_array
 
 from qkv.core.extras import require_packages
 from qkv.core.typing import Float
 from qkv.encoders.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from scipy.sparse import csc_array
 
 __all__ = ["BM25", "Vocabulary"]
 
@@ -44,7 +41,6 @@ class BM25:
         """Compute the BM25 index of passages, each a list of words."""
         require_packages("search needs", "search", "bm25s")
         import bm25s  # type: ignore[import-untyped]
-        from scipy.sparse import csc_array
 
         index = bm25s.BM25(k1=1.2, b=0.75, method="lucene")
         index.index([list(text) for text in texts], show_progress=False)

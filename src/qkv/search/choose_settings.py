@@ -12,18 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.sparse import csr_array, csr_matrix
 
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Float, Int
+from qkv.encoders.encoder import TextEncoder
+from qkv.encoders.text_encoders import LatentEncoder
 from qkv.search.bm25 import BM25, Vocabulary
-from qkv.search.encoder_registry import Encoder, LatentEncoder
-from qkv.search.passage_vectors import PassageVectors, row_statistics
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array, csr_matrix
+from qkv.search.passage_range import PassageVectors, row_statistics
 
 __all__ = ["DEFAULT_MIX", "Settings", "choose_mix", "choose_components_and_mix"]
 
@@ -119,7 +117,7 @@ def choose_components_and_mix(
 
 def choose_mix(
     texts: Sequence[str],
-    encoder: Encoder,
+    encoder: TextEncoder,
     keys: PassageVectors | Float[np.ndarray, "passages width"] | csr_array | csr_matrix,
     splitter: Vocabulary,
     progress: Progress | None,

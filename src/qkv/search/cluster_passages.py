@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qkv.database.cluster.fragment_calls import StoreOpener, run_call
 from qkv.database.cluster.opening import open_cluster
 from qkv.database.cluster.scheduler import Scheduler
-from qkv.database.cluster.task import FragmentRows
+from qkv.database.cluster.task import FragmentRows, FragmentTask, run_call
 from qkv.errors import DataError
 from qkv.search.index_files import parse_index, read_index
 from qkv.search.passage_range import (
@@ -22,6 +21,9 @@ from qkv.search.passage_range import (
     Selection,
     TopPassages,
 )
+
+if TYPE_CHECKING:
+    from qkv.database.cluster.worker import FragmentWorker
 
 __all__ = ["ClusterPassages", "open_passages"]
 
@@ -102,19 +104,15 @@ class _IndexCall:
     queries: QueryWords
     selection: Selection | None
 
-    @property
-    def name(self) -> str:
-        """The name under which workers keep their ranges."""
-        return f"index {self.path} {self.digest}"
+    def run(self, worker: FragmentWorker, each: FragmentTask) -> ScoreStatistics | TopPassages:
+        """Return the statistics, or the passages of largest weight, of a range that is opened once."""
+        index = each.fragment.index
 
-    def prepare(self, worker: StoreOpener, fragment: FragmentRows) -> PassageRange:
-        """Open a range of the index."""
-        parts = _parts(self.path, self.digest)
-        whole = PassageRange(parts["keys"], parts["words"])
-        return whole.slice(self.ends[fragment.index], self.ends[fragment.index + 1])
+        def prepare() -> PassageRange:
+            parts = _parts(self.path, self.digest)
+            return PassageRange(parts["keys"], parts["words"]).slice(self.ends[index], self.ends[index + 1])
 
-    def run(self, rows: PassageRange, fragment: int) -> ScoreStatistics | TopPassages:
-        """Return the statistics, or the passages of largest weight."""
+        rows: PassageRange = worker.prepared(f"index {self.path} {self.digest}", index, prepare)
         bound = rows.bind(self.queries)
         return bound.statistics() if self.selection is None else bound.select(self.selection)
 

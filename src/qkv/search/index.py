@@ -7,27 +7,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
+import pyarrow as pa
+from scipy.sparse import csr_array, csr_matrix
 
 from qkv.core.checks import check_integers
 from qkv.core.progress import Progress, checkpoint, report
 from qkv.core.typing import Float, Int
+from qkv.encoders.encoder import TextEncoder, WordContributions
+from qkv.encoders.serialization import build_encoder
+from qkv.encoders.text_encoders import LatentEncoder
 from qkv.errors import DataError, OptionError
 from qkv.search.bm25 import BM25, Vocabulary
-from qkv.search.encoder_registry import Encoder, LatentEncoder, build_encoder
 from qkv.search.hits import Contributions, Hit, merge_contributions
-from qkv.search.passage_range import PassageRange, Passages, QueryWords, Selection, TopPassages
-from qkv.search.passage_vectors import PassageVectors
+from qkv.search.passage_range import PassageRange, Passages, PassageVectors, QueryWords, Selection, TopPassages
 from qkv.search.text_sources import Document
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from scipy.sparse import csr_array, csr_matrix
-
-    from qkv.encoders.encoder import WordContributions
-
 
 __all__ = ["Index", "passages_of", "split"]
 
@@ -171,7 +167,7 @@ class Index:
     def __init__(
         self,
         table: pa.Table,
-        encoder: Encoder,
+        encoder: TextEncoder,
         keys: PassageVectors | Float[np.ndarray, "passages width"] | csr_array | csr_matrix,
         words: BM25,
         splitter: Vocabulary,
@@ -195,7 +191,7 @@ class Index:
         cls,
         source: object,
         *,
-        encoder: str | Encoder = "latent",
+        encoder: str | TextEncoder = "latent",
         n_components: int | None = None,
         stem: str | None = None,
         column: str | None = None,
@@ -225,8 +221,6 @@ class Index:
             OptionError: an option is invalid.
             MissingPackageError: scikit-learn or bm25s is not installed.
         """
-        import pyarrow as pa
-
         from qkv.search.choose_settings import choose_components_and_mix, choose_mix
         from qkv.search.collections import read_documents
 
@@ -391,7 +385,7 @@ class Index:
         parts = self.table, self.encoder, self.keys, self.words, self.splitter
         return Index(*parts, mix=self.mix, metric=metric, passages=self.passages)
 
-    def with_encoder(self, encoder: Encoder, progress: Progress | None = None) -> Index:
+    def with_encoder(self, encoder: TextEncoder, progress: Progress | None = None) -> Index:
         """Return an index of the same passages with the vectors of another encoder, which is fitted to them."""
         keys = encoder.fit_encode(self.table.column("text").to_pylist(), progress)
         return Index(self.table, encoder, keys, self.words, self.splitter, mix=self.mix)

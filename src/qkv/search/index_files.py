@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+from scipy.sparse import csc_array, csr_array, csr_matrix
 
 from qkv.core.container import Container, read_container, write_container
 from qkv.core.files import check_creatable, make_folders
@@ -22,9 +24,6 @@ from qkv.store.arrow_files import parse_table
 from qkv.store.row_files import serialize
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from scipy.sparse import csc_array, csr_array, csr_matrix
-
     from qkv.search.index import Index
 
 
@@ -140,16 +139,13 @@ def _write(index: Index, file: Path) -> None:
 
 def parse_index(container: Container) -> dict[str, Any]:
     """Return the arguments with which `Index` is created again from its container; see `read_index`."""
-    import pyarrow as pa
-    from scipy.sparse import csc_array, csr_array
-
+    from qkv.encoders.serialization import TEXT_ENCODERS
     from qkv.search.bm25 import BM25, Vocabulary
-    from qkv.search.encoder_registry import ENCODERS
-    from qkv.search.passage_vectors import PassageVectors
+    from qkv.search.passage_range import PassageVectors
 
     fields = container.fields()
     passages, width = fields.integer("passages", 1), fields.integer("width", 1)
-    kind = ENCODERS[fields.text("encoder", tuple(ENCODERS))]
+    kind = TEXT_ENCODERS[fields.text("encoder", tuple(TEXT_ENCODERS))]
     arrays = {
         name.removeprefix("encoder "): container.array(name).copy() for name in container if name.startswith("encoder ")
     }

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from qkv.core.cell_kinds import cell_kind, is_missing
+from qkv.core.formatting import format_key
 from qkv.errors import DataError
 
 if TYPE_CHECKING:
@@ -195,16 +197,13 @@ def _table(source: object, column: str | None) -> list[Document]:
 
 
 def _strings(table: pa.Table, column: str) -> list[str]:
-    from qkv.core.formatting import format_key
-    from qkv.encoders.arrow_columns import is_missing, to_python
+    from qkv.encoders.arrow_columns import to_python
 
     cells = to_python(table.column(column))
     return [cell if isinstance(cell, str) else "" if is_missing(cell) else format_key(cell) for cell in cells]
 
 
 def _text_column(table: pa.Table, where: str) -> str:
-    from qkv.core.cell_kinds import cell_kind
-
     texts = [field.name for field in table.schema if cell_kind(field.type) == "text"]
     named = [name for preferred in _TEXT_NAMES for name in texts if name.lower() == preferred]
     if named or len(texts) == 1:

@@ -28,4 +28,6 @@ __all__ = [
     "serve_in_thread",
 ]
 
-__getattr__ = lazy_attributes(__name__, _HOMES, "serving needs", "serve", "httpx", "pyarrow", "starlette", "uvicorn")
+_PACKAGES = ("httpx", "prometheus_client", "pyarrow", "starlette", "uvicorn")
+
+__getattr__ = lazy_attributes(__name__, _HOMES, "serving needs", "serve", *_PACKAGES)

@@ -8,24 +8,26 @@ exact        an Arrow stream of the distinct rows of evidence, with the entries 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.progress import checkpoint
+from qkv.core.typing import Int
 from qkv.core.untrusted_json import to_json
 from qkv.database.answer import Answer, Call, Entry
+from qkv.database.execute.row_reader import StoredRows
 from qkv.database.relations.answer_relation import evidence_arrays
 from qkv.database.storage.stored import StoredDatabase
+from qkv.encoders.arrow_columns import to_records
 from qkv.encoders.columns import Column
 from qkv.errors import DamagedError, DataError
-from qkv.serve.evidence_rows import EvidenceRows
 from qkv.serve.typed_json import decode, encode
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from qkv.database.protocol import Queryable
     from qkv.plan import Plan
     from qkv.search.hits import Hit
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EXACT",
+    "EvidenceRows",
     "SentPlan",
     "answer_bytes",
     "answer_object",
@@ -87,17 +90,65 @@ _SCALARS = tuple(each.name for each in fields(Entry) if each.name not in {"query
 """The fields of `Entry` that are sent as they are."""
 
 
-class SentPlan:
-    """The text of a plan that a server sent. `print(plan)` shows it."""
+class SentPlan(str):
+    """The text of a plan that a server sent, which is shown as a plan is."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    __repr__ = str.__str__
 
-    def __str__(self) -> str:
-        return self._text
 
-    def __repr__(self) -> str:
-        return self._text
+class EvidenceRows:
+    """Some rows of a table, with the methods of `StoredRows` that `Answer` calls.
+
+    Attributes:
+        row_bytes: the mean size of a row in memory.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> EvidenceRows(pa.table({"name": ["Li", "Hu"]}), np.array([3, 70]), 100).slice(70).to_pylist()
+        [{'name': 'Hu'}]
+    """
+
+    def __init__(self, rows: pa.Table, indices: Int[np.ndarray, " n"], num_rows: int) -> None:
+        self.rows, self.indices, self.num_rows = rows, indices, num_rows
+        self.column_names: list[str] = rows.column_names
+        self.row_bytes = rows.nbytes / max(1, rows.num_rows)
+        # A function of NumPy that releases the lock of Python would wait for the scans of other threads.
+        self._places = {int(index): place for place, index in enumerate(indices)}
+
+    @classmethod
+    def of(cls, answer: Answer) -> EvidenceRows:
+        """Return the rows that the entries of an answer name."""
+        named = [entry.rows for entry in answer.entries]
+        distinct = np.unique(np.concatenate([np.zeros(0, np.int64), *named]))
+        if isinstance(answer.table, EvidenceRows):
+            return cls(answer.table.take(distinct), distinct, answer.table.num_rows)
+        if isinstance(answer.table, StoredRows):
+            rows = answer.table.take(distinct, answer.table.column_names)
+        else:
+            rows = answer.table.take(pa.array(distinct))
+        return cls(rows, distinct, answer.table.num_rows)
+
+    def slice(self, start: int, length: int = 1) -> pa.Table:
+        """Return a pyarrow table of `length` consecutive rows from row `start`."""
+        return self.take(np.arange(start, start + length))
+
+    def records(self, rows: Sequence[int]) -> list[dict[str, object]]:
+        """Return some rows in any order as dicts of Python objects."""
+        return to_records(self.take(rows))
+
+    def take(self, rows: Sequence[int] | Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
+        """Return a pyarrow table of the rows whose indices are in `rows`.
+
+        Raises:
+            DataError: A row is no evidence.
+        """
+        places = [self._places.get(int(row), -1) for row in rows]
+        if -1 in places:
+            raise DataError("rows must be evidence of the answer, got another row. Only evidence is sent by a server.")
+        chosen = self.rows if columns is None else self.rows.select(list(columns))
+        if len(rows) == 1:
+            return chosen.slice(places[0], 1)
+        return chosen.take(pa.array(places, pa.int64()))
 
 
 def answer_object(answered: Answered) -> dict[str, Any]:
@@ -161,8 +212,6 @@ def arrow_bytes(answered: Answered) -> bytes:
     row, its similarity or distance, and its cells as `record`. The metadata of the schema hold the version and the
     notes.
     """
-    import pyarrow as pa
-
     answer = answered.answer
     assert answer is not None
     table = _columns(answer)
@@ -180,8 +229,6 @@ def arrow_bytes(answered: Answered) -> bytes:
 
 def _columns(answer: Answer) -> pa.Table:
     """Return the table of an answer; queries of several types become texts of JSON."""
-    import pyarrow as pa
-
     try:
         return answer.to_arrow()
     except (pa.ArrowException, DataError, OverflowError):
@@ -194,8 +241,6 @@ def _columns(answer: Answer) -> pa.Table:
 
 def stream_bytes(table: pa.Table) -> bytes:
     """Return a table as the bytes of an Arrow stream."""
-    import pyarrow as pa
-
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -237,8 +282,6 @@ def read_exact(body: bytes, queries: tuple[object, ...]) -> tuple[Answer, int | 
     Raises:
         DamagedError: The body has another form, for example that of another version of qkv.
     """
-    import pyarrow as pa
-
     try:
         table = pa.ipc.open_stream(body).read_all()
         content = json.loads(table.schema.metadata[_METADATA])

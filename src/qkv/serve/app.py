@@ -6,14 +6,28 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from qkv.core.extras import require_packages
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from qkv.core.request_guard import ambiguous_reason, cross_site_reason
 from qkv.errors import QkvError, RefusedError
 from qkv.serve import arrow_bodies
-from qkv.serve.answers import EXACT, answer_bytes, arrow_bytes, describe_store, exact_bytes, hits_object
-from qkv.serve.evidence_rows import EvidenceRows
+from qkv.serve.answers import (
+    EXACT,
+    EvidenceRows,
+    answer_bytes,
+    arrow_bytes,
+    describe_store,
+    exact_bytes,
+    hits_object,
+)
 from qkv.serve.limits import Limits, RequestError, status_of
 from qkv.serve.openapi import openapi_document
 from qkv.serve.questions import (
@@ -30,12 +44,6 @@ from qkv.serve.questions import (
 from qkv.serve.served_store import Answered, ServedStore
 from qkv.serve.tokens import matches
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-
 __all__ = ["create_app"]
 
 
@@ -47,9 +55,6 @@ class Metrics:
     """Counters of requests, queries and scans, in a registry of their own."""
 
     def __init__(self, served: ServedStore) -> None:
-        require_packages("serving needs", "serve", "prometheus_client")
-        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "qkv_requests", "Requests by route and status.", ["route", "status"], registry=self.registry
@@ -81,8 +86,6 @@ class Metrics:
 
     def text(self) -> tuple[bytes, str]:
         """Return the page of the metrics and its media type."""
-        from prometheus_client import generate_latest
-
         return generate_latest(self.registry), "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -246,7 +249,7 @@ _WATCHED = 0.05
 _DISCARDED = 16
 """Largest body that is read to its end and discarded, in largest bodies."""
 _Result = TypeVar("_Result")
-Handler = Callable[["Request"], Awaitable["Response"]]
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(
@@ -273,11 +276,6 @@ def create_app(
         >>> with ServedStore(Database.open(table, key="years", value="pay")) as served:
         ...     app = create_app(served)
     """
-    require_packages("serving needs", "serve", "starlette", "prometheus_client", "pyarrow")
-    from starlette.applications import Starlette
-    from starlette.exceptions import HTTPException
-    from starlette.routing import Route
-
     routes = _Routes(served, limits or Limits(), Metrics(served))
     posts = {"/ask": routes.ask, "/search": routes.search, "/explain": routes.explain}
     gets = {"/health": routes.health, "/store": routes.store, "/metrics": routes.metrics_page}
@@ -333,8 +331,6 @@ class _Routes:
 
     async def metrics_page(self, _: Request) -> Response:
         """Return the counters in the format of Prometheus."""
-        from starlette.responses import Response
-
         body, media_type = self.metrics.text()
         return Response(body, media_type=media_type)
 
@@ -400,8 +396,6 @@ class _Routes:
         large = length.isdigit() and int(length) > self.limits.body
         if large and "expect" in headers:  # the client sends the body after it is told to continue
             raise _too_large(self.limits)
-        from starlette.requests import ClientDisconnect
-
         parts, size = [], 0
         try:
             async with asyncio.timeout(self._remaining(request)):
@@ -467,8 +461,6 @@ class _Routes:
         self, request: Request, answered: Answered, write: Callable[[], bytes], media_type: str
     ) -> Response:
         """Return a response whose body is written in turn with the scans if it is large."""
-        from starlette.responses import Response, StreamingResponse
-
         answer, most = answered.answer, self.limits.body
         size = len(answered.hits) if answer is None else len(answer)
         if answer is not None and isinstance(table := answer.table, EvidenceRows):
@@ -547,14 +539,10 @@ def _dump(value: object) -> bytes:
 
 
 def _json(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    from starlette.responses import Response
-
     return Response(_dump(value), status, headers, media_type=_JSON)
 
 
 def _error(error: RequestError, kind: str = "ServerError") -> Response:
-    from starlette.responses import Response
-
     return Response(error_bytes(str(error), kind), error.status, error.headers, media_type=_JSON)
 
 

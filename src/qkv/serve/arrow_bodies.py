@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import types
 
 from qkv.encoders.arrow_columns import to_python
 from qkv.errors import QueryError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["MEDIA_TYPE", "read_queries"]
 
@@ -38,8 +36,6 @@ def read_queries(body: bytes, names: Sequence[str], most: int) -> list[object]:
         QueryError: The body is no valid Arrow stream, is compressed, or has too many rows, other columns or a type
             that no query has.
     """
-    import pyarrow as pa
-
     if not body:
         raise _refused("an empty body")
     try:
@@ -97,8 +93,6 @@ def _choose(schema: pa.Schema, names: Sequence[str]) -> list[int]:
 
 
 def _is_allowed(type_: pa.DataType) -> bool:
-    from pyarrow import types
-
     if types.is_fixed_size_list(type_) or types.is_list(type_) or types.is_large_list(type_):
         return bool(types.is_integer(type_.value_type) or types.is_floating(type_.value_type))
     if types.is_dictionary(type_):
@@ -110,8 +104,6 @@ def _is_allowed(type_: pa.DataType) -> bool:
 
 def _text_size(column: pa.Array) -> int:
     """Return how many bytes the texts of a column have, each counted as often as a row has it."""
-    from pyarrow import types
-
     type_ = column.type
     if types.is_string_view(type_):
         views = column.buffers()[1]

@@ -5,23 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+import httpx
 
 from qkv import errors
 from qkv.core.checks import describe
-from qkv.core.extras import require_packages
+from qkv.database.answer import Answer
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.keys.queries import display_form, split_queries
 from qkv.errors import KindError, QkvError, ServerError
 from qkv.serve.answers import EXACT, read_exact
 from qkv.serve.typed_json import encode
 
-if TYPE_CHECKING:
-    import httpx
-
-    from qkv.database.answer import Answer
-
 __all__ = ["Client"]
+
+_JSON = "application/json"
 
 
 @dataclass(frozen=True)
@@ -73,9 +72,6 @@ class Client:
     version: int | None
 
     def __init__(self, url: str, *, token: str | None = None, timeout: float = 60.0) -> None:
-        require_packages("the client needs", "serve", "httpx", "pyarrow")
-        import httpx
-
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         # Proxies of the environment are for other hosts, and would see the token.
         self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
@@ -141,11 +137,8 @@ class Client:
             ServerError: The server cannot be reached or refuses the request; `status` is that of HTTP.
         """
         limits = min_similarity, max_distance
-        options = _sent_options(
-            AskOptions(score, normalizer, None, where, top, *limits, seed, None, on_bad_query, aggregate, printed)
-        )
-        given, body = self._question(queries, options)
-        response = self._send("POST", "/ask", body, EXACT)
+        options = AskOptions(score, normalizer, None, where, top, *limits, seed, None, on_bad_query, aggregate, printed)
+        given, response = self._send_question("/ask", queries, options, EXACT)
         answer, self.version = read_exact(response.content, given)
         return answer
 
@@ -166,11 +159,9 @@ class Client:
     ) -> str:
         """Answer queries, and return the plan by which the server did it, as text. The arguments are those of `ask`."""
         limits = min_similarity, max_distance
-        options = _sent_options(
-            AskOptions(score, normalizer, None, where, top, *limits, seed, None, on_bad_query, aggregate, printed)
-        )
-        _, body = self._question(queries, options)
-        return str(self._send("POST", "/explain", body).json()["plan"])
+        options = AskOptions(score, normalizer, None, where, top, *limits, seed, None, on_bad_query, aggregate, printed)
+        _, response = self._send_question("/explain", queries, options)
+        return str(response.json()["plan"])
 
     def search(
         self,
@@ -216,23 +207,24 @@ class Client:
 
     # -- private ----------------------------------------------------------------------------------------
 
-    def _question(self, queries: object, options: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
-        """Return the queries as answers show them, and the fields of the request."""
-        if options["on_bad_query"] == "report" and isinstance(queries, list):
+    def _send_question(
+        self, path: str, queries: object, options: AskOptions, accept: str = _JSON
+    ) -> tuple[tuple[object, ...], httpx.Response]:
+        """Return the queries as answers show them, and the response to them; see `_send`."""
+        if options.on_bad_query == "report" and isinstance(queries, list):
             given, single = list(queries), False
         else:
             given, single = split_queries(queries, self._columns)  # type: ignore[arg-type]
         shown = tuple(display_form(query, self.key) for query in given)
         sent = [encode(query) for query in given]
-        return shown, {"query": sent[0], **options} if single else {"queries": sent, **options}
+        asked = {"query": sent[0]} if single else {"queries": sent}
+        return shown, self._send("POST", path, asked | _sent_options(options), accept)
 
-    def _send(self, method: str, path: str, fields: object = None, accept: str = "application/json") -> httpx.Response:
+    def _send(self, method: str, path: str, fields: object = None, accept: str = _JSON) -> httpx.Response:
         """Return the response to a request; raise the error that it names."""
-        import httpx
-
         headers, body = {"Accept": accept}, None
         if fields is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = _JSON
             body = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
         try:
             response = self._http.request(method, path, content=body, headers=headers)

@@ -12,18 +12,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from qkv.core.progress import checkpoint, with_check
+from qkv.database.answer import Answer
 from qkv.database.io.duckdb_file import interrupt_thread
 from qkv.database.io.predicates import PredicateProcess
+from qkv.database.protocol import Queryable
 from qkv.database.relations.answer_relation import samples
 from qkv.database.storage.stored import StoredDatabase
 from qkv.encoders.arrow_columns import to_records
 from qkv.errors import DamagedStoreError, DataError, OptionError, QkvError, QueryError
-from qkv.serve.evidence_rows import EvidenceRows
+from qkv.serve.answers import EvidenceRows
 from qkv.serve.questions import Question, Search, Work
 
 if TYPE_CHECKING:
-    from qkv.database.answer import Answer
-    from qkv.database.protocol import Queryable
     from qkv.search.hits import Hit
     from qkv.search.index import Index
 

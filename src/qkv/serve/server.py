@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from qkv.core.extras import require_packages
+import uvicorn
+
 from qkv.errors import OptionError
 from qkv.serve.app import create_app
 from qkv.serve.limits import Limits
 from qkv.serve.tokens import check_address, is_loopback
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from qkv.serve.served_store import ServedStore
 
 __all__ = ["run_server", "serve_in_thread"]
@@ -105,34 +104,32 @@ def serve_in_thread(
         listener.close()
 
 
+class _Server(uvicorn.Server):
+    """A server that ends normally after SIGTERM; that of uvicorn raises the signal again, like a crash."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        names = (signal.SIGINT, signal.SIGTERM)
+        before = {name: signal.signal(name, self.handle_exit) for name in names}
+        try:
+            yield
+        finally:
+            for name, handler in before.items():
+                signal.signal(name, handler)
+
+
 def _create(
     served: ServedStore, host: str, port: int, token: str | None, limits: Limits
 ) -> tuple[uvicorn.Server, socket.socket, str]:
     """Return a server that does not run yet, its socket, which listens, and its address."""
-    require_packages("serving needs", "serve", "starlette", "uvicorn", "prometheus_client")
     check_address(host, token)
     listener = _listen(host, port)
     port = listener.getsockname()[1]
     named = f"[{host}]" if ":" in host else host
     hosts = {f"{name}:{port}" for name in (named, "127.0.0.1", "localhost", "[::1]")} if is_loopback(host) else None
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        """A server that ends normally after SIGTERM; that of uvicorn raises the signal again, like a crash."""
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            if threading.current_thread() is not threading.main_thread():
-                yield
-                return
-            names = (signal.SIGINT, signal.SIGTERM)
-            before = {name: signal.signal(name, self.handle_exit) for name in names}
-            try:
-                yield
-            finally:
-                for name, handler in before.items():
-                    signal.signal(name, handler)
-
     config = uvicorn.Config(
         create_app(served, limits=limits, token=token, hosts=hosts),
         log_level="warning",
@@ -143,7 +140,7 @@ def _create(
         # Requests end by themselves after this time.
         timeout_graceful_shutdown=int(limits.seconds) + 1,
     )
-    return Server(config), listener, f"http://{named}:{port}"
+    return _Server(config), listener, f"http://{named}:{port}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from qkv.core.cell_kinds import plain_scalar
 from qkv.core.nanoseconds import nanoseconds_below, plain_time, with_nanoseconds
 from qkv.core.untrusted_json import NUMBERS
-from qkv.encoders.arrow_columns import plain_scalar
 from qkv.errors import QueryError
 
 __all__ = ["decode", "encode"]

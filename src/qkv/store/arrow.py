@@ -21,9 +21,9 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.progress import Progress, track
 from qkv.core.typing import Bool
@@ -47,10 +47,6 @@ from qkv.store.manifest import (
     write,
 )
 from qkv.store.remote_rows import RemoteRows
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 __all__ = ["ArrowStore", "FAN_IN", "first_merged", "read_block"]
 
@@ -294,8 +290,6 @@ class ArrowStore(Store):
         start = first_merged(files)
         if start == len(files) or any(file.name not in self._mapped for file in files[start:]):
             return
-        import pyarrow as pa
-
         try:
             tables = [read_block(self._mapped[file.name]).present_rows() for file in files[start:]]
             merged = self._write_rows(row_files.split_tables([pa.concat_tables(tables)]))
@@ -340,15 +334,11 @@ class ArrowStore(Store):
         return True
 
     def _with_deleted_rows(self, row_file: RowFile, present: Bool[np.ndarray, " rows"]) -> RowFile:
-        import pyarrow as pa
-
         table = pa.table({"row": np.flatnonzero(~present).astype(np.uint32)})
         (deleted,) = self._write_rows([table])
         return replace(row_file, deleted=deleted)
 
     def _compact(self, progress: Progress | None) -> None:
-        import pyarrow as pa
-
         done: list[RowFile] = []
         small: list[RowFile] = []
         tables: list[pa.Table] = []

@@ -7,14 +7,12 @@ memory of other objects, which crashes the process or shows their contents.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from qkv.core.printable import first_line
 from qkv.errors import DamagedError
 from qkv.store.object_client import Folder
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["arrow_problem", "map_file", "parse_schema", "parse_table"]
 
@@ -26,8 +24,6 @@ def map_file(path: Folder) -> pa.Buffer:
 
     An object of an object store is read.
     """
-    import pyarrow as pa
-
     if not isinstance(path, Path):
         return pa.py_buffer(path.read_bytes())
     if not path.stat().st_size:
@@ -48,8 +44,6 @@ def parse_table(data: pa.Buffer, name: str, *, validate: bool = True, remedy: st
     Raises:
         DamagedError: the bytes are no Arrow file, or a check fails.
     """
-    import pyarrow as pa
-
     try:
         try:
             table = pa.ipc.open_file(data).read_all()
@@ -85,8 +79,6 @@ def parse_schema(data: bytes, name: str) -> pa.Schema:
     Raises:
         DamagedError: the bytes are no schema, or two columns have the same name.
     """
-    import pyarrow as pa
-
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(data))
         names = schema.names

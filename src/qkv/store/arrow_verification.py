@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import pyarrow as pa
 
 from qkv.core.container import container_problem
 from qkv.core.progress import Progress, track
@@ -17,9 +19,6 @@ from qkv.store.block import Damage, Verification, problem_of, verify_repeatedly
 from qkv.store.history import Chain, read_chain, resolve
 from qkv.store.manifest import Manifest, RowFile, manifest_path
 from qkv.store.object_client import Folder
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["FileUse", "cache_damages", "file_uses", "unreadable_versions", "verify_arrow"]
 

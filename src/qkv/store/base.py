@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.cell_kinds import cell_kind
 from qkv.core.checks import check_choice
@@ -23,10 +24,6 @@ from qkv.errors import DamagedStoreError, DataError, OptionError
 from qkv.store.block import Block, Damage, Version, unread_text
 from qkv.store.locking import writer_lock
 from qkv.store.object_client import ObjectPath
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 __all__ = ["BlockSelector", "cast_table", "fit_table", "Metadata", "RowPredicate", "Store"]
 
@@ -40,8 +37,6 @@ def fit_table(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
     Raises:
         DataError: A column is missing or unknown, or its cells do not fit the type.
     """
-    import pyarrow as pa
-
     given, expected = set(table.column_names), set(schema.names)
     if given != expected:
         lacking = ", ".join(sorted(expected - given)) or "none"
@@ -74,9 +69,6 @@ def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
             raise ValueError(f"cells of {given.name} have the type {given.type} instead of {wanted.type}")
     return table.cast(schema)
 
-
-_FEW = 8
-"""Maximum number of rows for which slicing each row is faster than `Table.take`."""
 
 Metadata: TypeAlias = dict[str, Any]
 """Values of JSON types, by name."""
@@ -273,8 +265,6 @@ class Store(ABC):
 
         The indices do not count deleted rows.
         """
-        import pyarrow as pa
-
         starts = np.concatenate([[0], np.cumsum(self.block_lengths())])
         places = np.searchsorted(rows, starts)
         parts = [
@@ -286,8 +276,6 @@ class Store(ABC):
 
     def empty(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return a pyarrow table without rows that has the given columns, or all columns if `columns` is None."""
-        import pyarrow as pa
-
         names = self.schema.names if columns is None else columns
         return pa.schema([self.schema.field(name) for name in names]).empty_table()
 
@@ -328,8 +316,6 @@ class Store(ABC):
 
     def to_table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return all rows of the open version as one pyarrow table. Blocks without deleted rows are not copied."""
-        import pyarrow as pa
-
         return pa.concat_tables([block.present_rows() for block in self.blocks(columns)] or [self.empty(columns)])
 
     def clear_cache(self) -> None:
@@ -346,15 +332,7 @@ class Store(ABC):
         self, parts: list[tuple[str, Int[np.ndarray, " n"]]], columns: Sequence[str] | None
     ) -> Iterator[pa.Table]:
         """Yield tables of some rows of blocks, given by the names of blocks and indices that skip deleted rows."""
-        import pyarrow as pa
-
-        for name, inside in parts:
-            block = self.block(name, columns)
-            own = inside if block.present is None else np.flatnonzero(block.present)[inside]
-            if len(own) > _FEW:
-                yield block.table.take(pa.array(own))
-            else:
-                yield from (block.table.slice(int(row), 1) for row in own)
+        return (self.block(name, columns).take(inside) for name, inside in parts)
 
     @abstractmethod
     def _numbers(self) -> list[int]:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path, PurePath, PurePosixPath
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import IO, TypeVar
+
+import pyarrow as pa
 
 from qkv.core.checks import check_choice
 from qkv.core.files import check_writable, write_atomic
@@ -23,9 +25,6 @@ from qkv.store.base import Store
 from qkv.store.locations import Location, StorageOptions, locate
 from qkv.store.object_client import Folder
 from qkv.store.opening import create
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["check_exportable", "copy", "export"]
 
@@ -173,8 +172,6 @@ def _merged(
     store: Store, columns: Sequence[str] | None, progress: Progress | None, task: str = "copying"
 ) -> Iterator[pa.Table]:
     """Yield the rows of a store without deleted rows, with small blocks merged to tables of about 32 MiB."""
-    import pyarrow as pa
-
     pending: list[pa.Table] = []
     source = store.blocks(columns)
     for _ in track(range(len(store.block_lengths())), task, progress):
@@ -190,8 +187,6 @@ def _merged(
 @contextmanager
 def _writer(target: Path, schema: pa.Schema, stream: IO[bytes]) -> Iterator[Callable[[pa.Table], object]]:
     """Yield a function that writes a table to a stream in the format of a file's suffix."""
-    import pyarrow as pa
-
     try:
         if target.suffix.lower() == ".parquet":
             from pyarrow import parquet
@@ -211,7 +206,6 @@ def _writer(target: Path, schema: pa.Schema, stream: IO[bytes]) -> Iterator[Call
 
 def _require_parquet(schema: pa.Schema, target: Path) -> None:
     """Raise a `DataError` if Parquet changes the type of a column."""
-    import pyarrow as pa
     from pyarrow import parquet
 
     for column in schema:
@@ -232,8 +226,6 @@ def _require_parquet(schema: pa.Schema, target: Path) -> None:
 
 def _require_vectors(table: pa.Table, target: Path) -> None:
     """Raise a `DataError` if a fixed-size list is missing that pyarrow before version 26 cannot read from Parquet."""
-    import pyarrow as pa
-
     if int(pa.__version__.split(".")[0]) >= 26:
         return
     for column in table.schema:

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+import pyarrow as pa
+
 from qkv.core.files import atomic_path, fsync
 from qkv.errors import StoreFullError
 from qkv.store.object_client import Folder
 
 if TYPE_CHECKING:
     import mmap
-
-    import pyarrow as pa
 
     Bytes: TypeAlias = bytes | memoryview | mmap.mmap | pa.Buffer
 

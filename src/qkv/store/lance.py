@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.progress import Progress, track
 from qkv.core.typing import Int
@@ -57,7 +58,6 @@ from qkv.store.lance_repairing import verify_lance
 
 if TYPE_CHECKING:
     import lance
-    import pyarrow as pa
     from lance.fragment import FragmentMetadata, LanceFragment
 
 __all__ = ["LanceStore", "is_lance", "import_lance"]

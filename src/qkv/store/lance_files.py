@@ -9,6 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from qkv.core.extras import import_optional
 from qkv.core.files import fsync
 from qkv.core.printable import first_line
@@ -20,7 +22,6 @@ from qkv.store.row_files import size_problem
 
 if TYPE_CHECKING:
     import lance
-    import pyarrow as pa
     from lance.fragment import FragmentMetadata, LanceFragment
 
 __all__ = [
@@ -101,8 +102,6 @@ def raise_interrupt(error: BaseException) -> None:
 @contextmanager
 def translate_errors(path: Path) -> Iterator[None]:
     """Raise a `StoreFullError` or `DamagedStoreError` in place of errors of Lance for a full disk or a missing file."""
-    import pyarrow as pa
-
     try:
         yield
     except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:

@@ -19,7 +19,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from qkv.core.checksums import checksum, digest
 from qkv.core.untrusted_json import Fields, parse_json, read_bounded
@@ -28,9 +29,6 @@ from qkv.store.base import Metadata
 from qkv.store.block import Version, missing_version, older_version, problem_of
 from qkv.store.disk import sync_folder, write_synced
 from qkv.store.object_client import Folder, ObjectPath
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = [
     "exists",

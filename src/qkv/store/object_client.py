@@ -21,10 +21,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import pyarrow as pa
+
 from qkv.errors import DamagedError, QkvError, StorageError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from obstore.store import ObjectStore
 
 

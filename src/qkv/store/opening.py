@@ -12,6 +12,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from qkv.core.checks import check_choice
 from qkv.core.files import check_creatable, exchange_folders, make_folders
 from qkv.core.progress import Progress
@@ -37,7 +39,6 @@ from qkv.store.repairing import DAMAGED, Repair, repair_arrow
 
 if TYPE_CHECKING:
     import filelock
-    import pyarrow as pa
 
 _PART = ".part"
 

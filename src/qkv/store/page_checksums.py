@@ -25,19 +25,17 @@ import base64
 import binascii
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import types
 
 from qkv.core.checksums import checksum
 from qkv.core.typing import Bool, Int
 from qkv.core.untrusted_json import Fields
 from qkv.errors import DamagedError
 from qkv.store.manifest import RowFile, seal, unseal
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 __all__ = ["check_rows", "PAGE", "page_count", "PageChecksums", "PagedFile", "read_columns", "require_rows", "runs"]
 
@@ -55,8 +53,6 @@ def buffer_places(data: pa.Buffer) -> tuple[tuple[Place, ...], ...]:
     Args:
         data: the bytes of the file, which has one batch.
     """
-    import pyarrow as pa
-
     table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
     return tuple(_places(column, data) for column in table.columns)
 
@@ -75,8 +71,6 @@ def _places(column: pa.ChunkedArray, data: pa.Buffer) -> tuple[Place, ...]:
 
 def _buffer_count(type_: pa.DataType) -> int | None:
     """Return the number of buffers of a column of a type, or None for a type that is read as a whole."""
-    from pyarrow import types
-
     if types.is_boolean(type_):
         return 2
     if _is_text(type_):
@@ -89,14 +83,10 @@ def _buffer_count(type_: pa.DataType) -> int | None:
 
 
 def _is_text(type_: pa.DataType) -> bool:
-    from pyarrow import types
-
     return bool(types.is_string(type_) or types.is_binary(type_) or _is_large(type_))
 
 
 def _is_large(type_: pa.DataType) -> bool:
-    from pyarrow import types
-
     return bool(types.is_large_string(type_) or types.is_large_binary(type_))
 
 
@@ -106,8 +96,6 @@ def check_rows(table: pa.Table, rows: Int[np.ndarray, " n"]) -> None:
     Raises:
         DamagedError: A buffer is shorter than its column, or a text is not in its buffer.
     """
-    import pyarrow as pa
-
     for column in table.columns:
         try:
             column.validate()
@@ -143,8 +131,6 @@ def require_rows(
 
 
 def _spans(type_: pa.DataType, places: Sequence[Place], rows: Int[np.ndarray, " n"]) -> Iterator[Span]:
-    from pyarrow import types
-
     yield from _ranges(places[0], rows // 8, 1)
     if types.is_fixed_size_list(type_):
         size = type_.list_size
@@ -209,8 +195,6 @@ class PageChecksums:
     @classmethod
     def of(cls, data: bytes | memoryview | pa.Buffer, columns: int) -> PageChecksums:
         """Return the checksums of the pages of the bytes of an Arrow file with a number of columns."""
-        import pyarrow as pa
-
         view = memoryview(data).cast("B")
         checks = [checksum(view[start : start + PAGE]) for start in range(0, len(view), PAGE)]
         needed = tuple(_pages_of(view, column) for column in range(columns))
@@ -378,8 +362,6 @@ def read_columns(file: object, columns: Sequence[int]) -> pa.Table:
         file: an object with the methods of a file that is opened in binary mode.
         columns: the indices of the columns.
     """
-    import pyarrow as pa
-
     options = pa.ipc.IpcReadOptions(included_fields=sorted(columns), use_threads=False)
     return pa.ipc.open_file(pa.PythonFile(file, "r"), options=options).read_all()
 

@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.checksums import checksum, digest
 from qkv.core.files import user_cache
@@ -41,10 +42,6 @@ from qkv.store.manifest import Manifest, RowFile, manifest_path, numbers, read_r
 from qkv.store.object_client import ObjectPath, Traffic
 from qkv.store.page_checksums import PAGE, PageChecksums
 from qkv.store.remote_rows import PAGES, RemoteRows, pages_name
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 __all__ = ["RemoteStore"]
 
@@ -202,8 +199,6 @@ class RemoteStore(ArrowStore):
     def _take_parts(
         self, parts: list[tuple[str, Int[np.ndarray, " n"]]], columns: Sequence[str] | None
     ) -> Iterator[pa.Table]:
-        import pyarrow as pa
-
         names = tuple(self.schema.names if columns is None else columns)
 
         def take(part: tuple[str, Int[np.ndarray, " n"]]) -> pa.Table:

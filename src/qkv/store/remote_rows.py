@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.checksums import checksum
 from qkv.core.printable import first_line
@@ -29,9 +29,6 @@ from qkv.store.page_checksums import (
     runs,
 )
 from qkv.store.row_files import deleted_schema, present_without, size_problem
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["PAGES", "RemoteRows", "pages_name"]
 
@@ -121,8 +118,6 @@ class RemoteRows:
             return None
         with self._translate_damage():
             by_page = self._take(pages, rows, by_row)
-        import pyarrow as pa
-
         others = self.table([self._schema.field(index).name for index in whole]).take(pa.array(rows)) if whole else None
         names = list(columns)
         found = {
@@ -131,8 +126,6 @@ class RemoteRows:
         return pa.table([found[name] for name in names], schema=pa.schema([self._schema.field(name) for name in names]))
 
     def _take(self, pages: PageChecksums, rows: Int[np.ndarray, " n"], indices: list[int]) -> pa.Table:
-        import pyarrow as pa
-
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self.file.rows:
             raise DamagedError(f"no row {int(rows.max()):,} of {self.file.rows:,}")
         view = np.zeros(self.file.size, np.uint8).data

@@ -19,9 +19,9 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.checksums import checksum
 from qkv.core.progress import Progress, track
@@ -37,10 +37,6 @@ from qkv.store.disk import sync_folder, write_synced
 from qkv.store.history import NEWEST, Chain, find_linked_history, read_chain, resolve, write_newest
 from qkv.store.locking import writer_lock
 from qkv.store.manifest import Link, Manifest, RowFile, manifest_path, numbers, write
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 __all__ = ["Aside", "DAMAGED", "Repair", "repair_arrow", "without_attached"]
 
@@ -76,8 +72,6 @@ class Recovery:
         Returns:
             The indices of these rows in the file, in ascending order, and the rows.
         """
-        import pyarrow as pa
-
         use = self._uses[name]
         indices, tables = [np.zeros(0, np.int64)], [self._schema.empty_table()]
         if name not in self._visited:  # a file whose recovery led here does not help
@@ -123,8 +117,6 @@ class Recovery:
 
     def _slice(self, manifest: Manifest, start: int, stop: int) -> tuple[Int[np.ndarray, " n"], pa.Table]:
         """Return the known rows of a version from `start` to `stop`, and their indices relative to `start`."""
-        import pyarrow as pa
-
         indices, tables, first = [np.zeros(0, np.int64)], [self._schema.empty_table()], 0
         for file in manifest.row_files:
             low, high = max(start - first, 0), min(stop - first, file.present_rows)

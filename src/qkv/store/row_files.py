@@ -8,9 +8,9 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.checksums import checksum
 from qkv.core.typing import Bool
@@ -21,10 +21,6 @@ from qkv.store.block import Damage, RunningCheck, problem_of
 from qkv.store.disk import sync_folder, write_synced
 from qkv.store.manifest import RowFile
 from qkv.store.object_client import Folder
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 __all__ = [
     "BYTES",
@@ -116,8 +112,6 @@ def _write_file(folder: Path, table: pa.Table, written: list[Path]) -> RowFile:
 
 def serialize(table: pa.Table) -> pa.Buffer:
     """Return the bytes of a file of rows."""
-    import pyarrow as pa
-
     sink = pa.BufferOutputStream()
     # One batch, so that each column is contiguous in memory.
     with pa.ipc.new_file(sink, table.schema) as writer:
@@ -248,8 +242,6 @@ def _parse_rows(data: pa.Buffer, file: RowFile, schema: pa.Schema, validate: boo
 
 def deleted_schema() -> pa.Schema:
     """Return the schema of the files with the indices of deleted rows."""
-    import pyarrow as pa
-
     return pa.schema({"row": pa.uint32()})
 
 

@@ -131,7 +131,7 @@ def test_a_mask_a_sum_and_the_options_that_run_in_one_process_are_answered(folde
 @pytest.mark.parametrize("workers", [1, 50])
 def test_the_answer_does_not_depend_on_the_number_of_workers(folder, workers, monkeypatch):
     one, many = both(folder)
-    monkeypatch.setattr(many._executor(), "scheduler", Scheduler(LocalWorker, workers, "workers"))
+    monkeypatch.setattr(many._executor, "scheduler", Scheduler(LocalWorker, workers, "workers"))
     assert_same(many.ask([(0.1, 0.2)]), one.ask([(0.1, 0.2)]))
 
 
@@ -140,7 +140,7 @@ def test_a_dead_worker_is_replaced_and_the_answer_is_equal_to_the_last_bit(folde
     expected = many.ask([(0.1, 0.2), (0.3, 0.4)])
     deaths = [True, False, True, True, False, True]
     dying = Scheduler(lambda: LocalWorker(deaths), 3, "workers")
-    monkeypatch.setattr(many._executor(), "scheduler", dying)
+    monkeypatch.setattr(many._executor, "scheduler", dying)
     got = many.ask([(0.1, 0.2), (0.3, 0.4)])
     assert dying.replaced == 4
     assert (got.value, got.standard_error, got.rows) == (expected.value, expected.standard_error, expected.rows)
@@ -165,7 +165,7 @@ def test_results_of_many_workers_are_merged_in_a_tree_and_read_again_if_they_are
                 raise LostResultError
             return result
 
-    monkeypatch.setattr(many._executor(), "scheduler", Scheduler(Losing, workers, "workers"))
+    monkeypatch.setattr(many._executor, "scheduler", Scheduler(Losing, workers, "workers"))
     whole = many.ask([(0.1, 0.2), (0.3, 0.4)])
     assert_same(whole, expected)
     assert len(merged) > 2
@@ -180,7 +180,7 @@ def test_results_of_many_workers_are_merged_in_a_tree_and_read_again_if_they_are
 def test_a_task_that_ends_every_worker_is_given_up(folder, monkeypatch):
     monkeypatch.setattr(scheduler, "_MOST_ATTEMPTS", 3)
     _, many = both(folder)
-    monkeypatch.setattr(many._executor(), "scheduler", Scheduler(lambda: LocalWorker([True]), 2, "workers"))
+    monkeypatch.setattr(many._executor, "scheduler", Scheduler(lambda: LocalWorker([True]), 2, "workers"))
     with pytest.raises(RefusedError, match="3 workers died one after another"):
         many.ask([(0.1, 0.2)])
 
@@ -229,7 +229,7 @@ class _OddError(ValueError):
 def test_an_error_of_any_kind_reaches_the_caller_and_does_not_end_the_worker(folder, monkeypatch):
     _, many = both(folder)
     local = Scheduler(LocalWorker, 2, "workers")
-    monkeypatch.setattr(many._executor(), "scheduler", local)
+    monkeypatch.setattr(many._executor, "scheduler", local)
     with pytest.raises(RefusedError, match="_OddError: broken"):
         many.ask([(0.1, 0.2)], score=scores.Custom(_break))
     reply = pickle.loads(FragmentWorker().run(b"cno_such_module\nname\n."))
@@ -283,7 +283,7 @@ def test_a_query_that_is_interrupted_leaves_no_reply_to_the_next_one(folder, mon
             return self.replies.pop(0)
 
     interruptions = [True, False]
-    monkeypatch.setattr(many._executor(), "scheduler", Scheduler(Queueing, 3, "workers"))
+    monkeypatch.setattr(many._executor, "scheduler", Scheduler(Queueing, 3, "workers"))
     with pytest.raises(KeyboardInterrupt):
         many.ask([(1.0, -1.0)])
     assert many.ask([(0.1, 0.2)]).value == expected.value
@@ -372,7 +372,7 @@ def test_workers_with_a_gpu_multiply_the_vectors_there_that_fit(tmp_path, kept, 
             return result
 
     monkeypatch.setattr(worker, "DeviceProducts", Products)
-    monkeypatch.setattr(many._executor(), "scheduler", Scheduler(lambda: LocalWorker(device="cpu"), 1, "workers"))
+    monkeypatch.setattr(many._executor, "scheduler", Scheduler(lambda: LocalWorker(device="cpu"), 1, "workers"))
     for score in (scores.Gaussian(0.5), scores.Cosine(), scores.ScaledDot()):
         for queries in ([[1.0] * 6], [[1.0] * 6, [0.5, -1, 0, 0, 1, 2]]):
             assert_same(many.ask(queries, score=score), one.ask(queries, score=score), 3e-6)

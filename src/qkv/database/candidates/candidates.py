@@ -7,10 +7,11 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.checks import check_integers
 from qkv.core.progress import report
@@ -18,24 +19,18 @@ from qkv.core.typing import Bool, Int, Shaped
 from qkv.database.answer import Entry
 from qkv.database.candidates.recall import CandidatePlan, Recall
 from qkv.database.candidates.vector_indexes import LanceIndex, VectorIndex, wrap_index
-from qkv.database.execute.aggregates import aggregator_for
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.base import Executor
-from qkv.database.execute.in_memory import attend_to_rows
+from qkv.database.execute.in_memory import attend_to_some
 from qkv.database.execute.row_reader import StoredRows
+from qkv.database.keys.comparisons import Comparison
 from qkv.database.keys.queries import Queries
 from qkv.errors import DataError, OptionError
 from qkv.masks import AllowedPairs
+from qkv.normalizers.base import Normalizer
 from qkv.plan.cost import counted
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from qkv.database.keys.comparisons import Comparison
-    from qkv.normalizers.base import Normalizer
-    from qkv.plan.plan import Plan
-    from qkv.store import Store
-
+from qkv.plan.plan import Plan
+from qkv.store import Store
 
 __all__ = ["Candidates"]
 
@@ -189,8 +184,6 @@ def map_labels(
 
 def _read_ids(table: pa.Table | StoredRows, id: str) -> Int[np.ndarray, " rows"]:
     """Return the cells of a column of whole numbers; the smallest number in place of missing cells."""
-    import pyarrow as pa
-
     if id not in table.column_names:
         raise DataError(f"id must be a column of the table, got {id!r}. Its columns: {', '.join(table.column_names)}.")
     if isinstance(table, StoredRows):
@@ -390,10 +383,8 @@ class Candidates:
                 # Attention needs a row, from which the mask takes the weight.
                 rows, allowed = np.zeros(1, np.int64), np.zeros((len(group), 1), bool)
                 columns = executor.read_rows(rows)
-            values, every = aggregator_for(columns[-1], executor.votes), np.ones(len(rows), bool)
-            own, masked = comparison.with_rows(columns[:-1]), replace(wide, mask=AllowedPairs(allowed))
-            found, plan = attend_to_rows(group, own, normalizer, values, every, masked, calibration)
-            found = [entry.at(rows) for entry in found]
+            masked = replace(wide, mask=AllowedPairs(allowed)), calibration
+            found, plan = attend_to_some(group, comparison, normalizer, rows, columns, executor.votes, *masked)
             for place in np.flatnonzero(~allowed.any(axis=1) & ~group.missing).tolist():
                 found[place] = Entry(found[place].query, False, reason=_NO_CANDIDATE)
             entries += found

@@ -19,15 +19,15 @@ from qkv.core.typing import Int, Shaped
 from qkv.database.answer import Answer
 from qkv.database.cluster.scheduler import Scheduler
 from qkv.database.cluster.task import FragmentRows, FragmentTask, ScanTask, StoreVersion
+from qkv.database.execute.aggregates import value_sums
 from qkv.database.execute.ask_options import AskOptions
-from qkv.database.execute.partial_sums import Accumulator, PartialSums, value_sums
+from qkv.database.execute.partial_sums import Accumulator, PartialSums
 from qkv.database.execute.row_lists import FRAGMENT_ROWS
 from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.execute.streamed import StreamedCall, StreamedExecutor
 from qkv.database.partials.arrow_format import normalizer_record
 from qkv.database.partials.functions import check_mergeable
 from qkv.database.partials.query_partial import QueryPartial, Subject
-from qkv.database.storage.remote_answers import with_missing
 from qkv.errors import DamagedStoreError, QkvError
 from qkv.plan.cost import counted
 from qkv.store import Store
@@ -169,7 +169,7 @@ class ClusterExecutor(StreamedExecutor):
         answer = super().ask(queries, options)
         if not self.unreadable:
             return answer
-        return with_missing(answer, self._unreadable_note())
+        return answer.with_missing(self._unreadable_note())
 
     def _unreadable_note(self) -> str:
         lost = sum(self.fragments[index].rows for index in self.unreadable)

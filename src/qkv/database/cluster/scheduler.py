@@ -17,14 +17,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from qkv.database.cluster.task import FragmentTask, ScanTask, merge_replies, serialize
+from qkv.database.cluster.task import FragmentCall, FragmentTask, merge_replies, serialize
 from qkv.errors import RefusedError
 from qkv.store import StorageOptions
-
-if TYPE_CHECKING:
-    from qkv.database.cluster.fragment_calls import FragmentCall
 
 __all__ = ["FAN_IN", "LostResultError", "Scheduler", "Worker", "WorkerDiedError", "divide"]
 
@@ -112,7 +109,7 @@ class Scheduler:
         self.workers: list[Worker | None] = [None] * workers
         self._locks = [threading.Lock() for _ in range(workers)]
 
-    def call(self, task: ScanTask | FragmentCall, fragments: Sequence[FragmentTask]) -> tuple[Any, dict[int, str]]:
+    def call(self, task: FragmentCall, fragments: Sequence[FragmentTask]) -> tuple[Any, dict[int, str]]:
         """Return the merged result of a scan or a call, and the reason for each fragment that cannot be read.
 
         The result is None if no fragment can be read. The error of a worker is raised.

@@ -1,26 +1,52 @@
-"""What a worker receives and returns: a scan of some fragments of a store for a group of queries."""
+"""What a worker receives and returns: a function of some fragments, such as a scan for a group of queries.
+
+A worker prepares a fragment once for a function of its rows, such as the keys of its rows, keeps the result in memory,
+and merges the results of its fragments; the scheduler merges those of all workers.
+"""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.checksums import checksums_wanted
-from qkv.core.typing import Bool, Shaped
+from qkv.core.typing import Bool, Int, Shaped
+from qkv.database.execute.aggregates import value_sums
 from qkv.database.execute.partial_sums import merge_in_tree
+from qkv.database.execute.row_reader import RowTile
 from qkv.database.keys.comparisons import Comparison
-from qkv.database.partials.query_partial import Subject
+from qkv.database.partials.query_partial import QueryPartial, Subject, fragment_partial
 from qkv.encoders.columns import Column
-from qkv.errors import RefusedError
+from qkv.errors import DamagedError, DamagedStoreError, RefusedError
 from qkv.normalizers.base import Normalizer
 from qkv.store import StorageOptions, Store
 
-__all__ = ["FragmentRows", "FragmentTask", "Reply", "ScanTask", "StoreVersion", "merge_replies", "serialize"]
+if TYPE_CHECKING:
+    from qkv.database.cluster.scheduler import Scheduler
+    from qkv.database.cluster.worker import FragmentWorker
+
+__all__ = [
+    "FragmentCall",
+    "FragmentRows",
+    "FragmentTask",
+    "Mergeable",
+    "Reply",
+    "ScanTask",
+    "StoreCall",
+    "StoreFragments",
+    "StoreFunction",
+    "StoreVersion",
+    "merge_replies",
+    "run_call",
+    "serialize",
+]
 
 
 @dataclass(frozen=True)
@@ -80,9 +106,23 @@ class FragmentTask:
     present: Bool[np.ndarray, " rows"] | None
 
 
+class Mergeable(Protocol):
+    """A partial result, which merges with those of other fragments."""
+
+    def merge(self, other: Self) -> Self:
+        """Return the result over the fragments of both."""
+
+
+class FragmentCall(Protocol):
+    """A function of a fragment, which workers run for each of their fragments."""
+
+    def run(self, worker: FragmentWorker, each: FragmentTask) -> Mergeable:
+        """Return the partial result over a fragment, or raise a `DamagedError` or an `OSError`."""
+
+
 @dataclass(frozen=True, eq=False)
 class ScanTask:
-    """A scan for a group of queries, which is the same for all fragments.
+    """A scan for a group of queries, which is the same for all fragments; a `FragmentCall`.
 
     Attributes:
         store: the store.
@@ -107,6 +147,23 @@ class ScanTask:
     folded: bool
     votes: bool
     subject: Subject
+
+    def run(self, worker: FragmentWorker, each: FragmentTask) -> QueryPartial:
+        """Return the partial result of the queries over a fragment."""
+        store, scan = worker.open_store(self.store), worker.scan_of(self)
+        block = store.block(each.fragment.name, self.names)
+        if len(block) != each.fragment.rows:
+            raise DamagedError(f"{each.fragment.name} has {len(block)} rows instead of {each.fragment.rows}")
+
+        def tiles() -> Iterator[RowTile]:
+            for number, start in enumerate(range(0, len(block), self.tile)):
+                stop = min(start + self.tile, len(block))
+                selected = None if each.present is None else each.present[start:stop]
+                place = start, block.rows(start, stop), block, start, store.cache_folder
+                yield RowTile(*place, number not in each.incomplete, selected)
+
+        values = value_sums(scan.value, self.subject.count, self.votes)
+        return fragment_partial(scan, tiles, block.take, self.subject, self.normalizer, values, each.fragment.index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,3 +215,99 @@ def merge_replies(replies: Sequence[bytes]) -> Reply:
         return Reply(None, unreadable, error)
     with ignore_numpy_warnings():
         return Reply(merge_in_tree([each.result for each in found]), unreadable, None, found[0].first)
+
+
+class StoreFunction(Protocol):
+    """A function of the rows of a fragment of a store."""
+
+    @property
+    def name(self) -> str:
+        """The name under which the worker keeps what `prepare` returns."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that are read."""
+
+    def prepare(self, table: pa.Table) -> Any:
+        """Return what is computed once from the rows of a fragment."""
+
+    def run(self, rows: Any, fragment: int) -> Any:
+        """Return the partial result over a fragment."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoreCall:
+    """A `StoreFunction`, with the version of the store that it reads; a `FragmentCall`."""
+
+    store: StoreVersion
+    function: StoreFunction
+
+    def run(self, worker: FragmentWorker, each: FragmentTask) -> Any:
+        """Return the result of the function over a fragment, whose rows are read once."""
+
+        def prepare() -> Any:
+            block = worker.open_store(self.store).block(each.fragment.name, self.function.names)
+            return self.function.prepare(block.rows(0, len(block)))
+
+        index = each.fragment.index
+        return self.function.run(worker.prepared(self.function.name, index, prepare), index)
+
+
+def run_call(scheduler: Scheduler, call: FragmentCall, fragments: Sequence[FragmentRows], source: str) -> Any:
+    """Return the merged result of a call over all fragments.
+
+    Raises:
+        DamagedStoreError: A fragment cannot be read. It is never left out.
+    """
+    result, unreadable = scheduler.call(call, [FragmentTask(each, frozenset(), None) for each in fragments])
+    if unreadable:
+        index, reason = min(unreadable.items())
+        raise DamagedStoreError(
+            f"{len(unreadable)} of {len(fragments)} fragments of {source} could not be read: {fragments[index].name}: "
+            f"{reason}. Restore these files from a copy."
+        )
+    return result
+
+
+class StoreFragments:
+    """The fragments of one version of a store, over which functions run by the workers of a cluster or in this process.
+
+    Args:
+        store: the store; its current version is read.
+        key, value: names of the columns.
+        scheduler: the workers; None: this process.
+    """
+
+    def __init__(self, store: Store, key: tuple[str, ...], value: str, scheduler: Scheduler | None) -> None:
+        self.store, self.key, self.value, self.scheduler = store.snapshot(), key, value, scheduler
+        if self.store.damages:
+            warnings.warn(f"{store.path.name!r}: {store.skipped}", UserWarning, stacklevel=4)
+        self.fragments = FragmentRows.of(self.store)
+
+    def lengths(self) -> list[int]:
+        """Return the number of rows of each fragment."""
+        return [each.rows for each in self.fragments]
+
+    def read(self, names: tuple[str, ...], rows: Int[np.ndarray, " n"] | None = None) -> pa.Table:
+        """Return some columns of all rows, or of the rows with some indices in ascending order."""
+        if rows is not None:
+            return self.store.take(rows, list(names))
+        blocks = [block.rows(0, len(block)) for block in self.store.blocks(list(names))]
+        return pa.concat_tables([self.store.empty(list(names)), *blocks])
+
+    def run(self, function: StoreFunction) -> Any:
+        """Return the merged results of a function over all fragments.
+
+        Raises:
+            DamagedStoreError: A fragment cannot be read.
+        """
+        if self.scheduler is not None:
+            call = StoreCall(StoreVersion.of(self.store, self.scheduler.storage_options), function)
+            return run_call(self.scheduler, call, self.fragments, self.store.path.name)
+        merged: Any = None
+        for each in self.fragments:  # prepared again for each call, as the rows may exceed the memory
+            block = self.store.block(each.name, function.names)
+            with ignore_numpy_warnings():
+                result = function.run(function.prepare(block.rows(0, len(block))), each.index)
+                merged = result if merged is None else merged.merge(result)
+        return merged

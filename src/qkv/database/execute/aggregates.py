@@ -11,48 +11,48 @@ The spread of a vote is that of the one-hot vectors: 0 where all agree, 0.71 whe
 go to the label of the first row with non-zero weight. Deviations are measured from the mean of each query over the
 rows with weight, so that rows without weight do not affect the spread, whatever their scale.
 
-`partial_sums` computes the same over a store, tile by tile.
+`ValueSums` are the sums of these equations over some rows, to which rows are added, and which merge.
 
 Texts, categories and booleans vote, and so do numbers that are read as identifiers (see
-`qkv.database.keys.identifiers`) unless `aggregate` is "mean". Other numbers and timestamps are averaged unless
+`qkv.database.io.identifiers`) unless `aggregate` is "mean". Other numbers and timestamps are averaged unless
 `aggregate` is "vote", and vectors are always averaged.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Self
 
 import numpy as np
+import pyarrow as pa
 
-from qkv.core.typing import Float, Int
+from qkv.core.partial import merge_means, rescale
+from qkv.core.typing import Bool, Float, Int, Num
 from qkv.database.execute.uncertainty import Precision
-from qkv.database.keys.identifiers import identifier_reason
-from qkv.encoders.arrow_columns import to_python
+from qkv.database.io.identifiers import identifier_reason
+from qkv.encoders import arrow_columns
 from qkv.encoders.columns import Column
 from qkv.errors import OptionError
-
-if TYPE_CHECKING:
-    import datetime as dt
-
-    from qkv.normalizers.base import Normalizer
+from qkv.normalizers.base import Normalizer
 
 __all__ = [
     "NO_ROW",
     "Aggregate",
-    "Aggregator",
+    "AverageSums",
     "LineFit",
-    "aggregator_for",
+    "ValueSums",
+    "Values",
+    "VoteSums",
     "average_aggregate",
     "check_average",
-    "first_rows",
     "identifier_note",
     "is_vote",
-    "label_codes",
-    "rounded_deviation",
     "value_reason",
-    "vote_aggregate",
+    "value_sums",
     "votes_by_kind",
 ]
 
@@ -64,8 +64,14 @@ _VOTE_ROUNDING = 1e-13
 # Sums of squares beyond these sizes lose digits or overflow.
 _LARGEST_SQUARE = 1e300
 _SMALLEST_VALUE = 1e-140
+# Rows that are summed in float32; longer sums lose digits.
+_FLOAT32_ROWS = 2**16
+# Sums of squares below it are not computed in float32, which has no numbers below 1e-45.
+_SMALLEST_SQUARE = 1e-30
 NO_ROW = np.iinfo(np.int64).max
 """The first row of a label without a row of non-zero weight."""
+
+_Cells = tuple[Num[np.ndarray, "rows ..."], Bool[np.ndarray, " rows"] | None]
 
 
 @dataclass(frozen=True)
@@ -106,87 +112,291 @@ class Aggregate:
     fit: LineFit | None = None
 
 
-class Aggregator(ABC):
-    """Base class of aggregators, which compute the weighted average or the vote of a value column for each query."""
+@dataclass(frozen=True, eq=False)
+class Values:
+    """The values of some rows, which are averaged or vote.
 
-    votes = False
+    Attributes:
+        column: the values.
+        votes: whether each row votes for its value with its weight, as texts and booleans always do.
+        labels: the number of each label of a vote, which `cells` fills.
+    """
 
-    def __init__(self, column: Column) -> None:
-        self.column = column
+    column: Column
+    votes: bool
+    labels: dict[object, int] = field(default_factory=dict)
 
-    @abstractmethod
-    def matrix(self) -> Float[np.ndarray, "rows n"]:
-        """Return the values as a matrix `(rows, n)`, whose rows the engine sums with the weights of each query.
+    @classmethod
+    def of(cls, column: Column, votes: bool = False) -> Values:
+        """Return the values of a column, which vote if `votes` is True or if they cannot be averaged."""
+        return cls(column, votes or votes_by_kind(column))
 
-        Its last column is 1, so that the last column of the output is the total weight.
+    @cached_property
+    def cells(self) -> Num[np.ndarray, "rows ..."]:
+        """The cells as `ValueSums` adds them: numbers, or the numbers of labels. Missing cells are 0."""
+        return label_codes(self.column, self.labels) if self.votes else self.column.cells
+
+    def targets(self, rows: Int[np.ndarray, " selected"]) -> Float[np.ndarray, "selected n"] | str:
+        """Return the targets of the bandwidth search for some rows, or a text that says why there are none.
+
+        They are the cells as a matrix of at most 16 columns, which have the largest variances; for votes, one-hot
+        columns of the 15 most common values.
         """
+        cells = self.cells[rows]
+        if self.votes:
+            codes, counts = np.unique(cells, return_counts=True)
+            if len(codes) > 0.5 * len(rows):
+                return "the values are nearly all different"
+            common = codes[np.argsort(-counts, kind="stable")[: _MOST_TARGETS - 1]]
+            return np.asarray(cells[:, None] == common[None, :], dtype=np.float64)
+        matrix = cells[:, None] if cells.ndim == 1 else cells
+        if matrix.shape[1] <= _MOST_TARGETS or not len(rows):
+            return np.asarray(matrix[:, :_MOST_TARGETS])
+        widest = np.argsort(-matrix.var(axis=0), kind="stable")[:_MOST_TARGETS]
+        return np.asarray(matrix[:, np.sort(widest)])
+
+    def aggregate(self, weights: Float[np.ndarray, "q rows"]) -> list[Aggregate]:
+        """Return the aggregate of each query under the weights of the rows."""
+        cells, total = self.cells, weights.sum(axis=1, keepdims=True)
+        sums = value_sums(self.column, len(weights), self.votes, self.labels).add(weights, cells, 0)
+        return sums.aggregates(self.column, np.ones_like(total), total)
+
+
+class ValueSums(ABC):
+    """Base class of the weighted sums of the values of some rows for each query."""
+
+    def read(self, table: pa.Table, like: Column, folded: bool, complete: bool) -> _Cells:
+        """Return the values of a tile, and a boolean array that marks missing values (None if there are none).
+
+        Args:
+            table: the rows of the tile.
+            like: some rows of the value column, which give its kind, origin and width.
+            folded: whether texts are folded.
+            complete: whether it is known that no cell is missing.
+        """
+        column = Column.from_table(table, like.name, folded, like)
+        return self._cells(column), column.missing if column.missing.any() else None
+
+    def _cells(self, column: Column) -> Num[np.ndarray, "rows ..."]:
+        return column.cells
 
     @abstractmethod
-    def targets(self, rows: Int[np.ndarray, " selected"]) -> Float[np.ndarray, "selected n"] | str:
-        """Return the targets of the bandwidth search for some rows, or a text that says why there are none."""
+    def rescale(self, factor: Float[np.ndarray, " q"]) -> Self:
+        """Return the sums with all weights multiplied by a factor for each query."""
 
     @abstractmethod
-    def aggregate(self, output: Float[np.ndarray, "q n"], weights: Float[np.ndarray, "q rows"]) -> list[Aggregate]:
-        """Return the aggregate of each query, from the weighted sums of `matrix` and the weights."""
+    def add(self, weights: Float[np.ndarray, "q rows"], values: Num[np.ndarray, "rows ..."], first: int) -> Self:
+        """Return the sums with the rows of a tile, which may be this object; `first` is the index of its first row."""
+
+    @abstractmethod
+    def merge(self, other: Self) -> Self:
+        """Return the sums over the rows of both, which must be disjoint."""
+
+    @abstractmethod
+    def aggregates(
+        self, like: Column, scale: Float[np.ndarray, "q 1"], total: Float[np.ndarray, "q 1"]
+    ) -> list[Aggregate]:
+        """Return the aggregate of each query. `scale` multiplies its sums, and `total` is its total weight."""
 
 
-def aggregator_for(column: Column, votes: bool = False) -> Aggregator:
-    """Return an aggregator for a column: votes if `votes` is True and of texts and booleans, otherwise averages."""
-    return _Votes(column) if votes or votes_by_kind(column) else _Averages(column)
+@dataclass(frozen=True, eq=False)
+class AverageSums(ValueSums):
+    """Weighted sums of numbers, timestamps or vectors.
 
+    Attributes:
+        weighted: `(q, width)`, Σ e v; of width 0 without rows, whose vectors have an unknown width.
+        mean: `(q, width)`, the weighted mean.
+        squares: `(q,)`, Σ e |v − mean|².
+        mass: `(q,)`, Σ e.
+        negative: `(q,)`, whether a weight is negative; `mean` and `squares` are undefined then.
+    """
 
-class _Averages(Aggregator):
-    """Aggregator that averages numbers, timestamps or vectors."""
+    weighted: Float[np.ndarray, "q width"]
+    mean: Float[np.ndarray, "q width"]
+    squares: Float[np.ndarray, " q"]
+    mass: Float[np.ndarray, " q"]
+    negative: Bool[np.ndarray, " q"]
 
-    def matrix(self) -> Float[np.ndarray, "rows n"]:
-        """Return a matrix with the cells and a column of ones. Missing cells are 0."""
-        return np.concatenate([_as_matrix(self.column.cells), np.ones((len(self.column.cells), 1))], axis=1)
+    @property
+    def fits_float32(self) -> bool:
+        """Whether sums that were computed in float32 neither overflow nor vanish."""
+        known = np.isfinite(self.weighted[:, 0]) & (self.squares > _SMALLEST_SQUARE) & (self.squares < np.inf)
+        return bool((known | (self.mass == 0)).all())
 
-    def targets(self, rows: Int[np.ndarray, " selected"]) -> Float[np.ndarray, "selected n"] | str:
-        """Return the cells of some rows as a matrix of at most 16 columns, which have the largest variances."""
-        cells = _as_matrix(self.column.cells[rows])
-        if cells.shape[1] <= _MOST_TARGETS or not len(rows):
-            return cells[:, :_MOST_TARGETS]
-        widest = np.argsort(-cells.var(axis=0), kind="stable")[:_MOST_TARGETS]
-        return np.asarray(cells[:, np.sort(widest)])
+    def read(self, table: pa.Table, like: Column, folded: bool, complete: bool) -> _Cells:
+        """Return the values of a tile, and which are missing; a complete column of floats in its stored dtype."""
+        column = table.column(like.name)
+        if complete and like.kind == "number" and column.num_chunks == 1:
+            (chunk,) = arrow_columns.decoded_chunks(column)
+            cells = arrow_columns.stored_numbers(chunk)
+            if not chunk.null_count and cells.dtype.kind == "f":
+                return cells, None
+        return super().read(table, like, folded, complete)
 
-    def aggregate(self, output: Float[np.ndarray, "q n"], weights: Float[np.ndarray, "q rows"]) -> list[Aggregate]:
-        cells = _as_matrix(self.column.cells)
-        return [
-            average_aggregate(self.column, sums[:-1], _deviation(row, cells))
-            for sums, row in zip(output, weights, strict=True)
-        ]
+    def rescale(self, factor: Float[np.ndarray, " q"]) -> AverageSums:
+        weighted = np.asarray(rescale(self.weighted, factor[:, None]))
+        return replace(self, weighted=weighted, squares=self.squares * factor, mass=self.mass * factor)
 
+    def add(self, weights: Float[np.ndarray, "q rows"], values: Num[np.ndarray, "rows ..."], first: int) -> AverageSums:
+        # One query over plain numbers is accumulated in their own dtype, everything else in float64.
+        dtype = np.result_type(weights, values) if len(weights) == 1 and values.ndim == 1 else np.dtype(np.float64)
+        values = values.astype(dtype, copy=False)
+        negative = self.negative | (weights.min(axis=1, initial=0.0) < 0)
+        step = max(1, len(values)) if values.ndim == 2 else _FLOAT32_ROWS
+        sums = self
+        with np.errstate(over="ignore", invalid="ignore"):  # squares of values of 1e200
+            for start in range(0, len(values), step):
+                some = weights[:, start : start + step], values[start : start + step]
+                part = _average(*some, negative)
+                if dtype == np.float32 and not part.fits_float32:
+                    part = _average(some[0], some[1].astype(np.float64), negative)
+                sums = sums.merge(part)
+        return sums
 
-class _Votes(Aggregator):
-    """Aggregator of texts, booleans and identifiers, in which each row votes for its value with its weight."""
+    def merge(self, other: AverageSums) -> AverageSums:
+        if not (self.weighted.shape[1] and other.weighted.shape[1]):
+            return self if self.weighted.shape[1] else other
+        with np.errstate(over="ignore", invalid="ignore"):
+            means = self.mass[:, None], self.mean, other.mass[:, None], other.mean
+            mean, difference, weight = (np.asarray(each) for each in merge_means(*means))
+            squares = self.squares + other.squares + np.square(difference).sum(axis=1) * weight[:, 0]
+            negative, mass = self.negative | other.negative, self.mass + other.mass
+            return AverageSums(self.weighted + other.weighted, mean, squares, mass, negative)
 
-    votes = True
-
-    def __init__(self, column: Column) -> None:
-        super().__init__(column)
-        self.labels: dict[object, int] = {}
-        self.codes = label_codes(column, self.labels)
-
-    def matrix(self) -> Float[np.ndarray, "rows n"]:
-        """Return a column of ones, so that the weighted sum of each query is its total weight."""
-        return np.ones((len(self.codes), 1))
-
-    def targets(self, rows: Int[np.ndarray, " selected"]) -> Float[np.ndarray, "selected n"] | str:
-        """Return one-hot columns of the 15 most common values, or the reason for none if most values are distinct."""
-        codes, counts = np.unique(self.codes[rows], return_counts=True)
-        if len(codes) > 0.5 * len(rows):
-            return "the values are nearly all different"
-        common = codes[np.argsort(-counts, kind="stable")[: _MOST_TARGETS - 1]]
-        return np.asarray(self.codes[rows][:, None] == common[None, :], dtype=np.float64)
-
-    def aggregate(self, output: Float[np.ndarray, "q n"], weights: Float[np.ndarray, "q rows"]) -> list[Aggregate]:
-        labels, aggregates = list(self.labels), []
-        for row, total in zip(weights, output[:, -1], strict=True):
-            votes = np.bincount(self.codes, weights=row, minlength=len(labels))
-            first = first_rows(row, self.codes, len(labels))
-            aggregates.append(vote_aggregate(labels, votes, first, float(total), bool((row < 0).any())))
+    def aggregates(
+        self, like: Column, scale: Float[np.ndarray, "q 1"], total: Float[np.ndarray, "q 1"]
+    ) -> list[Aggregate]:
+        aggregates = []
+        for query, mass in enumerate(self.mass.tolist()):
+            if self.negative[query] or not mass > 0:
+                aggregates.append(average_aggregate(like, self.weighted[query] * scale[query], None))
+                continue
+            mean = self.mean[query]
+            deviation = rounded_deviation(float(self.squares[query] / mass), mean)
+            # The total weight after normalization is 1 up to rounding, unless the weights do not sum to 1.
+            sum_of_weights = float(total[query, 0])
+            value = mean if abs(sum_of_weights - 1.0) < 1e-9 else mean * sum_of_weights
+            aggregates.append(average_aggregate(like, value, deviation))
         return aggregates
+
+
+def _average(
+    weights: Float[np.ndarray, "q rows"], values: Num[np.ndarray, "rows ..."], negative: Bool[np.ndarray, " q"]
+) -> AverageSums:
+    """Return the sums of a few rows, computed in the dtype of the values."""
+    width = 1 if values.ndim == 1 else values.shape[1]
+    weighted, mean = np.zeros((len(weights), width)), np.zeros((len(weights), width))
+    squares, mass = np.zeros(len(weights)), np.zeros(len(weights))
+    workspace = np.empty(len(values), values.dtype) if values.ndim == 1 else None
+    for query, own_weights in enumerate(weights):
+        row = own_weights.astype(values.dtype, copy=False)  # of one query, which stays in the processor cache
+        if workspace is None:
+            rows = np.flatnonzero(row)
+            row, cells = row[rows], values[rows]
+        else:
+            cells = values
+        total, own = row.sum(), np.dot(row, cells)
+        weighted[query], mass[query] = own, total
+        if negative[query] or not total > 0:
+            continue
+        # Near the largest number the sum overflows, but not the mean.
+        average = own / total if np.isfinite(own).all() else np.dot(row / total, cells)
+        if workspace is None:
+            mean[query] = average
+            squares[query] = row @ np.square(cells - average).sum(axis=1)
+            continue
+        center = values.dtype.type(average)
+        deviation = np.subtract(cells, center, out=workspace)
+        # Rounding moves the center away from the mean; the first moment corrects for it.
+        moment = float(np.dot(row, deviation)) / float(total)
+        if not math.isfinite(moment):
+            mean[query], squares[query] = center, math.inf
+            continue
+        np.multiply(deviation, deviation, out=deviation)
+        square = float(np.dot(row, deviation))
+        if math.isnan(square):  # of a row without weight whose square is infinite
+            square = float(np.dot(row[row != 0], deviation[row != 0]))
+        squares[query] = max(square - float(total) * moment * moment, 0.0)
+        mean[query] = float(center) + moment
+    return AverageSums(weighted, mean, squares, mass, negative)
+
+
+@dataclass(eq=False)
+class VoteSums(ValueSums):
+    """The sums of the weights of each label, to which tiles are added in place.
+
+    Attributes:
+        labels: the number of each label.
+        votes: `(q, n)`, the sum of e over the rows of each label; n is at least the number of labels.
+        first: `(q, n)`, the first row of each label with non-zero weight, or `NO_ROW`.
+        negative: `(q,)`, whether a weight is negative.
+    """
+
+    labels: dict[object, int]
+    votes: Float[np.ndarray, "q n"]
+    first: Int[np.ndarray, "q n"]
+    negative: Bool[np.ndarray, " q"]
+
+    def _cells(self, column: Column) -> Num[np.ndarray, "rows ..."]:
+        return label_codes(column, self.labels)
+
+    def rescale(self, factor: Float[np.ndarray, " q"]) -> VoteSums:
+        votes = self.votes * factor[:, None]
+        # Rows whose weight vanishes decide no tie, as in memory.
+        return replace(self, votes=votes, first=np.where((votes == 0) & (self.votes != 0), NO_ROW, self.first))
+
+    def add(self, weights: Float[np.ndarray, "q rows"], values: Num[np.ndarray, "rows ..."], first: int) -> VoteSums:
+        """Return these sums with the rows of a tile, whose values are numbers of labels."""
+        queries, more = len(weights), len(self.labels) - self.votes.shape[1]
+        if more > 0:
+            # Grow to twice the size, so that many new labels do not copy the sums at every tile.
+            more = max(more, self.votes.shape[1])
+            self.votes = np.concatenate([self.votes, np.zeros((queries, more))], axis=1)
+            self.first = np.concatenate([self.first, np.full((queries, more), NO_ROW)], axis=1)
+        labels = self.votes.shape[1]
+        for query in range(queries):
+            self.votes[query] += np.bincount(values, weights=weights[query], minlength=labels)
+            rows = first_rows(weights[query], values, labels)
+            rows[rows < NO_ROW] += first
+            np.minimum(self.first[query], rows, out=self.first[query])
+        self.negative |= (weights < 0).any(axis=1)
+        return self
+
+    def merge(self, other: VoteSums) -> VoteSums:
+        """Return the sums over the rows of both, of the labels with a row of non-zero weight."""
+        labels: dict[object, int] = {}
+        places = []
+        for part in (self, other):
+            known = np.flatnonzero((part.first[:, : len(part.labels)] < NO_ROW).any(axis=0))
+            names = list(part.labels)
+            numbers = [labels.setdefault(names[index], len(labels)) for index in known.tolist()]
+            places.append((part, known, np.array(numbers, np.int64)))
+        votes = np.zeros((len(self.votes), len(labels)))
+        first = np.full(votes.shape, NO_ROW)
+        for part, known, own in places:
+            votes[:, own] += part.votes[:, known]
+            first[:, own] = np.minimum(first[:, own], part.first[:, known])
+        return VoteSums(labels, votes, first, self.negative | other.negative)
+
+    def aggregates(
+        self, like: Column, scale: Float[np.ndarray, "q 1"], total: Float[np.ndarray, "q 1"]
+    ) -> list[Aggregate]:
+        labels = list(self.labels)
+        votes, first = self.votes[:, : len(labels)] * scale, self.first[:, : len(labels)]
+        each = zip(votes, first, total[:, 0].tolist(), self.negative.tolist(), strict=True)
+        return [vote_aggregate(labels, *one) for one in each]
+
+
+def value_sums(like: Column, queries: int, votes: bool = False, labels: dict[object, int] | None = None) -> ValueSums:
+    """Return the sums of no rows: averages of numbers, timestamps and vectors, votes of other cells.
+
+    `labels` are the numbers of labels that are known.
+    """
+    zeros, none = np.zeros(queries), np.zeros(queries, bool)
+    if votes or votes_by_kind(like):
+        known = {} if labels is None else labels
+        return VoteSums(known, np.zeros((queries, 0)), np.zeros((queries, 0), np.int64), none)
+    return AverageSums(np.zeros((queries, like.width)), np.zeros((queries, like.width)), zeros, zeros, none)
 
 
 def average_aggregate(column: Column, value: Float[np.ndarray, " width"], deviation: float | None) -> Aggregate:
@@ -279,7 +489,7 @@ def _number_codes(column: Column, labels: dict[object, int]) -> Int[np.ndarray, 
     order = np.argsort(first)
     codes = np.empty(len(first), np.intp)
     for place, row in zip(order.tolist(), present[first[order]].tolist(), strict=True):
-        codes[place] = labels.setdefault(to_python(column.source.slice(row, 1))[0], len(labels))
+        codes[place] = labels.setdefault(arrow_columns.to_python(column.source.slice(row, 1))[0], len(labels))
     every = np.full(len(compared), labels.setdefault(None, len(labels)) if column.missing.any() else 0)
     every[present] = codes[inverse.reshape(-1)]
     return every
@@ -296,25 +506,6 @@ def rounded_deviation(variance: float, mean: Float[np.ndarray, " width"]) -> flo
         return None
     deviation = float(np.sqrt(max(variance, 0.0)))
     return deviation if deviation > _ROUNDING * largest else 0.0
-
-
-def _deviation(weights: Float[np.ndarray, " rows"], cells: Float[np.ndarray, "rows width"]) -> float | None:
-    """Return sqrt(Σ w |v − mean|² / Σ w), or None if the weights are all zero or one of them is negative."""
-    rows = np.flatnonzero(weights)
-    weights, cells = weights[rows], cells[rows]
-    if not len(rows) or not (weights >= 0).all():
-        return None
-    weights = weights / weights.sum()
-    mean = weights @ cells
-    with np.errstate(over="ignore", invalid="ignore"):
-        offset = cells - mean
-        # Rounding moves the mean; the first moment corrects for it.
-        variance = weights @ np.square(offset).sum(axis=1) - np.square(weights @ offset).sum()
-        return rounded_deviation(float(variance), mean)
-
-
-def _as_matrix(cells: Float[np.ndarray, "rows ..."]) -> Float[np.ndarray, "rows width"]:
-    return cells[:, None] if cells.ndim == 1 else cells
 
 
 def votes_by_kind(value: Column) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import Progress
@@ -63,6 +63,10 @@ class AskOptions:
             number = isinstance(limit, Real) and not isinstance(limit, bool) and not math.isnan(limit)
             if limit is not None and not number:
                 raise OptionError(f"{name} must be a number, got {limit!r}. Pass the {noun} of a match.")
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `Database.ask`."""
+        return {name: value for name, value in vars(self).items() if name != "default_limits"}
 
     @property
     def limits(self) -> MatchLimits:

@@ -6,11 +6,11 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.formatting import format_key
 from qkv.core.progress import Progress
@@ -21,9 +21,9 @@ from qkv.database.choice_cache import NO_CACHE, ChoiceCache
 from qkv.database.execute.aggregates import check_average, identifier_note, is_vote, value_reason
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.calibration import calibrate
-from qkv.database.execute.entries import ambiguous_reason, missing_entry
+from qkv.database.execute.entries import ambiguous_reason, with_missing_entries
 from qkv.database.execute.line_fit import check_line, comparison_note
-from qkv.database.execute.missing_values import with_missing_values
+from qkv.database.execute.missing_values import KeysWithoutValue
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.uncertainty import Calibration
 from qkv.database.io.predicates import matching_rows
@@ -41,8 +41,6 @@ from qkv.normalizers.base import Normalizer
 from qkv.plan.cost import counted
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from qkv.database.execute.in_memory import RowsWithoutValue
     from qkv.database.execute.stream_plan import StreamedPlan
     from qkv.plan.plan import Plan
@@ -218,33 +216,45 @@ class Executor(ABC):
             check_average(own.value_column, normalizer)
         if options.linear:
             check_line(comparison, normalizer, own.columns[-1])
-        entries, plan = own._run_by_group(parsed, comparison, normalizer, options)
+        # What is drawn for a query depends on its place.
+        left_out = parsed.missing.any() and (parsed.missing.all() or not normalizer.stochastic)
+        asked = parsed.take(np.flatnonzero(~parsed.missing)) if left_out else parsed
+        arguments = asked, comparison, normalizer, options
+        plan: Plan | StreamedPlan
+        if options.candidates is not None:
+            entries, plan = options.candidates.run(own, *arguments)
+            entries = own._with_missing_values(*arguments, entries)
+        elif finds_groups(comparison, normalizer, options):
+            entries, plan = own._run_by_group(*arguments)
+        else:
+            entries, plan = own.run(*arguments)
+            entries = own._with_missing_values(*arguments, entries)
+        if left_out:
+            entries = with_missing_entries(parsed, entries)
         notes, column_notes = own._notes(comparison, normalizer, options, plan)
         names = own.key, own.value, comparison.measure
         plan = replace(plan, calls=RanCalls(entries))
         return Answer(tuple(entries), parsed.single, own.table, *names, plan, notes, column_notes, own.votes)
 
+    def _with_missing_values(
+        self,
+        queries: Queries,
+        comparison: Comparison,
+        normalizer: Normalizer,
+        options: AskOptions,
+        entries: list[Entry],
+    ) -> list[Entry]:
+        """Return the entries of queries after the rows without a value are compared, too."""
+        if len(queries) and not normalizer.constant:
+            for rows in self.rows_without_value(options):
+                entries = KeysWithoutValue(self, rows, queries, comparison, normalizer).answer(options, entries)
+        return entries
+
     def _run_by_group(
         self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
     ) -> tuple[list[Entry], Plan | StreamedPlan]:
-        """Return `run` for the queries that are not missing, and the answers of the others.
-
-        If the key has texts beside others, each query is answered from the group of rows that it asks for, and with
-        candidates from these.
-        """
-        # What is drawn for a query depends on its place.
-        if queries.missing.any() and (queries.missing.all() or not normalizer.stochastic):
-            valid = np.flatnonzero(~queries.missing)
-            found, plan = self._run_by_group(queries.take(valid), comparison, normalizer, options)
-            entries = list(map(missing_entry, queries.originals, queries.errors or ("",) * len(queries)))
-            for index, entry in zip(valid.tolist(), found, strict=True):
-                entries[index] = entry
-            return entries, plan
-        by_group = options.candidates is None and finds_groups(comparison, normalizer, options)
-        if not (by_group and isinstance(comparison, MixedComparison)):
-            run = self.run if options.candidates is None else partial(options.candidates.run, self)
-            entries, plan = run(queries, comparison, normalizer, options)
-            return with_missing_values(self, queries, comparison, normalizer, options, entries), plan
+        """Return `run` for keys with texts beside others: each query is answered from the rows that it asks for."""
+        assert isinstance(comparison, MixedComparison)
         finder = GroupFinder(comparison, queries)
         for rows, present in self.group_rows(comparison, options):
             finder.update(rows, present)
@@ -271,7 +281,7 @@ class Executor(ABC):
         plans = []
         for some, indices, own in parts:
             answered, plan = self.run(some, own, normalizer, options)
-            answered = with_missing_values(self, some, own, normalizer, options, answered)
+            answered = self._with_missing_values(some, own, normalizer, options, answered)
             plans.append(plan)
             for index, entry in zip(indices, answered, strict=True):
                 entries_by_index[index] = replace(entry, calls=(*search, *entry.calls))

@@ -10,23 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.ordering import RunningTopK, first_equal_vectors
 from qkv.core.progress import checkpoint
 from qkv.core.typing import Bool, Float, Int, Shaped
-from qkv.database.execute.partial_sums import Accumulator, ValueSums
+from qkv.database.execute.aggregates import ValueSums
+from qkv.database.execute.partial_sums import Accumulator
 from qkv.database.execute.row_lists import RowLists
 from qkv.database.execute.row_reader import RowTile
 from qkv.database.execute.scan import CellLogits, DeviceProducts, Logits, VectorNorms, fast_logits
 from qkv.database.keys.comparisons import Comparison
 from qkv.encoders.columns import Column
 from qkv.normalizers.base import Normalizer
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["ROWS_AT_ONCE", "SPARE_ROWS", "SUPPORT", "TILE_NUMBERS", "BlockScan", "is_bounded"]
 
@@ -186,11 +185,6 @@ class BlockScan:
         finite = np.where(np.isfinite(last), last, 0)
         return bool(((least > -np.inf) & (least >= last - 2 * slope * self.fast.error(finite / slope))).any())
 
-    def positions(self) -> Int[np.ndarray, " n"]:
-        """Return the positions of the rows of highest rank and of the candidates so far, in ascending order."""
-        rows = np.unique(np.concatenate([self.top_rows.index.reshape(-1), *(each.position for each in self._lists)]))
-        return rows[rows >= 0]
-
     def run(self, tiles: Iterable[RowTile], consume: Consumer, values: ValueSums | None = None) -> None:
         """Call `consume` with the logits of consecutive rows and, if there are sums of values, with their values."""
         for tile in tiles:
@@ -235,8 +229,6 @@ class BlockScan:
             table: the rows that occur in them.
             positions: the position of each row of the table, in ascending order.
         """
-        if not len(rows.position):
-            return rows
         loaded = self.cells.load(RowTile.of_table(table))
         assert loaded is not None
         logits = np.asarray(self.cells.compute(loaded, 0, len(positions)), np.float64)

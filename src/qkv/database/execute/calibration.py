@@ -22,7 +22,7 @@ import numpy as np
 
 from qkv.core.conformal import conformal_quantile
 from qkv.core.typing import Bool, Float, Int
-from qkv.database.execute.aggregates import aggregator_for
+from qkv.database.execute.aggregates import Values
 from qkv.database.execute.uncertainty import Calibration, effective_rows, prediction_scale
 from qkv.database.keys.comparisons import (
     Comparison,
@@ -133,13 +133,12 @@ def _residuals_of(
         if near is not None:
             comparison, value = replace(comparison, key=comparison.key[near]), value.take(near, with_source=False)
             rows = np.searchsorted(near, rows)
-    aggregator = aggregator_for(value)
     allowed: Bool[np.ndarray, "q rows"] = np.ones((len(rows), len(value.cells)), bool)
     allowed[np.arange(len(rows)), rows] = False
     observed = observe(
         query,
         comparison.key,
-        aggregator.matrix(),
+        np.ones((len(comparison.key), 1)),
         score=comparison.score,
         normalizer=normalizer,
         mask=AllowedPairs(allowed),
@@ -149,7 +148,7 @@ def _residuals_of(
     if line is not None:
         fits = fit_rows(weights, line.of(comparison.key), line.of(query), value.cells)
         return _studentized(cells - fits.value, fits.noise, fits.rows, fits.degrees, cells)
-    aggregates = aggregator.aggregate(np.asarray(observed.output), weights)
+    aggregates = Values.of(value).aggregate(weights)
     mean = np.array([aggregate.center for aggregate in aggregates], np.float64)
     spread = np.array([aggregate.deviation or 0.0 for aggregate in aggregates])
     return _studentized(cells - mean, *_noise(spread, effective_rows(weights)), cells)

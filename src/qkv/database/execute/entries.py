@@ -9,9 +9,10 @@ from functools import cache, partial
 
 import numpy as np
 
+from qkv.core.ordering import top_k_indices
 from qkv.core.printable import quoted_key
 from qkv.core.progress import checkpoint
-from qkv.core.typing import Float, Int, Shaped
+from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.answer import Call, Entry
 from qkv.database.execute.aggregates import Aggregate
 from qkv.database.execute.uncertainty import Calibration, mean_precision, prediction_interval, standard_error
@@ -20,17 +21,65 @@ from qkv.database.keys.queries import Queries
 from qkv.encoders.columns import Column
 from qkv.normalizers.base import Normalizer
 
-__all__ = ["NO_MATCHING_ROW", "QueryResults", "ambiguous_reason", "build_entries", "missing_entry"]
+__all__ = [
+    "NO_MATCHING_ROW",
+    "QueryResults",
+    "ambiguous_reason",
+    "build_entries",
+    "largest_weights",
+    "with_first_rows",
+    "with_missing_entries",
+]
 
 NO_MATCHING_ROW = "no row satisfies the predicate"
 # Number of candidates in the reason of an ambiguous query.
 _SHOWN = 5
 
 
-def missing_entry(query: object, error: str) -> Entry:
-    """Return the entry of a query that is missing, or does not fit the key for the reason `error`."""
-    checkpoint()
-    return Entry(query, False, reason=error or "the query is missing", invalid=bool(error))
+def with_missing_entries(queries: Queries, entries: list[Entry]) -> list[Entry]:
+    """Return the entries of all queries, from those of the queries that are not missing."""
+    found = iter(entries)
+    out = []
+    for query, missing, error in zip(
+        queries.originals, queries.missing, queries.errors or ("",) * len(queries), strict=True
+    ):
+        checkpoint()
+        reason = error or "the query is missing"
+        out.append(Entry(query, False, reason=reason, invalid=bool(error)) if missing else next(found))
+    return out
+
+
+def with_first_rows(
+    weights: Float[np.ndarray, "q rows"], first: Int[np.ndarray, " rows"], allowed: Bool[np.ndarray, " rows"]
+) -> Float[np.ndarray, "q rows"]:
+    """Return weights with those of rows of equal keys in descending order, so that ties go to the first of them.
+
+    Args:
+        weights: the weights.
+        first: the index of the first row with the key of each row.
+        allowed: the rows that take part.
+
+    Example:
+        >>> with_first_rows(np.array([[0.0, 0.3, 0.7]]), np.array([0, 1, 0]), np.ones(3, bool)).tolist()
+        [[0.7, 0.3, 0.0]]
+    """
+    rows = np.flatnonzero(allowed)
+    rows = rows[np.argsort(first[rows], kind="stable")]
+    out = np.array(weights)
+    for place, row in enumerate(weights):
+        out[place, rows] = row[rows[np.lexsort((-row[rows], first[rows]))]]
+    return out
+
+
+def largest_weights(
+    weights: Float[np.ndarray, "q rows"], top: int
+) -> tuple[Int[np.ndarray, "q n"], Float[np.ndarray, "q n"]]:
+    """Return for each query the column indices of its largest weights, −1 for a weight of 0, and these weights."""
+    weights = weights if weights.shape[1] else np.zeros((len(weights), 1))
+    rank = np.where(weights == 0, -np.inf, weights)
+    order = np.asarray(top_k_indices(rank, min(top, weights.shape[1])))
+    heavy = np.take_along_axis(weights, order, axis=1)
+    return np.where(heavy == 0, -1, order), heavy
 
 
 @dataclass(frozen=True, eq=False)

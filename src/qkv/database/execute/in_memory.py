@@ -6,23 +6,30 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Int, Shaped
 from qkv.database.answer import Entry
-from qkv.database.execute.aggregates import Aggregator, aggregator_for
+from qkv.database.execute.aggregates import Values
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.base import Executor
-from qkv.database.execute.entries import NO_MATCHING_ROW, QueryResults, build_entries
+from qkv.database.execute.entries import (
+    NO_MATCHING_ROW,
+    QueryResults,
+    build_entries,
+    largest_weights,
+    with_first_rows,
+)
 from qkv.database.execute.line_fit import effective_evidence, largest_effective, line_aggregates
 from qkv.database.execute.missing_values import key_cells
-from qkv.database.execute.row_lists import largest_weights, with_first_rows
 from qkv.database.execute.row_reader import StoredRows
-from qkv.database.execute.uncertainty import Calibration, effective_rows
+from qkv.database.execute.uncertainty import Calibration, effective_rows, perplexity
 from qkv.database.io.cell_notes import cell_note_of, line_note
+from qkv.database.io.identifiers import is_whole_number
 from qkv.database.io.sources import require_columns
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.comparisons import (
@@ -33,7 +40,6 @@ from qkv.database.keys.comparisons import (
     find_coordinates,
     from_differences,
 )
-from qkv.database.keys.identifiers import is_whole_number
 from qkv.database.keys.name_comparison import NameComparison
 from qkv.database.keys.name_index import NameIndex, PresentNames
 from qkv.database.keys.queries import Queries
@@ -45,16 +51,11 @@ from qkv.masks import AllowedKeys
 from qkv.masks.base import Mask, and_masks
 from qkv.normalizers import Hard
 from qkv.normalizers.base import Normalizer
-from qkv.readouts import Dense, Entropy, TopWeights
-from qkv.readouts.base import Readout
+from qkv.plan.plan import Plan
+from qkv.readouts import Dense, TopWeights
 from qkv.scores import Names
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from qkv.plan.plan import Plan
-
-__all__ = ["InMemoryExecutor", "RowsWithoutValue", "attend_to_rows"]
+__all__ = ["InMemoryExecutor", "RowsWithoutValue", "attend_to_rows", "attend_to_some"]
 
 _QUERIES_AT_ONCE = 1024
 # Text keys of so many rows are indexed at the first query, and found in groups of queries of this size.
@@ -110,7 +111,7 @@ class InMemoryExecutor(Executor):
         self._set_counts(missing, int(self.complete.sum()))
         self._chooser: ComparisonChooser | None = None
         self._interpret_values(self.value_column, self._largest())
-        self._aggregators: dict[bool, Aggregator] = {}
+        self._values: dict[bool, Values] = {}
         # Shared with the executors over selected rows.
         self._name_indexes: dict[int, NameIndex] = {}
         self._present_names: PresentNames | None = None
@@ -124,11 +125,11 @@ class InMemoryExecutor(Executor):
         return self._value_column
 
     @property
-    def aggregator(self) -> Aggregator:
-        """The aggregator of the value column."""
-        if self.votes not in self._aggregators:
-            self._aggregators[self.votes] = aggregator_for(self._value_column, self.votes)
-        return self._aggregators[self.votes]
+    def values(self) -> Values:
+        """The values, which are averaged or vote."""
+        if self.votes not in self._values:
+            self._values[self.votes] = Values.of(self._value_column, self.votes)
+        return self._values[self.votes]
 
     def _largest(self) -> float:
         """Return the largest magnitude of the selected values if they are whole numbers, otherwise 0."""
@@ -140,9 +141,8 @@ class InMemoryExecutor(Executor):
     def chooser(self) -> ComparisonChooser:
         """The `ComparisonChooser`, which chooses the comparison from all selected rows with key and value."""
         if self._chooser is None:
-            aggregator = self.aggregator
-            columns = self.query_columns, aggregator.column
-            self._chooser = ComparisonChooser(*columns, self.complete, aggregator.targets, self.choices)
+            columns, targets = (self.query_columns, self._value_column), self.values.targets
+            self._chooser = ComparisonChooser(*columns, self.complete, targets, self.choices)
         return self._chooser
 
     def restrict(self, selected: Bool[np.ndarray, " rows"], progress: Progress | None) -> Self:
@@ -175,10 +175,10 @@ class InMemoryExecutor(Executor):
         """
         calibration = partial(self.calibration, comparison, normalizer, options)
         size = self._queries_found_at_once(comparison, normalizer, options)
-        every = self.aggregator, self.complete, options, calibration, self.rows_text
+        whole = comparison, normalizer, self.values, self.complete
         if not (size and len(queries)):
-            return attend_to_rows(queries, comparison, normalizer, *every)
-        quiet = replace(options, progress=None)
+            return attend_to_rows(queries, *whole, options, calibration, self.rows_text)
+        quiet, text = replace(options, progress=None), self.rows_text
         entries: list[Entry] = []
         plans = []
         for start in range(0, len(queries), size):
@@ -189,12 +189,10 @@ class InMemoryExecutor(Executor):
             if rows is not None:
                 # The Arrow cells of numbers are for the text of keys that do not match.
                 columns = [column.take(rows, isinstance(comparison, NameComparison)) for column in self.columns]
-                own, value = comparison.with_rows(columns[:-1]), aggregator_for(columns[-1], self.votes)
-                some = value, np.ones(len(rows), bool), quiet, calibration, self.rows_text
-                found, plan = attend_to_rows(group, own, normalizer, *some)
-                found = [entry.at(rows) for entry in found]
+                some = comparison, normalizer, rows, columns, self.votes
+                found, plan = attend_to_some(group, *some, quiet, calibration, text)
             if plan is None or not (isinstance(comparison, NameComparison) or all(entry.found for entry in found)):
-                found, plan = attend_to_rows(group, comparison, normalizer, *every[:2], quiet, *every[3:])
+                found, plan = attend_to_rows(group, *whole, quiet, calibration, text)
             entries += found
             plans.append(plan)
             report(options.progress, "answering", len(entries), len(queries))
@@ -276,15 +274,13 @@ class RowsWithoutValue(InMemoryExecutor):
     masked, indexed_rows = False, 256
 
     def __init__(self, like: Executor, places: Int[np.ndarray, " rows"], columns: Sequence[Column]) -> None:
-        import pyarrow as pa
-
         Executor.__init__(self, like.key, like.value, like.name, like.fold)
         self.places, self.query_columns = places, tuple(columns)
         zeros = np.zeros(len(places))
         self._value_column = Column(like.value, "number", zeros, zeros > 0, pa.float64())
         self.complete, self.without_value = zeros == 0, zeros > 0
         self._rows_without_value, self._present_names = None, None
-        self._aggregators, self._name_indexes = {}, {}
+        self._values, self._name_indexes = {}, {}
         self._by_key: dict[object, dict[tuple[object, ...], list[int]]] = {}
         self.rows_text = f"the rows without {like.value}"
 
@@ -319,7 +315,7 @@ def attend_to_rows(
     queries: Queries,
     comparison: Comparison,
     normalizer: Normalizer,
-    aggregator: Aggregator,
+    values: Values,
     present: Bool[np.ndarray, " rows"],
     options: AskOptions,
     calibration: Callable[[], Calibration],
@@ -329,9 +325,9 @@ def attend_to_rows(
 
     Of the options, mask, top, seed and progress are used.
     """
-    mask = and_masks(None if present.all() else AllowedKeys(present), options.mask)
+    mask = options.mask if present.all() else and_masks(AllowedKeys(present), options.mask)
     line = find_coordinates(comparison) if options.linear else None
-    call = _Call(comparison, normalizer, aggregator, present, mask, options, calibration, line, rows_text)
+    call = _Call(comparison, normalizer, values, present, mask, options, calibration, line, rows_text)
     equal = comparison.lookup() if normalizer is comparison.normalizer else None
     lookup = None if equal is None else replace(call, comparison=equal, normalizer=equal.normalizer or normalizer)
     chunk = max(1, min(_QUERIES_AT_ONCE, _MOST_WEIGHTS // len(present)))
@@ -352,6 +348,36 @@ def attend_to_rows(
         plans.append(plan)
         report(options.progress, "answering", len(entries), len(queries))
     return entries, plans[0]
+
+
+def attend_to_some(
+    queries: Queries,
+    comparison: Comparison,
+    normalizer: Normalizer,
+    rows: Int[np.ndarray, " n"],
+    columns: Sequence[Column],
+    votes: bool,
+    options: AskOptions,
+    calibration: Callable[[], Calibration],
+    rows_text: str = "all rows",
+) -> tuple[list[Entry], Plan]:
+    """Return `attend_to_rows` over some rows of a table.
+
+    Args:
+        queries: as in `attend_to_rows`.
+        comparison: a comparison over any rows of the table.
+        normalizer: as in `attend_to_rows`.
+        rows: the indices of the rows in the table.
+        columns: the key columns and the value column of these rows.
+        votes: whether the values vote.
+        options: as in `attend_to_rows`.
+        calibration: as in `attend_to_rows`.
+        rows_text: as in `attend_to_rows`.
+    """
+    own, values = comparison.with_rows(columns[:-1]), Values.of(columns[-1], votes)
+    every = np.ones(len(rows), bool)
+    entries, plan = attend_to_rows(queries, own, normalizer, values, every, options, calibration, rows_text)
+    return [entry.at(rows) for entry in entries], plan
 
 
 def _with_rows_of_one_key(lookup: _Call, queries: Queries, entries: list[Entry]) -> list[Entry]:
@@ -377,7 +403,7 @@ class _Call:
 
     comparison: Comparison
     normalizer: Normalizer
-    aggregator: Aggregator
+    values: Values
     present: Bool[np.ndarray, " rows"]
     mask: Mask | None
     options: AskOptions
@@ -402,45 +428,37 @@ class _Call:
         """
         query = self.comparison.query_array(queries.columns) if query is None else query
         top = min(max(self.options.top, self.comparison.candidate_rows), len(self.present))
-        sums_to_one = self.normalizer.sums_to_one
-        readouts: list[Readout] = [TopWeights(top), Dense()] + [Entropy()] * sums_to_one
-        key, mask, seed = self.comparison.key, self.mask, self.options.seed
-        score = from_differences(self.comparison.score, self.normalizer, query.shape[-1])
-        value, normalizer = self.aggregator.matrix(), self.normalizer
+        key, mask, normalizer, value = self.comparison.key, self.mask, self.normalizer, self.values.column
+        score, ones = from_differences(self.comparison.score, normalizer, query.shape[-1]), np.ones((len(key), 1))
+        more: dict[str, Any] = {"normalizer": normalizer, "mask": mask, "seed": self.options.seed}
         try:
-            observed = observe(
-                query, key, value, score=score, normalizer=normalizer, mask=mask, readouts=readouts, seed=seed
-            )
+            observed = observe(query, key, ones, score=score, readouts=[Dense()], **more)
         except (KindError, ShapeError) as error:
             # The score is the user's choice, and does not fit the cells of the key.
             raise self.comparison.unsupported(error) from None
-        top_weights = observed.readouts[0]
-        weights, rows = np.asarray(top_weights.weights), np.asarray(top_weights.keys)
-        all_weights = np.asarray(observed.readouts[1])
-        perplexity = np.exp(np.asarray(observed.readouts[2])) if sums_to_one else None
-        effective = effective_rows(all_weights) if sums_to_one else None
-        output, allowed = np.asarray(observed.output), self.allowed
+        weights, allowed = np.asarray(observed.readouts[0]), self.allowed
         first = None if normalizer.top_k is None or normalizer.stochastic else self.comparison.first_equal
         if first is not None and allowed is not None:
-            all_weights = with_first_rows(all_weights, first, allowed)
-            output = all_weights @ value
-            rows, weights = largest_weights(all_weights, top)
+            weights = with_first_rows(weights, first, allowed)
+        rows, heaviest = largest_weights(weights, top)
         nearest = rows[:, 0]
+        perplexities = effective = None
+        if normalizer.sums_to_one:
+            perplexities, effective = perplexity(weights), effective_rows(weights)
         if self.line is None:
-            aggregates = self.aggregator.aggregate(output, all_weights)
+            aggregates = self.values.aggregate(weights)
         else:
-            column, place, at = self.aggregator.column, self.line.of(key), self.line.of(query)
-            fits = fit_rows(all_weights, place, at, column.cells, column.limits)
-            aggregates, perplexity, effective = line_aggregates(fits, self.line, column), None, fits.rows
-            rows, weights = largest_effective(effective_evidence(fits, all_weights, place, at), top)
-        if self.normalizer.stochastic:
+            place, at = self.line.of(key), self.line.of(query)
+            fits = fit_rows(weights, place, at, value.cells, value.limits)
+            aggregates, perplexities, effective = line_aggregates(fits, self.line, value), None, fits.rows
+            rows, heaviest = largest_effective(effective_evidence(fits, weights, place, at), top)
+        if normalizer.stochastic:
             # The sampled row need not be the nearest, so the nearest row is found separately.
             score = from_differences(self.comparison.score, Hard(), query.shape[-1])
-            ones = np.ones((len(self.present), 1))
             hard = observe(query, key, ones, score=score, normalizer=Hard(), mask=mask, readouts=[TopWeights(1)])
             nearest = np.asarray(hard.readouts[0].keys)[:, 0]
-        results = QueryResults(rows, weights, nearest, perplexity, effective, aggregates)
+        results = QueryResults(rows, heaviest, nearest, perplexities, effective, aggregates)
         no_row = "" if self.present.any() else NO_MATCHING_ROW
-        shown = queries, query, self.comparison, results, normalizer, self.aggregator.column, self.calibration, no_row
+        shown = queries, query, self.comparison, results, normalizer, value, self.calibration, no_row
         entries = build_entries(*shown, top=self.options.top, rows_text=self.rows_text)
         return entries, observed.plan

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.formatting import number
 from qkv.core.ordering import row_groups
 from qkv.core.partial import merge_means
 from qkv.core.typing import Bool, Float, Int, Num, Shaped
-from qkv.database.execute.aggregates import Aggregate, LineFit, average_aggregate
-from qkv.database.execute.partial_sums import ValueSums
-from qkv.database.execute.row_lists import largest_weights
+from qkv.database.execute.aggregates import Aggregate, LineFit, ValueSums, average_aggregate
+from qkv.database.execute.entries import largest_weights
 from qkv.database.execute.uncertainty import Precision
 from qkv.database.keys.comparisons import (
     Comparison,
@@ -29,9 +28,6 @@ from qkv.errors import OptionError
 from qkv.estimators.regression.local_linear import LocalFits, LocalMoments, compare_fits, solve
 from qkv.normalizers.base import Normalizer
 from qkv.scores.forms import SquaredDistance
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["LineSums", "check_line", "comparison_note", "effective_evidence", "largest_effective", "line_aggregates"]
 

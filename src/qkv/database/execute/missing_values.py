@@ -34,29 +34,14 @@ if TYPE_CHECKING:
     from qkv.database.execute.in_memory import RowsWithoutValue
     from qkv.normalizers.base import Normalizer
 
-__all__ = ["key_cells", "with_missing_values"]
+__all__ = ["KeysWithoutValue", "key_cells"]
 
 # Logits of equal vectors differ by less, as encoders and products round.
 _SAME = 1e-6
 _SHOWN = 5
 
 
-def with_missing_values(
-    executor: Executor,
-    queries: Queries,
-    comparison: Comparison,
-    normalizer: Normalizer,
-    options: AskOptions,
-    entries: list[Entry],
-) -> list[Entry]:
-    """Return the entries of queries after the rows without a value are compared, too."""
-    if len(queries) and not normalizer.constant:
-        for rows in executor.rows_without_value(options):
-            entries = _KeysWithoutValue(executor, rows, queries, comparison, normalizer).answer(options, entries)
-    return entries
-
-
-class _KeysWithoutValue:
+class KeysWithoutValue:
     """The comparison of queries with some rows without a value."""
 
     def __init__(

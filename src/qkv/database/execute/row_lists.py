@@ -7,19 +7,16 @@ of positions is that of the rows of a table.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
-from qkv.core.ordering import RunningTopK, top_k_indices
+from qkv.core.ordering import RunningTopK
 from qkv.core.typing import Bool, Float, Int
 from qkv.normalizers.base import Normalizer
 from qkv.normalizers.linear import LinearNormalizer
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-__all__ = ["FRAGMENT_ROWS", "RowLists", "largest_weights", "rows_of_any_query", "select_rows", "with_first_rows"]
+__all__ = ["FRAGMENT_ROWS", "RowLists", "rows_of_any_query", "select_rows"]
 
 FRAGMENT_ROWS = 2**40
 """Number of positions of a fragment."""
@@ -52,15 +49,11 @@ class RowLists:
 
     def take(self, places: Int[np.ndarray, " m"]) -> RowLists:
         """Return the rows at the given places of the arrays."""
-        import pyarrow as pa
-
         record = None if self.record is None else self.record.take(pa.array(places))
         return RowLists(self.query[places], self.position[places], self.logit[places], record)
 
     def concat(self, *others: RowLists) -> RowLists:
         """Return the rows of all lists."""
-        import pyarrow as pa
-
         parts = [part for part in (self, *others) if len(part.query)]
         if len(parts) < 2:
             return parts[0] if parts else self
@@ -129,36 +122,3 @@ def rows_of_any_query(top: RunningTopK) -> Int[np.ndarray, " rows"]:
     """Return the indices of the rows that are among the top rows of any query, in ascending order."""
     rows = np.unique(top.index)
     return rows[rows >= 0]
-
-
-def with_first_rows(
-    weights: Float[np.ndarray, "q rows"], first: Int[np.ndarray, " rows"], allowed: Bool[np.ndarray, " rows"]
-) -> Float[np.ndarray, "q rows"]:
-    """Return weights with those of rows of equal keys in descending order, so that ties go to the first of them.
-
-    Args:
-        weights: the weights.
-        first: the index of the first row with the key of each row.
-        allowed: the rows that take part.
-
-    Example:
-        >>> with_first_rows(np.array([[0.0, 0.3, 0.7]]), np.array([0, 1, 0]), np.ones(3, bool)).tolist()
-        [[0.7, 0.3, 0.0]]
-    """
-    rows = np.flatnonzero(allowed)
-    rows = rows[np.argsort(first[rows], kind="stable")]
-    out = np.array(weights)
-    for place, row in enumerate(weights):
-        out[place, rows] = row[rows[np.lexsort((-row[rows], first[rows]))]]
-    return out
-
-
-def largest_weights(
-    weights: Float[np.ndarray, "q rows"], top: int
-) -> tuple[Int[np.ndarray, "q n"], Float[np.ndarray, "q n"]]:
-    """Return for each query the column indices of its largest weights, −1 for a weight of 0, and these weights."""
-    weights = weights if weights.shape[1] else np.zeros((len(weights), 1))
-    rank = np.where(weights == 0, -np.inf, weights)
-    order = np.asarray(top_k_indices(rank, min(top, weights.shape[1])))
-    heavy = np.take_along_axis(weights, order, axis=1)
-    return np.where(heavy == 0, -1, order), heavy

@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import types
 
 from qkv.core.container import Container, read_container, write_container
 from qkv.core.typing import Bool, Int, Shaped
@@ -16,10 +17,6 @@ from qkv.database.io.predicates import matching_rows, named_columns
 from qkv.encoders.arrow_columns import to_records
 from qkv.errors import DataError
 from qkv.store import Block, RemoteStore, Store
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 __all__ = ["match_blocks", "predicate_columns", "read_note", "RowTile", "save_note", "StoredRows"]
 
@@ -192,8 +189,6 @@ def match_blocks(
         predicate: see `predicates.matching_rows`; it does not see deleted rows.
         deleted: whether the arrays include deleted rows, as False.
     """
-    import pyarrow as pa
-
     table = pa.concat_tables([block.table for block in blocks] or [schema.empty_table()])
     present = None
     if any(block.present is not None for block in blocks):
@@ -207,8 +202,6 @@ def match_blocks(
 
 def _width(type_: pa.DataType) -> int:
     """Return the approximate number of elements in a cell of an Arrow type, which is 24 for a text."""
-    from pyarrow import types
-
     if types.is_fixed_size_list(type_):
         return max(1, int(type_.list_size))
     if types.is_nested(type_):

@@ -11,9 +11,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.checksums import digest
 from qkv.core.partial import merge_means
@@ -21,15 +21,12 @@ from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.core.untrusted_json import Fields
 from qkv.database.execute.row_reader import RowTile, StoredRows, read_note, save_note
-from qkv.database.keys.identifiers import TextForms
+from qkv.database.io.identifiers import TextForms
 from qkv.database.keys.row_sample import MOST_ROWS, RowSampler
 from qkv.encoders import arrow_columns
 from qkv.encoders.columns import Column
 from qkv.errors import DamagedError
 from qkv.estimators.regression.bandwidth import square_unit
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["TableStatistics", "load_statistics", "restricted_statistics"]
 
@@ -315,7 +312,11 @@ class _RunningVariance:
     def add(self, cells: Float[np.ndarray, "rows width"]) -> None:
         if not len(cells):
             return
-        mean, masses = cells.mean(axis=0), (np.array([float(self.count)]), np.array([float(len(cells))]))
+        masses = np.array([float(self.count)]), np.array([float(len(cells))])
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = cells.mean(axis=0)
+        if not np.isfinite(mean).all():  # near the largest number the sum overflows, but not the mean
+            mean = (cells / len(cells)).sum(axis=0)
         merged, difference, weight = merge_means(masses[0], np.broadcast_to(self.mean, mean.shape), masses[1], mean)
         spread = np.maximum(np.abs(cells - mean).max(axis=0), np.abs(np.asarray(difference)))
         own = np.maximum(self.unit, np.where(spread > 0, square_unit(spread), 0.0))

@@ -14,9 +14,10 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.checksums import digest
 from qkv.core.ordering import RunningTopK
@@ -25,16 +26,16 @@ from qkv.core.typing import Bool, Float, Int, Num, Shaped
 from qkv.database.answer import Entry
 from qkv.database.choice_cache import ChoiceCache
 from qkv.database.execute import block_scan
-from qkv.database.execute.aggregates import aggregator_for
+from qkv.database.execute.aggregates import Values, value_sums
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.base import Executor, finds_groups
 from qkv.database.execute.block_scan import SPARE_ROWS, BlockScan, is_bounded
 from qkv.database.execute.code_scan import CertifiedRows, CodeScan, VectorCodes
-from qkv.database.execute.entries import NO_MATCHING_ROW, QueryResults, build_entries
-from qkv.database.execute.in_memory import RowsWithoutValue, attend_to_rows
+from qkv.database.execute.entries import NO_MATCHING_ROW, QueryResults, build_entries, largest_weights
+from qkv.database.execute.in_memory import RowsWithoutValue, attend_to_some
 from qkv.database.execute.line_fit import LineSums, effective_evidence, largest_effective
-from qkv.database.execute.partial_sums import PartialSums, accumulates, tile_weights, value_sums
-from qkv.database.execute.row_lists import largest_weights, rows_of_any_query
+from qkv.database.execute.partial_sums import PartialSums, accumulates, tile_weights
+from qkv.database.execute.row_lists import rows_of_any_query
 from qkv.database.execute.row_reader import RowTile, StoredRows, read_note, save_note
 from qkv.database.execute.scan import CellLogits, VectorLogits, VectorNorms
 from qkv.database.execute.statistics import TableStatistics, load_statistics, restricted_statistics
@@ -53,10 +54,6 @@ from qkv.plan.trial import check_functions
 from qkv.store import Store
 from qkv.store.arrow_files import parse_table
 from qkv.store.row_files import serialize
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 __all__ = ["StreamedCall", "StreamedExecutor"]
 
@@ -289,11 +286,9 @@ class StreamedCall:
             none = np.full((len(query), 1), -1)
             results = QueryResults(none, np.zeros((len(query), 1)), none[:, 0], None, None, [])
             return self._entries(queries, query, comparison, results, rows)
-        options = replace(self.options, mask=None, progress=None)
-        every = np.ones(len(rows), bool)
-        values, how = aggregator_for(columns[-1], self.executor.votes), self.normalizer
-        entries, _ = attend_to_rows(queries, comparison, how, values, every, options, self.calibration)
-        return [entry.at(rows) for entry in entries]
+        options, votes = replace(self.options, mask=None, progress=None), self.executor.votes
+        some = self.normalizer, rows, columns, votes, options, self.calibration
+        return attend_to_some(queries, comparison, *some)[0]
 
 
 class SampledChooser(ComparisonChooser):
@@ -347,8 +342,6 @@ class SampledChooser(ComparisonChooser):
 
 def load_example_rows(rows: StoredRows, indices: Int[np.ndarray, " n"], columns: Sequence[str]) -> pa.Table:
     """Return the rows of a store with some indices from its cache folder, or read and save them."""
-    import pyarrow as pa
-
     chosen = digest("\n".join(columns).encode())
     path = rows.store.cache_folder / f"{chosen[:24]}.examples"
     made_from = {"store": rows.store.identity, "columns": chosen, "rows": digest(indices.tobytes())}
@@ -508,7 +501,7 @@ class StreamedExecutor(Executor):
         return replace(empty, cells=np.zeros((0, statistics.width)), origin=statistics.origin)
 
     def _targets(self, rows: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n targets"] | str:
-        return aggregator_for(self.columns[-1], self.votes).targets(rows)
+        return Values.of(self.columns[-1], self.votes).targets(rows)
 
     def _check(self, comparison: Comparison, normalizer: Normalizer, queries: Queries) -> None:
         """Raise an error if the normalizer samples, or if the engine does not support the score for the key columns."""

@@ -20,28 +20,26 @@ Source: Kish (1965), Survey sampling; Geisser (1993), Predictive inference, sect
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from qkv.core.typing import Float
+from qkv.encoders.arrow_columns import Temporal
 from qkv.encoders.columns import Column
-
-if TYPE_CHECKING:
-    import datetime as dt
-
-    from qkv.encoders.arrow_columns import Temporal
-    from qkv.estimators.regression.local_scale import LocalScale
+from qkv.estimators.regression.local_scale import LocalScale
 
 __all__ = [
     "Calibration",
     "Precision",
     "effective_rows",
     "mean_precision",
+    "perplexity",
     "prediction_interval",
     "prediction_scale",
     "standard_error",
@@ -88,6 +86,17 @@ def effective_rows(weights: Float[np.ndarray, "q rows"]) -> Float[np.ndarray, " 
     squares = np.einsum("ij,ij->i", weights, weights)
     valid = (squares > 0) & (weights.min(axis=1, initial=0.0) >= 0)
     return np.asarray(np.where(valid, 1.0 / np.where(valid, squares, 1.0), np.nan))
+
+
+def perplexity(weights: Float[np.ndarray, "q rows"]) -> Float[np.ndarray, " q"]:
+    """Return exp(−Σ w log w) for the weights of each query, with 0 log 0 = 0.
+
+    Example:
+        >>> perplexity(np.array([[0.25, 0.25, 0.25, 0.25], [0.0, 1.0, 0.0, 0.0]])).tolist()
+        [4.0, 1.0]
+    """
+    with np.errstate(invalid="ignore"):  # of a negative weight
+        return np.asarray(np.exp(-(weights * np.log(np.where(weights == 0, 1.0, weights))).sum(axis=1)))
 
 
 @dataclass(frozen=True)

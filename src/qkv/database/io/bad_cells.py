@@ -15,13 +15,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.cell_kinds import cell_kind
 from qkv.core.printable import quoted_name
 from qkv.core.times import is_compact_date
 from qkv.core.typing import Num
 from qkv.database.io.cell_notes import CellNote, with_cell_note
-from qkv.database.io.identifier_names import as_integers, has_identifier_name, is_mostly_whole, whole_sql
+from qkv.database.io.identifiers import as_integers, has_identifier_name, is_mostly_whole, whole_sql
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.text_readings import (
     TextReading,
@@ -37,7 +38,6 @@ from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
     import duckdb
-    import pyarrow as pa
 
 
 __all__ = ["add_cell_notes", "Conversions", "detect_conversions"]
@@ -228,8 +228,6 @@ def add_cell_notes(table: pa.Table, names: Sequence[str], on_bad_cell: str, sour
     Raises:
         DataError: A cell is infinite, and `on_bad_cell` is "refuse".
     """
-    import pyarrow as pa
-
     for name in dict.fromkeys(names):
         if name not in table.column_names:
             continue

@@ -20,7 +20,7 @@ from qkv.core.extras import require_packages
 from qkv.core.printable import quoted_name
 from qkv.core.times import ISO, has_format, is_compact_date, iso_sql
 from qkv.database.io.exact_types import inexact_columns
-from qkv.database.io.identifier_names import has_identifier_name
+from qkv.database.io.identifiers import has_identifier_name
 from qkv.database.io.read_options import (
     ReadOptions,
     check_lines,

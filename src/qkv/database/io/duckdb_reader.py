@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from qkv.core.printable import quoted_name
 from qkv.database.io.bad_cells import Conversions, add_cell_notes, detect_conversions
 from qkv.database.io.cell_notes import with_line_note
@@ -26,7 +28,6 @@ from qkv.errors import DataError, QueryError
 
 if TYPE_CHECKING:
     import duckdb
-    import pyarrow as pa
 
 
 __all__ = ["DELIMITED", "JSON", "PARQUET", "read_file", "read_parts", "run_sql"]
@@ -129,8 +130,6 @@ def read_parts(
     Raises:
         DataError: As in `read_file`, before the first table.
     """
-    import pyarrow as pa
-
     with open_file(path, kind, options, required) as file:
         if kind in PARQUET:
             rows = with_microsecond_columns(file.open())
@@ -161,7 +160,6 @@ def _stated_types(path: str) -> dict[str, pa.DataType]:
     Raises:
         DataError: A column has decimals of more than 38 digits, which DuckDB rounds.
     """
-    import pyarrow as pa
     import pyarrow.parquet
 
     try:
@@ -180,8 +178,6 @@ def _stated_types(path: str) -> dict[str, pa.DataType]:
 
 def _with_types(table: pa.Table, types: Mapping[str, pa.DataType]) -> pa.Table:
     """Return a table in which columns of integers are durations, and timestamps have their time zones."""
-    import pyarrow as pa
-
     for name, type_ in types.items():
         place = table.schema.get_field_index(name)
         if place >= 0:

@@ -16,9 +16,10 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.printable import quoted_name
 from qkv.core.progress import checkpoint
@@ -27,9 +28,6 @@ from qkv.core.typing import Bool
 from qkv.database.io.duckdb_file import CLOSED, interruptible, open_connection
 from qkv.encoders import arrow_columns
 from qkv.errors import QkvError, QueryError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["PredicateProcess", "matching_rows", "named_columns", "serve_predicates"]
 
@@ -131,8 +129,6 @@ def _evaluate(
     table: pa.Table, predicate: str, present: Bool[np.ndarray, " rows"] | None, columns: Sequence[str]
 ) -> tuple[list[str], Bool[np.ndarray, " rows"]]:
     """Return the columns that a predicate may read, and the rows that satisfy it."""
-    import pyarrow as pa
-
     failure = f"the predicate {predicate!r} failed"
     remedy = f"Write SQL over the columns {', '.join(columns)}, such as city = 'Oslo'."
     with (
@@ -221,8 +217,6 @@ def _parse(connection: Any, predicate: str) -> Any:
 
 
 def _nothing() -> pa.Table:
-    import pyarrow as pa
-
     return pa.table({"x": pa.array([], pa.int64())})
 
 
@@ -402,8 +396,6 @@ class PredicateProcess:
         present: Bool[np.ndarray, " rows"] | None,
         columns: Sequence[str],
     ) -> tuple[list[str], Bool[np.ndarray, " rows"]]:
-        import pyarrow as pa
-
         assert process.stdin is not None
         assert process.stdout is not None
         bits = [] if present is None else [np.packbits(present).tobytes().hex()]
@@ -438,8 +430,6 @@ def _start() -> subprocess.Popen[bytes]:
 
 def serve_predicates() -> None:
     """Evaluate the predicates that come by the standard input until it ends; see `PredicateProcess`."""
-    import pyarrow as pa
-
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     _evaluate(_nothing(), "true", None, ())  # loads what must not count as memory of a predicate

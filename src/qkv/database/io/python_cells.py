@@ -8,16 +8,14 @@ import math
 import numbers
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from qkv.core.cell_kinds import cell_kind, object_kind
+import pyarrow as pa
+
+from qkv.core.cell_kinds import cell_kind, is_missing, object_kind
 from qkv.core.nanoseconds import nanoseconds_below
 from qkv.core.printable import first_line
-from qkv.encoders.arrow_columns import is_missing
 from qkv.errors import DataError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["exact_array"]
 
@@ -45,8 +43,6 @@ def exact_array(cells: Sequence[object], column: str = "a column") -> pa.Array:
         >>> exact_array([uuid.UUID(int=5)]).to_pylist()
         ['00000000-0000-0000-0000-000000000005']
     """
-    import pyarrow as pa
-
     types = set(map(type, cells)) - {type(None)}
     kinds = {object_kind(type_) for type_ in types}
     if len(kinds) > 1:
@@ -77,8 +73,6 @@ def exact_array(cells: Sequence[object], column: str = "a column") -> pa.Array:
 
 def _with_nanoseconds(array: pa.Array, cells: Sequence[object], column: str) -> pa.Array:
     """Return timestamps, times or durations with the nanoseconds of the cells, which Arrow leaves out."""
-    import pyarrow as pa
-
     type_ = array.type
     if not pa.types.is_temporal(type_) or getattr(type_, "unit", "") != "us" or not any(map(nanoseconds_below, cells)):
         return array
@@ -95,8 +89,6 @@ def _with_nanoseconds(array: pa.Array, cells: Sequence[object], column: str) -> 
 
 def _with_items(array: pa.Array, cells: Sequence[Any], column: str) -> pa.Array:
     """Return lists and records whose items are converted as columns are; for numbers, Arrow does it."""
-    import pyarrow as pa
-
     type_, present = array.type, [cell for cell in cells if cell is not None]
     if pa.types.is_struct(type_):
         fields = [
@@ -111,8 +103,6 @@ def _with_items(array: pa.Array, cells: Sequence[Any], column: str) -> pa.Array:
 
 def _decimals(exact: Sequence[decimal.Decimal | None], column: str) -> pa.Array:
     """Return numbers without trailing zeros as unsigned integers or as decimals of up to 76 digits."""
-    import pyarrow as pa
-
     present = [number for number in exact if number is not None and not number.is_nan()]
     whole = all(number == number.to_integral_value() for number in present)
     if whole and all(0 <= number < 2**64 for number in present):

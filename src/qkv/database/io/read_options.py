@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO, cast
 
+import pyarrow as pa
+
 from qkv.core.checks import check_choice
 from qkv.core.times import is_date_format
 from qkv.errors import DataError, OptionError
@@ -106,8 +108,6 @@ def open_binary(path: Path) -> IO[bytes]:
     if suffix == ".gz":
         return cast("IO[bytes]", _gzip()[0](path))
     if suffix == ".zst":
-        import pyarrow as pa
-
         stream: IO[bytes] = pa.input_stream(str(path), compression="zstd")
         return stream
     return path.open("rb")

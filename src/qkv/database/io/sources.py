@@ -18,9 +18,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.extras import missing_package
 from qkv.core.printable import first_line
@@ -28,8 +29,13 @@ from qkv.core.progress import Progress, report
 from qkv.core.typing import Shaped
 from qkv.database.io import duckdb_reader
 from qkv.database.io.bad_cells import add_cell_notes
-from qkv.database.io.cell_notes import join_cell_notes, undecided_columns, with_line_note
-from qkv.database.io.file_formats import assumed_formats, type_conflict
+from qkv.database.io.cell_notes import (
+    assumed_formats,
+    join_cell_notes,
+    type_conflict,
+    undecided_columns,
+    with_line_note,
+)
 from qkv.database.io.paths import ARROW, SUFFIXES, expand_paths, is_paths, stream_suffix
 from qkv.database.io.python_cells import exact_array
 from qkv.database.io.read_options import (
@@ -44,10 +50,6 @@ from qkv.database.io.table_layout import copy_table, read_layout
 from qkv.encoders.arrow_columns import with_microseconds, with_uuid_texts
 from qkv.errors import DamagedError, DataError, OptionError, QkvError
 from qkv.store.arrow_files import map_file, parse_table
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 __all__ = [
     "describe",
@@ -88,7 +90,6 @@ def read_delimited(path: Path, kind: str, required: tuple[str, ...], options: Re
         MissingPackageError: The file has another format or another option is set, which needs DuckDB.
         DataError: The file cannot be read, or has a bad cell that is refused.
     """
-    import pyarrow as pa
     from pyarrow import csv
 
     if kind not in (".csv", ".tsv", ".txt") or options.encoding or options.decimal or options.date_format:
@@ -119,7 +120,6 @@ def read_delimited(path: Path, kind: str, required: tuple[str, ...], options: Re
 
 def _typed(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return texts as integers, numbers truth values or dates if all of them are written so."""
-    import pyarrow as pa
     from pyarrow import compute
 
     if texts.null_count == len(texts):
@@ -156,8 +156,6 @@ def read_arrow(path: Path) -> pa.Table:
         DamagedError: The file is damaged, or is not an Arrow file.
         DataError: The file cannot be read.
     """
-    import pyarrow as pa
-
     try:
         if path.suffix.lower() in COMPRESSIONS:
             data = pa.py_buffer(b"".join(unpacked_blocks(path)))
@@ -175,8 +173,6 @@ def _converted(path: Path) -> pa.Buffer:
 
     The file is read in a process of its own, because pyarrow's reader of version 1 crashes on damaged files.
     """
-    import pyarrow as pa
-
     done = subprocess.run([sys.executable, "-I", "-c", _CONVERT, str(path)], capture_output=True, check=False)
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
@@ -377,8 +373,6 @@ def _read_paths(paths: list[Path], required: tuple[str, ...], options: ReadOptio
     tables = [_read_path(path, required, options) for path in paths]
     if len(tables) == 1:
         return tables[0]
-    import pyarrow as pa
-
     formats = assumed_formats([table.schema for table in tables if table.num_rows], required)
     for index, table in enumerate(tables):
         # The format that the cells of one file leave open is that of the others.
@@ -452,8 +446,6 @@ def _suffix(path: Path) -> str:
 
 
 def _read_object(source: Any) -> pa.Table:
-    import pyarrow as pa
-
     if isinstance(source, pa.Table):
         return source
     if type(source).__module__.split(".")[0] == "pandas" and hasattr(source, "columns"):
@@ -477,8 +469,6 @@ def _read_object(source: Any) -> pa.Table:
 
 def _frame_table(frame: Any) -> pa.Table:
     """Return a pandas frame as an Arrow table, with the kinds and all digits of the cells of object columns."""
-    import pyarrow as pa
-
     objects = [name for name in frame.columns if frame[name].dtype == object]
     table = pa.Table.from_pandas(frame.drop(columns=objects), preserve_index=False)
     columns = dict(zip(table.column_names, table.columns, strict=True))
@@ -488,8 +478,6 @@ def _frame_table(frame: Any) -> pa.Table:
 
 def _column(values: Any, name: str) -> pa.Array | pa.ChunkedArray:
     """Return a list or an array as an Arrow array. A matrix becomes an Arrow array with one vector per row."""
-    import pyarrow as pa
-
     if isinstance(values, np.ndarray) and values.ndim == 2:
         return pa.FixedSizeListArray.from_arrays(_array(values.reshape(-1)), values.shape[1])
     if isinstance(values, np.ndarray) and values.ndim != 1:
@@ -531,8 +519,6 @@ def _without_views(table: pa.Table) -> pa.Table:
 
 def _without_view(type_: pa.DataType) -> pa.DataType:
     """Return an Arrow type without views, also within lists, records and dictionaries."""
-    import pyarrow as pa
-
     types = pa.types
     if types.is_struct(type_):
         return pa.struct([field.with_type(_without_view(field.type)) for field in type_])

@@ -31,7 +31,7 @@ from qkv.core.times import (
 )
 from qkv.database.io.cell_notes import CellNote
 from qkv.database.io.exact_types import exact_number_type
-from qkv.database.io.identifier_names import has_identifier_name, has_text_identifier_name, is_mostly_whole
+from qkv.database.io.identifiers import has_identifier_name, has_text_identifier_name, is_mostly_whole
 from qkv.database.io.read_options import ReadOptions
 from qkv.encoders.arrow_columns import ASSUMED, BOOLEAN_SPELLING, DATE_FORMAT, NUMBER_FORMAT, READING
 from qkv.encoders.number_formats import NumberFormat, affix_counts

@@ -17,7 +17,7 @@ group alone, see `qkv.database.keys.find_group`.
 Numbers are too far away beyond the larger of three bandwidths (at most 1 standard deviation, 0.25 for local linear
 regression) and the 99th percentile of the distances between a key and its nearest other key. If a text occurs in ten
 rows or more, "top 10" grows to one more than that number, so that all equal keys and one other are included. Which
-columns hold identifiers is stated in `qkv.database.keys.identifiers`; a score that compares numbers compares them as
+columns hold identifiers is stated in `qkv.database.io.identifiers`; a score that compares numbers compares them as
 numbers. Categories and identifiers equal a query that differs in case, unless the score `Exact` is given. A given score
 object compares unstandardized numbers (timestamps in days). A kernel given by name without a bandwidth compares
 standardized columns with a chosen bandwidth.
@@ -35,6 +35,7 @@ from qkv.core.ordering import row_groups
 from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Float, Int
 from qkv.database.choice_cache import NO_CACHE, ChoiceCache
+from qkv.database.io.identifiers import TextForms, identifier_reason, is_whole_number, key_note
 from qkv.database.keys.comparisons import (
     Comparison,
     DistanceComparison,
@@ -49,7 +50,6 @@ from qkv.database.keys.comparisons import (
     side_by_side,
     structured,
 )
-from qkv.database.keys.identifiers import TextForms, identifier_reason, is_whole_number, key_note
 from qkv.database.keys.name_comparison import NameComparison
 from qkv.database.keys.part_registry import ParsedScore, parse_score
 from qkv.database.keys.row_sample import sample_rows

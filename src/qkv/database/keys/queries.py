@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from qkv.core.cell_kinds import is_missing, plain_scalar
 from qkv.core.progress import checkpoint
 from qkv.core.times import numeric_order
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.encoders import arrow_columns, exact_cells
-from qkv.encoders.arrow_columns import plain_scalar, to_python, to_records
+from qkv.encoders.arrow_columns import to_python, to_records
 from qkv.encoders.columns import Column, fold, points_on_circle
 from qkv.errors import QueryError
 
@@ -146,8 +148,6 @@ def split_queries(queries: object, columns: Sequence[Column]) -> tuple[list[obje
     elif hasattr(queries, "to_pylist"):
         queries = to_python(queries)
     elif hasattr(queries, "to_numpy") and hasattr(queries, "__len__"):  # a Series of pandas before 3.0
-        import pyarrow as pa
-
         queries = to_python(pa.array(queries))
     if queries is None or isinstance(queries, (str, bytes, Mapping)) or not isinstance(queries, Sequence):
         return [queries], True
@@ -178,8 +178,6 @@ def _is_vector(part: object) -> bool:
 
 
 def _frame_rows(frame: object, columns: Sequence[Column]) -> list[object]:
-    import pyarrow as pa
-
     if not hasattr(frame, "columns") and not isinstance(frame, pa.Table):
         return to_python(pa.chunked_array(frame))
     table = pa.table(frame)
@@ -249,7 +247,7 @@ def _as_number(value: object, column: Column) -> object:
 
 
 def _parse_cell(value: Any, column: Column, folded: bool) -> Cell:
-    if arrow_columns.is_missing(value):
+    if is_missing(value):
         return None
     value = plain_scalar(value)
     if column.kind in ("text", "category"):

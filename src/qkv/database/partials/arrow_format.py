@@ -14,23 +14,21 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 import qkv.normalizers as normalizer_module
 from qkv.core.typing import Int
 from qkv.core.untrusted_json import Fields, parse_json
-from qkv.database.execute.aggregates import NO_ROW
-from qkv.database.execute.partial_sums import AverageSums, PartialSums, ValueSums, VoteSums
+from qkv.database.execute.aggregates import NO_ROW, AverageSums, ValueSums, VoteSums
+from qkv.database.execute.partial_sums import PartialSums
 from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists
 from qkv.database.partials.query_partial import QueryPartial, Subject
 from qkv.errors import DamagedError, KindError, OptionError, QkvError
 from qkv.normalizers.base import Normalizer
 from qkv.store.arrow_files import parse_schema
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["FORMAT", "from_batch", "lists_by_query", "normalizer_record", "to_batch"]
 
@@ -43,8 +41,6 @@ _NUMBERS = ("maximum", "total", "entropy_sum", "square_sum")
 
 def to_batch(partial: QueryPartial) -> pa.RecordBatch:
     """Return a partial result as a record batch."""
-    import pyarrow as pa
-
     subject, columns = partial.subject, dict[str, Any]()
     if partial.sums is not None:
         columns = {name: pa.array(getattr(partial.sums, name)) for name in _NUMBERS}
@@ -73,8 +69,6 @@ def from_batch(batch: object) -> QueryPartial:
         KindError: It is none of them.
         DamagedError: It is not a partial result of this format.
     """
-    import pyarrow as pa
-
     if isinstance(batch, (bytes, bytearray, memoryview, pa.Buffer)):
         try:
             with pa.ipc.open_stream(batch) as reader:
@@ -141,8 +135,6 @@ def _parse(table: pa.Table, fields: Fields) -> QueryPartial:
 
 
 def _row_structs(rows: RowLists) -> pa.StructArray:
-    import pyarrow as pa
-
     fragment, row = np.divmod(rows.position, FRAGMENT_ROWS)
     arrays = {"fragment": pa.array(fragment, pa.int32()), "row": pa.array(row), "logit": pa.array(rows.logit)}
     if rows.record is not None:
@@ -167,16 +159,12 @@ def _positions(structs: pa.StructArray, fragments: int) -> Int[np.ndarray, " n"]
 
 def lists_by_query(query: Int[np.ndarray, " n"], count: int, cells: pa.Array) -> pa.ListArray:
     """Return lists of cells, one per query, from cells in the order of the queries."""
-    import pyarrow as pa
-
     offsets = np.concatenate([[0], np.cumsum(np.bincount(query, minlength=count))])
     return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), cells)
 
 
 def _flat(column: pa.ChunkedArray) -> tuple[Int[np.ndarray, " n"], pa.Array]:
     """Return the elements of a column of lists, and the index of the list of each."""
-    import pyarrow as pa
-
     lists = column.chunk(0) if column.num_chunks else pa.array([], column.type)
     if lists.null_count:
         raise _damaged("a list is null")
@@ -191,8 +179,6 @@ def _flat(column: pa.ChunkedArray) -> tuple[Int[np.ndarray, " n"], pa.Array]:
 
 
 def _value_columns(sums: ValueSums, type_: pa.DataType) -> dict[str, Any]:
-    import pyarrow as pa
-
     assert isinstance(sums, (AverageSums, VoteSums))
     columns: dict[str, Any] = {"negative": pa.array(sums.negative)}
     if isinstance(sums, AverageSums):

@@ -12,18 +12,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.checks import check_integers
 from qkv.core.tile import Tile
 from qkv.core.typing import Float
-from qkv.database.execute.aggregates import Aggregate, aggregator_for, check_average
+from qkv.database.answer import Entry, entry_cells
+from qkv.database.execute.aggregates import Aggregate, Values, check_average, value_sums
 from qkv.database.execute.block_scan import BlockScan, is_bounded
-from qkv.database.execute.partial_sums import accumulates, tile_weights, value_sums
-from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists, select_rows
+from qkv.database.execute.partial_sums import accumulates, tile_weights
+from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists
 from qkv.database.execute.row_reader import TILE, RowTile
 from qkv.database.execute.uncertainty import effective_rows, mean_precision, standard_error
 from qkv.database.io.python_cells import exact_array
@@ -36,8 +39,8 @@ from qkv.database.partials.query_partial import (
     QueryPartial,
     Subject,
     describe_score,
+    fragment_partial,
     merge_partials,
-    plain_type,
     query_digest,
 )
 from qkv.encoders.columns import Column, key_names
@@ -46,10 +49,6 @@ from qkv.normalizers import NORMALIZERS
 from qkv.normalizers.base import Normalizer
 from qkv.scores import ByColumn
 from qkv.scores.base import Score
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 __all__ = ["check_mergeable", "compute", "finalize", "merge"]
 
@@ -75,25 +74,13 @@ class _Results:
 
 def answer_table(partial: QueryPartial) -> pa.Table:
     """Return a table with the answer to each query; see `finalize`."""
-    import pyarrow as pa
-
     results = _from_candidates(partial) if partial.sums is None else _from_sums(partial)
-    found = [aggregate is not None for aggregate in results.aggregates]
-    votes = any(aggregate is not None and aggregate.probabilities for aggregate in results.aggregates)
-    columns: dict[str, Any] = {"value": [_cell(aggregate) for aggregate in results.aggregates]}
-    if votes:
-        columns["probability"] = [
-            None if aggregate is None else aggregate.probabilities.get(aggregate.value)
-            for aggregate in results.aggregates
-        ]
-    errors, spreads, effective = [], [], []
-    for aggregate, rows in zip(results.aggregates, results.effective.tolist(), strict=True):
-        precision = None if aggregate is None else mean_precision(aggregate.deviation, rows)
-        errors.append(standard_error(None if aggregate is None else aggregate.center, precision, results.value))
-        spreads.append(None if aggregate is None else aggregate.spread)
-        effective.append(None if aggregate is None or np.isnan(rows) else rows)
-    columns |= {"standard_error": errors, "spread": spreads, "effective_rows": effective, "found": found}
-    arrays: dict[str, Any] = {name: exact_array(cells) for name, cells in columns.items()}
+    each = zip(results.aggregates, results.effective.tolist(), strict=True)
+    entries = [_entry(aggregate, rows, results.value) for aggregate, rows in each]
+    columns = entry_cells(entries, any(entry.probabilities for entry in entries))
+    arrays: dict[str, Any] = {
+        name: exact_array(cells) for name, cells in columns.items() if name not in ("lower", "upper", "reason")
+    }
     for name in ("standard_error", "spread", "effective_rows"):
         if pa.types.is_null(arrays[name].type):
             arrays[name] = arrays[name].cast(pa.float64())
@@ -101,15 +88,17 @@ def answer_table(partial: QueryPartial) -> pa.Table:
     return pa.table(arrays)
 
 
-def _cell(aggregate: Aggregate | None) -> object:
+def _entry(aggregate: Aggregate | None, rows: float, value: Column) -> Entry:
+    """Return the answer to a query from its aggregate and the effective number of rows, which is NaN if unknown."""
     if aggregate is None:
-        return None
-    return aggregate.value.tolist() if isinstance(aggregate.value, np.ndarray) else aggregate.value
+        return Entry(None, False, effective_rows=None)
+    error = standard_error(aggregate.center, mean_precision(aggregate.deviation, rows), value)
+    effective, probabilities = None if np.isnan(rows) else rows, aggregate.probabilities
+    numbers = aggregate.value, aggregate.spread
+    return Entry(None, True, *numbers, probabilities=probabilities, standard_error=error, effective_rows=effective)
 
 
 def _evidence(partial: QueryPartial, results: _Results) -> pa.Array:
-    import pyarrow as pa
-
     rows = results.rows
     fragment, row = np.divmod(rows.position, FRAGMENT_ROWS)
     names = partial.fragments
@@ -148,8 +137,6 @@ def _from_sums(partial: QueryPartial) -> _Results:
 
 
 def _empty_column(partial: QueryPartial) -> Column:
-    import pyarrow as pa
-
     return Column.from_table(
         pa.schema({partial.subject.value: partial.value_type}).empty_table(), partial.subject.value
     )
@@ -159,8 +146,6 @@ def _empty_column(partial: QueryPartial) -> Column:
 
 
 def _from_candidates(partial: QueryPartial) -> _Results:
-    import pyarrow as pa
-
     rows, count, normalizer = partial.rows, partial.subject.count, partial.normalizer
     rows = rows.take(np.lexsort((rows.position, rows.query)))
     value = _empty_column(partial)
@@ -180,8 +165,7 @@ def _from_candidates(partial: QueryPartial) -> _Results:
         each = np.asarray(normalizer.weights(rows.logit[own][None], Tile.whole(1, len(own))))
         if not (each != 0).any():
             continue
-        aggregator = aggregator_for(cells.take(own))
-        (aggregates[query],) = aggregator.aggregate(each @ aggregator.matrix(), each)
+        (aggregates[query],) = Values.of(cells.take(own)).aggregate(each)
         if normalizer.sums_to_one:
             effective[query] = effective_rows(each)[0]
         order = np.argsort(-each[0], kind="stable")[: partial.subject.top]
@@ -279,22 +263,14 @@ def compute(
         version=str(version),
         top=top,
     )
-    scan, sums = BlockScan(comparison, own, query, fold, without=parsed.missing), None
+    scan = BlockScan(comparison, own, query, fold, without=parsed.missing)
+    values = value_sums(own[-1], len(parsed))
     try:
         with ignore_numpy_warnings():  # of logits that are NaN or infinite
-            if accumulates(normalizer):
-                accumulator = scan.sums(_tiles(table), normalizer, value_sums(own[-1], len(parsed)), top)
-                sums, found = accumulator.sums, RowLists.of_top_rows(accumulator.top_rows)
-            else:
-                found = scan.candidates(lambda: _tiles(table), normalizer)
-            positions = np.unique(found.position)
-            found = scan.with_exact_logits(found, table.take(positions), positions)
-            if sums is None:
-                found = select_rows(found, normalizer, len(parsed))
+            found = fragment_partial(scan, partial(_tiles, table), table.take, subject, normalizer, values, fragment)
     except (KindError, ShapeError) as error:
         raise comparison.unsupported(error) from None
-    lists = _with_records(found, table, shown)
-    return to_batch(QueryPartial(subject, normalizer, (fragment,), sums, lists, plain_type(own[-1])))
+    return to_batch(replace(found, rows=_with_records(found.rows, table, shown)))
 
 
 def _tiles(table: pa.Table) -> Iterator[RowTile]:
@@ -400,8 +376,6 @@ def _comparison(score: Score, columns: Sequence[Column]) -> ScoreComparison:
 
 def _with_records(rows: RowLists, table: pa.Table, names: Sequence[str]) -> RowLists:
     """Return lists of rows with the cells of some columns of their table; dictionaries become their values."""
-    import pyarrow as pa
-
     arrays = []
     for column in table.select(list(names)).take(pa.array(rows.position)).columns:
         plain = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column

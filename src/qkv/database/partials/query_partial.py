@@ -8,26 +8,34 @@ Partial results over different fragments merge in any order and grouping.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.checksums import digest
 from qkv.core.parts import Part
 from qkv.core.typing import Int
-from qkv.database.execute.aggregates import NO_ROW
-from qkv.database.execute.partial_sums import PartialSums, VoteSums, accumulates, merge_in_tree
+from qkv.database.execute.aggregates import NO_ROW, ValueSums, VoteSums
+from qkv.database.execute.block_scan import BlockScan
+from qkv.database.execute.partial_sums import PartialSums, accumulates, merge_in_tree
 from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists, select_rows
+from qkv.database.execute.row_reader import RowTile
 from qkv.encoders.columns import Column
 from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-__all__ = ["Fragment", "QueryPartial", "Subject", "describe_score", "merge_partials", "plain_type", "query_digest"]
+__all__ = [
+    "Fragment",
+    "QueryPartial",
+    "Subject",
+    "describe_score",
+    "fragment_partial",
+    "merge_partials",
+    "query_digest",
+]
 
 Fragment: TypeAlias = int | str
 """The name of a fragment; those of a table are all integers or all texts, and sort in the order of its rows."""
@@ -106,6 +114,40 @@ class QueryPartial:
 def _renumber(position: Int[np.ndarray, "*shape"], numbers: Int[np.ndarray, " fragments"]) -> Int[np.ndarray, "*shape"]:
     fragment, row = np.divmod(position, FRAGMENT_ROWS)
     return np.asarray(numbers[fragment] * FRAGMENT_ROWS + row)
+
+
+def fragment_partial(
+    scan: BlockScan,
+    tiles: Callable[[], Iterable[RowTile]],
+    take: Callable[[Int[np.ndarray, " n"]], pa.Table],
+    subject: Subject,
+    normalizer: Normalizer,
+    values: ValueSums,
+    fragment: Fragment,
+) -> QueryPartial:
+    """Return the partial result of queries over one fragment.
+
+    Args:
+        scan: the pass over the fragment.
+        tiles: returns the tiles of the fragment, whose rows are named by their indices in it.
+        take: returns some rows of the fragment, whose indices are in ascending order.
+        subject: what the result is about.
+        normalizer: the normalizer.
+        values: the sums of no rows.
+        fragment: the name of the fragment.
+    """
+    sums = None
+    if accumulates(normalizer):
+        accumulator = scan.sums(tiles(), normalizer, values, subject.top)
+        sums, rows = accumulator.sums, RowLists.of_top_rows(accumulator.top_rows)
+    else:
+        rows = scan.candidates(tiles, normalizer)
+    if len(rows.position):
+        positions = np.unique(rows.position)
+        rows = scan.with_exact_logits(rows, take(positions), positions)
+    if sums is None:
+        rows = select_rows(rows, normalizer, subject.count)
+    return QueryPartial(subject, normalizer, (fragment,), sums, rows, plain_type(scan.value))
 
 
 def merge_partials(partials: Iterable[QueryPartial]) -> QueryPartial:

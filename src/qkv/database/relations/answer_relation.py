@@ -16,10 +16,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import types
 
 from qkv.core.progress import report
 from qkv.core.typing import Int
-from qkv.database.answer import Answer, Entry, call_notes, call_text
+from qkv.database.answer import Answer, Entry, call_notes, call_text, entry_cells
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.io.python_cells import exact_array
 from qkv.database.io.sources import suggest_name
@@ -30,8 +32,6 @@ from qkv.encoders.columns import Column
 from qkv.errors import DataError, QueryError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from qkv.database.execute.row_reader import StoredRows
     from qkv.database.protocol import Queryable
 
@@ -52,8 +52,6 @@ def evidence_arrays(
         The offsets of the answers, as `pyarrow.ListArray` takes them; the indices of the rows; and their weights and
         similarities or distances, by name.
     """
-    import pyarrow as pa
-
     counts = [len(entry.rows) for entry in entries]
     numbers = {"weight": [entry.weights for entry in entries]}
     if measure:
@@ -99,8 +97,6 @@ class AnswerColumns:
         It is that of `Answer.to_arrow` without the queries, and with `evidence`: a list of structs with the id, the
         weight, and the similarity or distance of each row.
         """
-        import pyarrow as pa
-
         number, type_, ends = pa.float64(), pa.float64(), pa.float64()
         length = number
         if self.value.kind == "boolean":
@@ -121,9 +117,7 @@ class AnswerColumns:
 
     def arrays(self, answer: Answer) -> list[pa.Array]:
         """Return the columns of some answers, in the order of `schema`."""
-        import pyarrow as pa
-
-        columns = answer.cells(self.votes)
+        columns = entry_cells(answer.entries, self.votes)
         types = {name: self.schema.field(name).type for name in columns}
         # Of timestamps, times and durations, `pa.array` leaves out nanoseconds.
         exact = {name: getattr(type_, "unit", "") == "ns" for name, type_ in types.items()}
@@ -134,15 +128,11 @@ class AnswerColumns:
         return [*simple, self._evidence(answer.entries)]
 
     def _evidence_type(self) -> pa.DataType:
-        import pyarrow as pa
-
         id_type = pa.int64() if self.id is None else self._rows(np.zeros(0, np.int64)).type
         fields = [("id", id_type), ("weight", pa.float64())]
         return pa.struct(fields + [(self.measure, pa.float64())] * bool(self.measure))
 
     def _evidence(self, entries: Sequence[Entry]) -> pa.Array:
-        import pyarrow as pa
-
         offsets, rows, numbers = evidence_arrays(entries, self.measure)
         parts = [pa.array(rows) if self.id is None else self._rows(rows), *numbers.values()]
         type_ = self._evidence_type()
@@ -151,8 +141,6 @@ class AnswerColumns:
 
     def _rows(self, rows: np.ndarray) -> pa.Array:
         """Return the cells of the column `id` in some rows."""
-        import pyarrow as pa
-
         assert self.id is not None
         distinct, places = np.unique(rows, return_inverse=True)
         if isinstance(self.table, pa.Table):
@@ -200,8 +188,6 @@ class AnswerRelation:
     invalid: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        import pyarrow as pa
-
         schema = self.queries.schema
         # Without queries, the options are checked and the comparison is chosen.
         empty = self._ask([], self.options)
@@ -230,8 +216,6 @@ class AnswerRelation:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the queries with their answers, as batches of at most 8,192 rows. The relation can be read once."""
-        import pyarrow as pa
-
         for table, answers in self._parts():
             carried = [name for name in table.column_names if name != self.queries.reasons]
             arrays = [_combined(table.column(name)) for name in carried]
@@ -244,8 +228,6 @@ class AnswerRelation:
             table: a part of the relation, of which `columns` are used.
             number: the index of the part, by which normalizers that sample draw other numbers for each part.
         """
-        import pyarrow as pa
-
         columns = [to_python(table.column(name)) for name in self.queries.columns]
         queries = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
         options = self.options
@@ -276,8 +258,6 @@ class AnswerRelation:
 
     def reader(self) -> pa.RecordBatchReader:
         """Return the batches as a pyarrow reader, which DuckDB, polars and the writers of pyarrow accept."""
-        import pyarrow as pa
-
         return pa.RecordBatchReader.from_batches(self.schema, self.batches())
 
     def _parts(self) -> Iterator[tuple[pa.Table, list[pa.Array]]]:
@@ -295,13 +275,12 @@ class AnswerRelation:
     def _ask(self, queries: Sequence[object], options: AskOptions) -> Answer:
         # Without queries, the bandwidth is chosen, which takes long. The progress of answers is reported by parts.
         progress = None if queries else options.progress
-        return self.database.ask_with(list(queries), replace(options, on_bad_query="report", progress=progress))
+        options = replace(options, on_bad_query="report", progress=progress)
+        return self.database.ask(list(queries), **options.arguments())
 
 
 def _check_type(type_: pa.DataType, kind: str, key: str, column: str) -> None:
     """Raise a `QueryError` if no cell of a column of queries can fit a key column of texts."""
-    from pyarrow import types
-
     inner = type_.value_type if types.is_dictionary(type_) else type_
     text = types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner) or types.is_null(inner)
     if kind in ("text", "category") and not text:
@@ -312,8 +291,6 @@ def _check_type(type_: pa.DataType, kind: str, key: str, column: str) -> None:
 
 
 def _combined(column: pa.ChunkedArray) -> pa.Array:
-    import pyarrow as pa
-
     combined = column.combine_chunks()
     return combined if isinstance(combined, pa.Array) else combined.chunk(0)
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from qkv.core.printable import first_line
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import describe, is_delimited, is_paths, read, read_parts, suggest_name
 from qkv.errors import DataError, QkvError, QueryError
 from qkv.store.base import cast_table
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["QueryRelation", "open_relation"]
 
@@ -56,8 +54,6 @@ def open_relation(source: object, keys: Sequence[str], on: Mapping[str, str] | s
         >>> relation.columns, [table.num_rows for table in relation.tables]
         (('guest',), [2])
     """
-    import pyarrow as pa
-
     name, names = describe(source), _names(keys, on)
     if is_paths(source):
         # A cell that is no number is answered by the reason, and dates are read in the format of the key.
@@ -123,8 +119,6 @@ def _parts_of(first: pa.Table, rest: Iterator[pa.Table], name: str) -> Iterator[
 
 def _batches_of(reader: pa.RecordBatchReader, name: str) -> Iterator[pa.Table]:
     """Yield the batches of a stream as tables, and raise the errors of its producer as `DataError`."""
-    import pyarrow as pa
-
     while True:
         try:
             batch = reader.read_next_batch()
@@ -139,8 +133,6 @@ def _batches_of(reader: pa.RecordBatchReader, name: str) -> Iterator[pa.Table]:
 
 def _cast(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
     """Return the columns of a table in the types of the first file."""
-    import pyarrow as pa
-
     try:
         return cast_table(table, schema)
     except (KeyError, ValueError, pa.ArrowException) as error:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from qkv import store as stores
 from qkv.core.progress import Progress
 from qkv.core.untrusted_json import Fields
-from qkv.database.execute.aggregates import aggregator_for
+from qkv.database.execute.aggregates import Values
 from qkv.database.io.cell_notes import collect_notes, without_notes
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import iterate_tables, requested_columns, require_columns
@@ -21,15 +22,11 @@ from qkv.database.keys.row_sample import sample_rows
 from qkv.database.storage.encoding import FILE, Encoding, prepare_rows
 from qkv.database.storage.stored import StoredDatabase
 from qkv.encoders.columns import Column, key_names, with_periods
+from qkv.encoders.encoder import Encoder
 from qkv.errors import DataError, OptionError
 from qkv.estimators.regression.bandwidth import choose_bandwidth
 from qkv.estimators.regression.neighbor_blocks import nearest_distance_quantile
 from qkv.plan.cost import memory_bytes
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from qkv.encoders.encoder import Encoder
 
 __all__ = ["create_database", "open_database", "visible_columns"]
 
@@ -59,8 +56,6 @@ def create_database(
     storage_options: stores.StorageOptions = None,
 ) -> StoredDatabase:
     """Create a database on disk; see `Database.create` for the arguments."""
-    import pyarrow as pa
-
     _check_name(score, parse_score)
     _check_name(normalizer, parse_normalizer)
     memory_bytes(memory)
@@ -220,7 +215,7 @@ def _distance_defaults(
     """
     if not table.num_rows:
         return None, None
-    key, values = Column.from_table(table, encoding.vector), aggregator_for(Column.from_table(table, value, fold))
+    key, values = Column.from_table(table, encoding.vector), Values.of(Column.from_table(table, value, fold))
     complete = ~(key.missing | values.column.missing)
     if not complete.any():
         return None, None

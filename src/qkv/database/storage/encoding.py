@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Shaped
@@ -25,15 +26,11 @@ from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.io.sources import report_rows
 from qkv.database.keys.queries import Queries, QueryCells
 from qkv.encoders.columns import Column
+from qkv.encoders.encoder import Encoder
 from qkv.errors import DataError, OptionError
 from qkv.store import Store, read_attached
 from qkv.store.attachments import attached_files
 from qkv.store.base import fit_table
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from qkv.encoders.encoder import Encoder
 
 __all__ = ["FILE", "Encoding", "prepare_rows"]
 
@@ -167,8 +164,6 @@ class Encoding:
         Raises:
             DataError: A column of that name exists.
         """
-        import pyarrow as pa
-
         # SQL ignores the case of names, so a predicate could not distinguish them.
         if self.vector.casefold() in (name.casefold() for name in rows.names):
             raise DataError(
@@ -186,8 +181,6 @@ class Encoding:
             progress: called as `progress("encoding rows", done, 0)`.
             done: number of rows that were encoded before.
         """
-        import pyarrow as pa
-
         for table in tables:
             parts = []
             for start in range(0, table.num_rows, _BATCH):
@@ -249,8 +242,6 @@ class Encoding:
 
         A row without a key or with a non-finite vector is null.
         """
-        import pyarrow as pa
-
         has_key = _has_key(self.encoder, self.columns, table)
         vectors = np.zeros((table.num_rows, self.width), np.float32)
         if has_key.any():
@@ -340,15 +331,11 @@ def _inputs(encoder: Encoder, columns: Sequence[str], table: pa.Table, selected:
     if encoder.input_kind == "texts":
         cells = table.column(columns[0]).to_pylist()
         return [cell for cell, here in zip(cells, selected, strict=True) if here]
-    import pyarrow as pa
-
     return table.select(list(columns)).filter(pa.array(selected))
 
 
 def _to_arrow(column: Column, cells: Shaped[np.ndarray, "q ..."], missing: Bool[np.ndarray, " q"]) -> pa.Array:
     """Return the parsed cells of queries for a key column as an Arrow array of the column's kind."""
-    import pyarrow as pa
-
     if column.kind in ("number", "boolean", "cyclic"):
         return pa.array(cells.astype(bool) if column.kind == "boolean" else column.numbers(cells), mask=missing)
     convert: Callable[[Any], object] = str

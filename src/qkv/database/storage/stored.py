@@ -6,7 +6,7 @@ same answers. The plan of an answer says which.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any, Self
@@ -17,28 +17,26 @@ from qkv.core.progress import Progress, report
 from qkv.database.answer import Answer
 from qkv.database.choice_cache import ChoiceCache
 from qkv.database.cluster.executor import ClusterExecutor
-from qkv.database.cluster.fragment_calls import StoreFragments
 from qkv.database.cluster.scheduler import Scheduler
+from qkv.database.cluster.task import StoreFragments
 from qkv.database.execute.aggregates import votes_by_kind
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.base import Executor
 from qkv.database.execute.code_scan import VectorCodes
 from qkv.database.execute.in_memory import InMemoryExecutor
-from qkv.database.execute.row_reader import match_blocks, predicate_columns
+from qkv.database.execute.row_reader import StoredRows, match_blocks, predicate_columns
 from qkv.database.execute.scan import arrays_path
 from qkv.database.execute.streamed import StreamedExecutor
-from qkv.database.io.cell_notes import collect_notes, decided_formats
-from qkv.database.io.file_formats import stated_types
+from qkv.database.io.cell_notes import collect_notes, decided_formats, stated_types
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import iterate_tables, require_columns
 from qkv.database.keys.part_registry import parse_score
 from qkv.database.protocol import Queryable
 from qkv.database.storage.encoding import Encoding, prepare_rows
-from qkv.database.storage.remote_answers import load_executor, with_missing, with_traffic
 from qkv.encoders.arrow_columns import float_dtype
 from qkv.encoders.columns import Column, key_names
 from qkv.errors import DataError, StoreFullError
-from qkv.plan.cost import counted, memory_bytes
+from qkv.plan.cost import counted, memory_bytes, memory_text
 from qkv.scores.base import Score
 from qkv.store import ArrowStore, Damage, ObjectPath, RemoteStore, StorageOptions, Store, Version, export
 from qkv.store import copy as copy_store
@@ -115,7 +113,12 @@ class StoredDatabase(Queryable):
         self._executors: dict[bool, tuple[int, Executor]] = {}
         self._examples: tuple[int, list[Column]] = (-1, [])
 
-    def _ask(self, queries: object, options: AskOptions) -> Answer:
+    @property
+    def _ask(self) -> Callable[[object, AskOptions], Answer]:
+        return self._ask_store
+
+    def _ask_store(self, queries: object, options: AskOptions) -> Answer:
+        """Answer queries with the defaults of the store, and say what was read of it."""
         score = self.score if options.score is None else options.score
         vectors = self._compares_vectors(score)
         normalizer = options.normalizer
@@ -127,20 +130,23 @@ class StoredDatabase(Queryable):
                 options = replace(options, **limits, default_limits=True)
         options = replace(options, score=score, normalizer=normalizer)
         before = self.store.traffic if isinstance(self.store, RemoteStore) else None
-        answer = self._answer(queries, options, vectors)
+        executor = self._executor_for(vectors, options.progress)
+        if not vectors or self.encoding is None:
+            answer = executor.ask(queries, options)
+        else:
+            encoded = self.encoding.encode_queries(queries, self._example_columns(), options.on_bad_query)
+            answer = self.encoding.describe(executor.ask(encoded.queries, options), encoded, self.key)
         if self.store.damages and self.store.skipped:
-            answer = with_missing(answer, self.store.skipped)
+            answer = answer.with_missing(self.store.skipped)
         if before is None:
             return answer
         assert isinstance(self.store, RemoteStore)
-        return with_traffic(answer, str(self.store.path), self.store.traffic - before)
-
-    def _answer(self, queries: object, options: AskOptions, vectors: bool) -> Answer:
-        executor = self._executor(vectors, options.progress)
-        if not vectors or self.encoding is None:
-            return executor.ask(queries, options)
-        encoded = self.encoding.encode_queries(queries, self._example_columns(), options.on_bad_query)
-        return self.encoding.describe(executor.ask(encoded.queries, options), encoded, self.key)
+        traffic = self.store.traffic - before
+        text = f"{memory_text(traffic.read)} in {counted(traffic.requests, 'request', 'requests')} from "
+        text += str(self.store.path)
+        if traffic.cached:
+            text += f", {memory_text(traffic.cached)} from the block cache"
+        return answer.with_note(f"read {text}", f"rows read: {text}", read=text)
 
     def swap(self) -> StoredDatabase:
         """Return a database over the same store with the key and value columns exchanged.
@@ -156,7 +162,7 @@ class StoredDatabase(Queryable):
     @property
     def votes(self) -> bool:  # type: ignore[override]
         """Whether an answer is the weighted vote of the values rather than their average; see `Queryable`."""
-        return self._executor().votes if len(self.store) else votes_by_kind(self._empty_column(self.value))
+        return self._executor.votes if len(self.store) else votes_by_kind(self._empty_column(self.value))
 
     @property
     def streams(self) -> bool:
@@ -172,11 +178,11 @@ class StoredDatabase(Queryable):
             DataError: The column is neither a key column nor the value column.
         """
         # An encoded key is not itself a column of vectors.
-        return self._executor(False if name in self.key else None).column(name)
+        return self._executor_for(False if name in self.key else None).column(name)
 
     def complete_columns(self, where: str | None = None) -> tuple[Column, ...]:
         """Return the key columns, not encoded, and the value column; see `Queryable.complete_columns`."""
-        return self._executor(False).complete_columns(where)
+        return self._executor_for(False).complete_columns(where)
 
     def __len__(self) -> int:
         return super().__len__() if len(self.store) else 0
@@ -411,7 +417,11 @@ class StoredDatabase(Queryable):
             self._examples = self.version, [Column.from_table(rows, name, False) for name in self.key]
         return self._examples[1]
 
-    def _executor(self, vectors: bool | None = None, progress: Progress | None = None) -> Executor:
+    @property
+    def _executor(self) -> Executor:  # type: ignore[override]
+        return self._executor_for()
+
+    def _executor_for(self, vectors: bool | None = None, progress: Progress | None = None) -> Executor:
         """Return the executor of the open version, which compares the vectors of the encoder or the key columns."""
         if vectors is None:
             vectors = self._compares_vectors(self.score)
@@ -427,7 +437,7 @@ class StoredDatabase(Queryable):
             elif self._exceeds_memory(vectors):
                 executor = StreamedExecutor(*rows, progress, hidden)
             else:
-                executor = load_executor(*rows, hidden, [*visible, *hidden] if vectors else visible)
+                executor = self._load_executor(key, hidden, [*visible, *hidden] if vectors else visible)
             if self.cache:
                 choices = ChoiceCache.of_store(self.store).for_rows(len(self.store))
                 kind = (InMemoryExecutor if isinstance(executor, InMemoryExecutor) else StreamedExecutor).__name__
@@ -439,6 +449,19 @@ class StoredDatabase(Queryable):
             current = {kind: entry for kind, entry in self._executors.items() if entry[0] == self.version}
             self._executors = {**current, vectors: (self.version, executor)}
         return self._executors[vectors][1]
+
+    def _load_executor(self, key: tuple[str, ...], hidden: list[str], columns: list[str]) -> InMemoryExecutor:
+        """Return an executor over the rows in memory.
+
+        Of a store in an object store, the key and value columns are loaded; the others are read for the rows of
+        evidence.
+        """
+        names = key, self.value, self.name, self.fold
+        if not isinstance(self.store, RemoteStore):
+            return InMemoryExecutor(self.store.to_table(columns), *names, hidden)
+        executor = InMemoryExecutor(self.store.to_table(list(dict.fromkeys((*key, self.value)))), *names)
+        executor.table = StoredRows(self.store, hidden)
+        return executor
 
     def _compared(self, vectors: bool) -> tuple[str, ...]:
         """Return the name of the column of vectors if `vectors` is True, otherwise the names of the key columns."""
