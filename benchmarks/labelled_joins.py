@@ -26,12 +26,12 @@ from examples.matching.without_labels import COLUMNS
 
 from qkv.core.typing import Bool, Float, Int
 from qkv.database.io.sources import read
+from qkv.join.active_learner import ActiveLearner
 from qkv.join.blocking import CandidatePairs
 from qkv.join.compared_columns import read_columns
 from qkv.join.comparison_vectors import ComparisonVectors, append_log_odds, level_log_odds
 from qkv.join.labels import Labels, read_labels
 from qkv.join.model import JoinModel
-from qkv.join.soft_join import ActiveLearner
 from qkv.join.unsupervised import estimate_without_labels
 
 __all__ = ["COUNTS", "RESULTS", "TABLES", "Tables", "main"]

@@ -8,8 +8,9 @@ import pytest
 
 import qkv
 from qkv import masks, normalizers, scores
-from qkv.core.arrays import Array, namespace
+from qkv.core.arrays import namespace
 from qkv.core.parts import array_field
+from qkv.core.typing import Array
 from qkv.kernels import NumpyBlocksKernel, RowBlocksKernel, TiledKernel
 from qkv.plan import Kernel, Result
 from qkv.scores import GeneralScore, InnerProductScore

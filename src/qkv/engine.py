@@ -40,8 +40,6 @@ from qkv.readouts import Readout
 from qkv.scores import Gaussian, Score
 from qkv.torch_bridge.export import export_plan
 
-__all__ = ["attend", "explain", "Observation", "observe", "prepare", "Prepared"]
-
 
 @dataclass(frozen=True)
 class Observation:

@@ -389,7 +389,7 @@ def test_a_query_with_a_time_zone_is_refused_by_a_column_without(query):
 
 
 def test_json_holds_all_digits_of_decimals():
-    from qkv.cli.answer_writers import to_json
+    from qkv.core.untrusted_json import to_json
 
     values = [decimal.Decimal(2**64 - 1), decimal.Decimal("1.5"), decimal.Decimal("0.12345678901234567890")]
     assert json.loads(json.dumps(to_json(values))) == [2**64 - 1, 1.5, "0.12345678901234567890"]

@@ -11,9 +11,9 @@ import pytest
 import qkv
 from qkv import masks, normalizers, scores
 from qkv.core import equation
-from qkv.core.arrays import Array
 from qkv.core.equation import attend_dense
 from qkv.core.tile import Tile
+from qkv.core.typing import Array
 from qkv.kernels import NumpyBlocksKernel
 from qkv.kernels.numpy_blocks import logits as block_logits
 from qkv.kernels.numpy_blocks.logits import BINARY, NATURAL, Exponential

@@ -7,10 +7,11 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from qkv.look.axis import Axis
 from qkv.look.html_export import export_html
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
-from qkv.look.views import Axis, HeadRole, View
+from qkv.look.views import HeadRole, View
 
 from .chromium import DARKEST, PAPER, axe_violations, needs_chromium, redrawn, resize, spot
 

@@ -6,10 +6,11 @@ import time
 import numpy as np
 import pytest
 
+from qkv.look.axis import Axis
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.tiled_views import arrays_view
-from qkv.look.views import Axis, View
+from qkv.look.views import View
 
 from .chromium import needs_chromium
 from .test_browser import cross, known

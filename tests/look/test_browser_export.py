@@ -8,6 +8,7 @@ import pytest
 
 from qkv import look
 from qkv.errors import DataError
+from qkv.look.axis import Axis
 from qkv.look.head_call import SMALL, pack_heads
 from qkv.look.html_export import export_html, html_pieces, part_text
 from qkv.look.page import Page
@@ -15,7 +16,6 @@ from qkv.look.quantize import MASKED, dequantize
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.tiled_map import TiledLayer, TiledMap, TiledView
 from qkv.look.tiled_views import arrays_view
-from qkv.look.views import Axis
 from qkv.masks import AllowedPairs, Causal, Window
 from qkv.scores import ALiBi, Biased, Gaussian, ScaledDot
 from tests.effort import sample

@@ -5,11 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+from qkv.look.axis import Axis
 from qkv.look.html_export import export_html
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.text_roles import mark_roles
-from qkv.look.views import Axis, View
+from qkv.look.views import View
 
 from .chromium import DARKEST, PAPER, needs_chromium, redrawn
 from .colours import difference

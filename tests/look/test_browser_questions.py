@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from qkv import look
+from qkv.look.axis import Axis
 from qkv.look.difference import rank_differences
 from qkv.look.html_export import export_html
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.text_views import text_views
-from qkv.look.views import Axis
 
 from .chromium import needs_chromium, open_settings, redrawn, spot
 

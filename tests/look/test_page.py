@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from qkv.errors import DataError, OptionError, ShapeError
+from qkv.look.axis import Axis
 from qkv.look.bundle import WEB_FILES, bundle, read_web_file
 from qkv.look.html_export import export_html, html_pieces
 from qkv.look.page import Page
 from qkv.look.rollout import flow
 from qkv.look.server import ServedPage, serve, serve_in_thread
-from qkv.look.views import Axis, HeadRole, View
+from qkv.look.views import HeadRole, View
 from qkv.look.widget import respond
 
 EVIL = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "$&", "\u2028"]

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from qkv.errors import DataError, OptionError
+from qkv.look.axis import Axis
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
-from qkv.look.views import Axis, View
+from qkv.look.views import View
 
 from .chromium import needs_chromium
 

@@ -5,10 +5,11 @@ import time
 import numpy as np
 import pytest
 
+from qkv.look.axis import Axis
 from qkv.look.roles import HeadScore, RoleTable
 from qkv.look.roles.scoring import EncodedSentence, position_scores
 from qkv.look.text_roles import content_words, mark_roles, text_roles
-from qkv.look.views import Axis, HeadRole, Opening, View
+from qkv.look.views import HeadRole, Opening, View
 
 SENTENCE = Axis(
     ("[CLS]", "the", "dog", "saw", "that", "she", "lik", "##es", "him", "[SEP]"),

@@ -8,10 +8,10 @@ import pytest
 
 from qkv.core.tile import Tile
 from qkv.errors import OptionError
+from qkv.look.axis import Axis
 from qkv.look.page import Page
 from qkv.look.quantize import MASKED, dequantize
 from qkv.look.tiled_map import TILE_SIZE, TiledLayer, TiledMap, TiledView
-from qkv.look.views import Axis
 from qkv.masks import AllowedKeys, AllowedPairs, Causal, Documents, Window
 
 torch = pytest.importorskip("torch")

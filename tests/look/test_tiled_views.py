@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from qkv.errors import DataError, RefusedError, ShapeError
+from qkv.look.axis import Axis
 from qkv.look.text_roles import mark_roles
 from qkv.look.tiled_views import arrays_required_bytes, arrays_view, check_memory, heads_required_bytes, read_array
-from qkv.look.views import Axis
 
 torch = pytest.importorskip("torch")
 

@@ -9,9 +9,9 @@ import pytest
 
 import qkv
 from qkv import scores
-from qkv.core.arrays import Array
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
+from qkv.core.typing import Array
 from qkv.errors import KindError, QkvError, ShapeError
 from qkv.scores import InnerProductScore
 from qkv.testing import ScoreContract

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 
 from qkv.encoders import LatentEncoder
+from qkv.encoders.vocabulary import Vocabulary
 from qkv.search import Document, Index
-from qkv.search.bm25 import Vocabulary
 from qkv.search.choose_settings import (
     DEFAULT_MIX,
     _draw,

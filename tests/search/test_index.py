@@ -9,11 +9,12 @@ import pytest
 from qkv.core import extras
 from qkv.core.equation import attend_dense
 from qkv.encoders.text_encoders import default_components
+from qkv.encoders.vocabulary import Vocabulary
 from qkv.errors import DataError, MissingPackageError, OptionError, StoreBusyError
 from qkv.normalizers import Softmax
 from qkv.scores import Dot
 from qkv.search import Document, Index
-from qkv.search.bm25 import BM25, Vocabulary
+from qkv.search.bm25 import BM25
 from qkv.search.index_files import is_index
 
 QUERY = "Which shepherd saw shadows, and a golden truth?"

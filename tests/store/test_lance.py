@@ -17,9 +17,10 @@ if importlib.util.find_spec("lance") is None:
     pytest.skip("pylance is not installed", allow_module_level=True)
 
 from qkv import store as stores
+from qkv.core.printable import first_line
 from qkv.errors import DamagedStoreError
 from qkv.store.lance_checksums import CHECKSUMS
-from qkv.store.lance_files import cell_bytes, file_name, first_line, translate_errors, translate_read_errors
+from qkv.store.lance_files import cell_bytes, file_name, translate_errors, translate_read_errors
 from qkv.testing.stores import StoreContract, ids_of, numbered
 
 

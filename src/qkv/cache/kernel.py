@@ -40,8 +40,6 @@ from qkv.plan.spec import Spec
 from qkv.readouts import Readout
 from qkv.scores.forms import Product, ScaledProduct
 
-__all__ = ["ChunkedCall", "ChunkedKernel", "ChunkedTensor", "attend_chunked", "concat_chunks"]
-
 
 # Not frozen: a frozen class takes four times as long to construct, and every decoding step makes two.
 @dataclass(slots=True)

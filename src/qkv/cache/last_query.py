@@ -25,9 +25,6 @@ from qkv.normalizers import Normalizer
 from qkv.scores import Score
 from qkv.scores.forms import ScaledProduct
 
-__all__ = ["ALL_KEYS", "attend_last", "attend_rows", "last_keys", "prepare_step", "share_keys", "Step"]
-
-
 ALL_KEYS = 2**40
 """Number of keys for which a mask is asked which of them it allows. No sequence is longer."""
 

@@ -28,8 +28,6 @@ from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.scores import Score
 from qkv.scores.forms import Pairwise, ScaledProduct, lift_limits
 
-__all__ = ["ProjectedKeys", "attend_projected"]
-
 _LAST = Positions(align="end")
 _UNCHANGED: set[Hashable] = set()
 """Signatures of scores whose projection of a key is the key, so that there is nothing to keep."""

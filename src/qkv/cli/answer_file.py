@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from qkv.cli.query_input import QueryLine
     from qkv.database.relations.query_relation import QueryRelation
 
-__all__ = ["SUFFIXES", "check_distinct", "line_relation", "write_rows"]
 
 SUFFIXES = (".csv", ".parquet", ".arrow", ".jsonl")
 _ROWS_PER_GROUP = 65_536

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from qkv.database.protocol import Queryable
 
 
-__all__ = ["AnswerWriter", "ColumnWidth", "CsvWriter", "fit_widths", "JsonWriter", "TableWriter", "to_csv"]
-
-
 @dataclass
 class AnswerWriter(ABC):
     """Base class of writers that print answers to stdout as they are computed.

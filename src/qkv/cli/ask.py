@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from qkv.database.answer import Answer
     from qkv.database.protocol import Queryable
 
-__all__ = ["ask", "printed_text"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class AskCommand:

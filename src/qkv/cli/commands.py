@@ -16,8 +16,6 @@ from qkv.cli.shared_options import expand_options
 from qkv.core.printable import printable
 from qkv.errors import MissingPackageError, OptionError, QkvError
 
-__all__ = ["create_app", "overview", "run_command"]
-
 
 def use_plain_converters(group: Any, help_names: tuple[str, ...]) -> Any:
     """Make the commands of a group convert their parameters by `int`, `float` and `str` instead of by pydantic.

@@ -14,8 +14,6 @@ from qkv.core.printable import printable
 if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderableType
 
-__all__ = ["new_console"]
-
 
 def new_console(width: int = 140, file: TextIO | None = None) -> Console:
     """Create a rich console that prints to stdout or to another stream.

@@ -18,7 +18,6 @@ from qkv.errors import DamagedError
 if TYPE_CHECKING:
     from qkv.tuning import KernelCheck
 
-__all__ = ["doctor"]
 
 _PURPOSES = {
     "ask": "tables and this command",

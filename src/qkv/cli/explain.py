@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from qkv.readouts import Readout
     from qkv.scores.base import Score
 
-__all__ = ["explain"]
-
 
 def explain(
     query: Annotated[str, typer.Option(metavar="SHAPE", help="Shape of the queries.", show_default=False)] = "",

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from qkv.search.index import Index
 
 
-__all__ = ["evaluate", "fit", "fit_join", "fit_search"]
-
-
 def evaluate(
     judged: JudgedCollection,
     *,

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from qkv.join.result import JoinResult
 
 
-__all__ = ["join"]
-
-
 def read_key() -> str:
     """Return the next key that is pressed in the terminal, as one character; an empty string at the end of input."""
     if sys.platform == "win32":

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from qkv.look.views import View
 
 
-__all__ = ["look"]
-
-
 def check_export(export: str, width: str, layer: int | None, head: int | None) -> float | str:
     """Check, before the model runs, that a page or a figure can be written, and return the width of the figure."""
     from qkv.look.figure import FORMATS, column_inches, new_figure

@@ -25,8 +25,6 @@ from typing import NoReturn
 from qkv.core.extras import require_packages
 from qkv.errors import MissingPackageError
 
-__all__ = ["main", "run"]
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command `qkv` and exit the process with its exit code."""

@@ -16,7 +16,6 @@ from qkv.errors import DataError, QueryError
 if TYPE_CHECKING:
     from qkv.database.answer import Answer
 
-__all__ = ["QueryLine", "is_query_table", "number_lines", "read_queries"]
 
 _MAX_CHUNK = 256
 """Maximum number of queries per chunk."""

@@ -12,8 +12,6 @@ from qkv.core.checks import check_choice
 from qkv.core.progress import ProgressBar
 from qkv.errors import OptionError
 
-__all__ = ["roles"]
-
 _KINDS = ("text", "gap", "winobias", "conllu")
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from qkv.search.index import Index
     from qkv.search.text_sources import Document
 
-__all__ = ["build_index", "open_index", "search"]
-
 
 def search(
     source: Annotated[

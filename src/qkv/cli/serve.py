@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from qkv.search.index import Index
     from qkv.serve.served_store import ServedStore
 
-__all__ = ["serve"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ServeCommand:

@@ -16,31 +16,6 @@ import typer
 from qkv.core.checks import check_choice
 from qkv.errors import OptionError, QkvError
 
-__all__ = [
-    "PORT_RULE",
-    "Candidates",
-    "IndexOptions",
-    "JoinedOn",
-    "JudgedCollection",
-    "KeyColumns",
-    "LearningOptions",
-    "LeftTable",
-    "MaxDistance",
-    "MinSimilarity",
-    "ModelFolder",
-    "NormalizerName",
-    "QuoteFormulas",
-    "ReadingOptions",
-    "RightTable",
-    "Rule",
-    "ScoreName",
-    "ValueColumn",
-    "TableOptions",
-    "check_rules",
-    "exclusion_rules",
-    "expand_options",
-]
-
 
 class Rule(NamedTuple):
     """A condition that options must not meet, with the sentence that says why.

@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from qkv.store import Repair
 
 
-__all__ = ["store"]
-
-
 def repair(
     path: StorePath,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be lost. Write nothing.")] = False,

@@ -11,8 +11,6 @@ from qkv.core.extras import require_packages
 from qkv.core.progress import ProgressBar
 from qkv.errors import OptionError
 
-__all__ = ["tune"]
-
 
 def tune(
     seconds: Annotated[float, typer.Option(metavar="SECONDS", help="Duration of the measurement.")] = 100.0,

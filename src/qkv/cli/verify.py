@@ -15,8 +15,6 @@ from qkv.errors import DamagedError, DataError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["verify"]
-
 
 def verify(
     path: Annotated[

@@ -18,7 +18,6 @@ from qkv.errors import DamagedStoreError
 if TYPE_CHECKING:
     from qkv.store import Damage
 
-__all__ = ["AsJson", "StorePath", "damage_record", "describe_damages", "print_wrapped", "verify", "version_ranges"]
 
 StorePath = Annotated[str, typer.Argument(metavar="STORE", help="Folder or URL of the store.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

@@ -21,39 +21,6 @@ import numpy as np
 from qkv.core.typing import Array, ArrayLike, Bool, DType, Float, Int, Namespace, Num, Shaped, Tensor
 from qkv.errors import KindError, ShapeError
 
-__all__ = [
-    "accumulation_dtype",
-    "arange",
-    "Array",
-    "as_array",
-    "asarray_like",
-    "cast",
-    "choose",
-    "dtype_name",
-    "gather",
-    "ignore_numpy_warnings",
-    "is_array",
-    "is_floating",
-    "is_ndarray",
-    "is_tensor",
-    "is_text",
-    "itemsize",
-    "library",
-    "namespace",
-    "requires_gradient",
-    "result_dtype",
-    "row_max",
-    "sigmoid",
-    "statically_known_true",
-    "stop_gradient",
-    "to_numpy",
-    "toeplitz",
-    "variable_value",
-    "where",
-    "zeros",
-]
-
-
 OWN = frozenset(
     (
         *("abs", "all", "any", "arange", "argmax", "argmin", "asarray", "astype", "bool"),

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-__all__ = ["autograd_function", "autograd_function_class"]
-
 
 @cache
 def autograd_function_class(forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:

@@ -11,8 +11,6 @@ import numpy as np
 
 from qkv.errors import ShapeError
 
-__all__ = ["Axes", "broadcast_batch"]
-
 
 @dataclass(frozen=True)
 class Axes:

@@ -13,8 +13,6 @@ from qkv.core.arrays import library, namespace
 from qkv.core.axes import broadcast_batch
 from qkv.core.typing import Array, Shaped
 
-__all__ = ["BatchIndex", "batch_indices", "batch_shape", "take_batch", "with_equal_batch"]
-
 BatchIndex = tuple[int | slice, ...]
 AnyArray = TypeVar("AnyArray", bound=Array)
 

@@ -15,7 +15,6 @@ from qkv.core.nanoseconds import with_nanoseconds
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["cell_kind", "is_missing", "object_kind", "plain_scalar"]
 
 _OBJECTS: dict[str, tuple[type, ...]] = {
     "text": (str, uuid.UUID),

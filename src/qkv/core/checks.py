@@ -9,8 +9,6 @@ from typing import TypeGuard
 
 from qkv.errors import OptionError
 
-__all__ = ["check_choice", "check_integers", "check_probability", "describe", "is_int", "takes_arguments"]
-
 
 def check_choice(name: str, given: object, choices: Iterable[object]) -> None:
     """Check that the value `given` of the option `name` is one of `choices`.

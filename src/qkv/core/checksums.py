@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     Bytes: TypeAlias = bytes | bytearray | memoryview | mmap.mmap | pa.Buffer
 
-__all__ = ["checksum", "checksums_wanted", "digest", "file_checksum"]
 
 _CHUNK = 2**18
 """Number of bytes that are read at a time, so that they are in the cache of a core when their checksum is computed."""

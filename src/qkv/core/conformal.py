@@ -17,8 +17,6 @@ import numpy as np
 
 from qkv.core.typing import Float
 
-__all__ = ["conformal_quantile"]
-
 # Rounding must not turn 0.9 · 10 into a number above 9.
 _ROUNDING = 1e-9
 

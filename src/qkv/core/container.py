@@ -29,8 +29,6 @@ from qkv.core.typing import Shaped
 from qkv.core.untrusted_json import Fields, parse_json
 from qkv.errors import DamagedError, DataError
 
-__all__ = ["Container", "container_problem", "is_container", "read_container", "write_container"]
-
 _MAGIC = b"qkv container "
 _FORMAT = 1
 _LINE = 64

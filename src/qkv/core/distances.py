@@ -32,8 +32,6 @@ if TYPE_CHECKING:
             """Save tensors for backward."""
 
 
-__all__ = ["distance_gradients", "distances", "pair_distances"]
-
 _MIN_WIDTH = 12
 """Width from which matrix products are faster than differences."""
 _MIN_ELEMENTS = 2**15

@@ -35,17 +35,6 @@ if TYPE_CHECKING:
     from qkv.normalizers.base import Normalizer
     from qkv.scores.base import Score
 
-__all__ = [
-    "BoundCall",
-    "TorchCall",
-    "attend_dense",
-    "dense",
-    "apply_dropout",
-    "bind_call",
-    "masked_logits",
-    "take_range",
-]
-
 
 @dataclass(frozen=True)
 class _DenseResult:

@@ -11,16 +11,6 @@ from typing import Any
 
 from qkv.errors import MissingPackageError
 
-__all__ = [
-    "alias_modules",
-    "CLONE_COMMAND",
-    "INDEX_COMMAND",
-    "import_optional",
-    "lazy_attributes",
-    "missing_package",
-    "require_packages",
-]
-
 INDEX_COMMAND = 'pip install "qkv[{}]"'
 CLONE_COMMAND = 'pip install -c constraints.txt -e ".[{}]"'
 """Commands that install an extra, or several that are joined by commas, from the package index and from a clone."""

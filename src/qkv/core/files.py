@@ -16,18 +16,6 @@ from typing import IO
 
 from qkv.errors import DataError
 
-__all__ = [
-    "atomic_path",
-    "check_creatable",
-    "check_writable",
-    "exchange_folders",
-    "fsync",
-    "make_folders",
-    "user_cache",
-    "write_atomic",
-    "write_atomic_with_siblings",
-]
-
 
 def user_cache(name: str) -> Path:
     """Return a path for caches: `name` in the folder `QKV_CACHE`, otherwise in the platform's folder for caches."""

@@ -12,14 +12,6 @@ import numpy as np
 from qkv.core.nanoseconds import nanoseconds_below
 from qkv.core.printable import printable, printable_key
 
-__all__ = [
-    "format_key",
-    "format_length",
-    "format_query",
-    "format_value",
-    "number",
-]
-
 # A spread of this part of a number, or less, comes from rounding.
 _ROUNDING = 1e-12
 # So many numbers without brackets are a vector and not a name.

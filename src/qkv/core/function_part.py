@@ -18,8 +18,6 @@ from qkv.core.parts import Part, UserAxes
 from qkv.core.typing import Array, Shaped
 from qkv.errors import OptionError, ShapeError
 
-__all__ = ["FunctionPart", "Verdict", "function_parts", "key_of_code", "pad_axes"]
-
 
 @dataclass(frozen=True)
 class Verdict:

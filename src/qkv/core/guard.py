@@ -27,8 +27,6 @@ from qkv.core.arrays import (
 )
 from qkv.core.typing import Array, Bool, Float, Num, Shaped
 
-__all__ = ["all_finite", "apply_weights", "by_finiteness", "guarded_logits", "is_traced", "zero_nonfinite"]
-
 
 def all_finite(x: Shaped[Array, "*_"]) -> bool:
     """Return whether all elements of `x` are known to be finite.

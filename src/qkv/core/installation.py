@@ -9,8 +9,6 @@ from importlib import metadata
 
 from qkv.core.extras import CLONE_COMMAND, INDEX_COMMAND
 
-__all__ = ["Extra", "Package", "extras", "install_command", "own_version"]
-
 
 @dataclass(frozen=True)
 class Package:

@@ -9,8 +9,6 @@ from qkv.core.arrays import is_array
 from qkv.core.parts import Part
 from qkv.core.typing import Array
 
-__all__ = ["map_batch"]
-
 T = TypeVar("T")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
-__all__ = ["nanoseconds_below", "plain_time", "with_nanoseconds"]
-
 
 def nanoseconds_below(value: object) -> int:
     """Return the nanoseconds after the microsecond of a time or duration, also of pandas; 0 for other objects."""
@@ -70,6 +68,8 @@ class _Nanoseconds:
 
 
 class NanosecondDatetime(_Nanoseconds, dt.datetime):
+    """A timestamp with nanoseconds."""
+
     def isoformat(self, sep: str = "T", timespec: str = "auto") -> str:
         """Return the timestamp in ISO 8601, with nine digits of a second unless `timespec` is given."""
         text = super().isoformat(sep, "microseconds" if timespec == "auto" else timespec)
@@ -80,6 +80,8 @@ class NanosecondDatetime(_Nanoseconds, dt.datetime):
 
 
 class NanosecondTime(_Nanoseconds, dt.time):
+    """A time of day with nanoseconds."""
+
     def isoformat(self, timespec: str = "auto") -> str:
         """Return the time in ISO 8601, with nine digits of a second unless `timespec` is given."""
         text = super().isoformat("microseconds" if timespec == "auto" else timespec)
@@ -90,6 +92,8 @@ class NanosecondTime(_Nanoseconds, dt.time):
 
 
 class NanosecondDuration(_Nanoseconds, dt.timedelta):
+    """A duration with nanoseconds."""
+
     def __truediv__(self, other: Any) -> Any:
         if not isinstance(other, dt.timedelta):
             return super().__truediv__(other)

@@ -24,17 +24,6 @@ from qkv.core.arrays import (
 )
 from qkv.core.typing import Array, Bool, DType, Float, Int, Num, Shaped, Tensor
 
-__all__ = [
-    "RunningTopK",
-    "first_equal_vectors",
-    "index_mask",
-    "kth_largest",
-    "nonzero_top_k_indices",
-    "row_groups",
-    "top_k_indices",
-    "top_k_mask",
-]
-
 _LONG_ROW = 4096
 """Length from which the maxima of groups of a NumPy row bound its largest elements."""
 _GROUP_SIZE = 16

@@ -41,18 +41,6 @@ from typing import Self
 from qkv.core.arrays import namespace, row_max, where
 from qkv.core.typing import Array, Float, Int
 
-__all__ = [
-    "ExponentialSums",
-    "PartialResult",
-    "TopKeys",
-    "WeightedSums",
-    "finite_shift",
-    "merge_means",
-    "nonzero",
-    "rescale",
-    "rescale_factor",
-]
-
 
 class PartialResult:
     """Base class of partial results, which hold the sums or keys that a kernel has accumulated for each query."""

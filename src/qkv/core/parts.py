@@ -32,18 +32,6 @@ from qkv.core.checks import is_int
 from qkv.core.typing import Array, DType, Num, Shaped
 from qkv.errors import KindError, OptionError, ShapeError
 
-__all__ = [
-    "array_field",
-    "delegates",
-    "expand_to_pairs",
-    "Part",
-    "require_indices",
-    "require_number",
-    "require_positive_integer",
-    "UserAxes",
-]
-
-
 _REGISTERED: set[type] = set()
 
 

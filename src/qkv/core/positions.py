@@ -10,8 +10,6 @@ from qkv.core.parts import Part, array_field
 from qkv.core.typing import Array, Num
 from qkv.errors import KindError, OptionError
 
-__all__ = ["Align", "Positions"]
-
 Align: TypeAlias = Literal["start", "end"]
 
 

@@ -12,19 +12,6 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "escaped_json",
-    "first_line",
-    "html_table",
-    "printable",
-    "printable_key",
-    "quoted_formula",
-    "quoted_key",
-    "quoted_name",
-    "read_escapes",
-    "sql_text",
-]
-
 _CONTROLS = "\x00-\x1f\x7f-\x9f"  # C0 with NUL and ESC, DEL, C1
 _HIDDEN = (
     "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff"  # marks of direction, breaks, lone surrogates

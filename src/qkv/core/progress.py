@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
 if TYPE_CHECKING:
     import rich.progress
 
-__all__ = ["Progress", "ProgressBar", "checkpoint", "current_check", "report", "track", "with_check"]
 
 Item = TypeVar("Item")
 

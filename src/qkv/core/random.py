@@ -32,8 +32,6 @@ from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.threefry import MASK, Seed, numpy_pair_words, seed_words, threefry, word
 from qkv.core.typing import Array, Bool, Float, Int, Num, Shaped
 
-__all__ = ["DROPOUT", "ROUNDS", "SAMPLE", "Indices", "dropout_mask", "dropout_rate", "gumbel", "uniform"]
-
 DROPOUT, SAMPLE = 1, 2
 """Streams of random numbers, for dropout and for `Sample`. Different streams of one seed are independent."""
 ROUNDS = 13

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-__all__ = ["ambiguous_reason", "cross_site_reason"]
-
 _SINGLE = (
     *(b"authorization", b"content-length", b"content-type", b"host", b"origin", b"sec-fetch-dest", b"sec-fetch-mode"),
     *(b"sec-fetch-site", b"transfer-encoding"),

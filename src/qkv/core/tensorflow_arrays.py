@@ -16,8 +16,6 @@ from qkv.core.extras import require_packages
 from qkv.core.typing import Array, DType, Int, Namespace, Num, Shaped
 from qkv.errors import KindError
 
-__all__ = ["tensorflow_namespace"]
-
 
 @cache
 def tensorflow_namespace() -> Namespace:

@@ -10,8 +10,6 @@ from typing import TypeVar
 
 from qkv.core.progress import current_check, with_check
 
-__all__ = ["can_start_threads", "map_threads", "prefetched"]
-
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 

@@ -16,8 +16,6 @@ import numpy as np
 from qkv.core.arrays import asarray_like, dtype_name, is_array, is_tensor, itemsize, library, namespace
 from qkv.core.typing import Array, Num, Shaped
 
-__all__ = ["MASK", "Seed", "numpy_pair_words", "seed_words", "threefry", "word"]
-
 Seed: TypeAlias = int | Array | tuple["int | Array", "int | Array"]
 """A seed: an integer, a zero-dimensional integer array, or a tuple with the low and the high 32 bits."""
 

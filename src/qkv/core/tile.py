@@ -17,8 +17,6 @@ from qkv.core.threefry import Seed
 from qkv.core.typing import Array, Bool, Float, Int, Shaped
 from qkv.errors import OptionError, PositionError
 
-__all__ = ["Centre", "Tile"]
-
 Centre: TypeAlias = "Array | tuple[Centre, ...] | None"
 """The reference point of a score, `(*batch, 1, width)`, or a tuple with one entry per score of a `SumOf`.
 

@@ -32,26 +32,6 @@ from functools import cache
 
 from qkv.core.printable import sql_text
 
-__all__ = [
-    "ABBREVIATIONS",
-    "ISO",
-    "candidate_formats",
-    "choose_format",
-    "date_reading",
-    "exchanged",
-    "format_sql",
-    "has_format",
-    "is_compact_date",
-    "is_date_format",
-    "iso_sql",
-    "numeric_order",
-    "parse_date",
-    "read_time",
-    "reads_iso",
-    "split_zone",
-    "zone_reading",
-]
-
 _ABBREVIATIONS = """
 +00:00 Z UTC GMT UT WET
 +01:00 CET MEZ WEST

@@ -10,8 +10,6 @@ import torch
 
 from qkv.core.typing import Num, Tensor
 
-__all__ = ["matmul"]
-
 # `torch.classes` and `torch.ops` look up every attribute as a registered class or operator, which misleads inspection.
 _COPIED = {name: x for name, x in vars(_compat).items() if not name.startswith("__") and name not in ("classes", "ops")}
 globals().update(_COPIED)

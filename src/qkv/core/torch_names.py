@@ -9,8 +9,6 @@ from typing import Any, TypeVar, cast
 
 from qkv.errors import KindError
 
-__all__ = ["explain_torch_names", "refuse_torch_names"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

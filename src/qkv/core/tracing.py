@@ -10,8 +10,6 @@ import sys
 
 from qkv.core.typing import Array, Shaped
 
-__all__ = ["tracing_mode"]
-
 
 def tracing_mode(*arrays: Shaped[Array, "*_"]) -> str:
     """Return the name of the active PyTorch tracer or transform, or "" if there is none.

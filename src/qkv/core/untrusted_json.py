@@ -15,9 +15,6 @@ import numpy as np
 
 from qkv.errors import DamagedError
 
-__all__ = ["BoundedFile", "Fields", "is_file_name", "NUMBERS", "parse_json", "read_bounded", "to_json"]
-
-
 NUMBERS = frozenset({float, int})
 """Types of numbers in parsed JSON."""
 

@@ -29,20 +29,6 @@ if TYPE_CHECKING:
     from qkv.plan.plan import Plan
     from qkv.scores.base import Score
 
-__all__ = [
-    "Answer",
-    "Call",
-    "Entry",
-    "Evidence",
-    "RanCalls",
-    "call_notes",
-    "call_text",
-    "entry_cells",
-    "format_estimate",
-    "format_failure",
-    "format_gradient",
-    "format_statistics",
-]
 
 _MOST_CALLS = 8
 # Without a standard error, a spread of less than this part of an answer adds no digits to it.

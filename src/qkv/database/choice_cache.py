@@ -39,8 +39,6 @@ from qkv.estimators.regression.bandwidth import Bandwidth
 from qkv.estimators.regression.local_scale import LocalScale
 from qkv.store import Store
 
-__all__ = ["NO_CACHE", "ChoiceCache", "cache_folder"]
-
 # To be increased when other bandwidths, distances or factors are chosen from the same rows.
 _FORMAT = 4
 _PACKAGES = ("numpy", "duckdb", "pyarrow")

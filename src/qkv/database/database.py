@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from qkv.database.storage.stored import StoredDatabase
     from qkv.encoders.encoder import Encoder
 
-__all__ = ["Database"]
-
 
 class Database(Queryable):
     """A table in memory that answers queries. It has one or more key columns and a value column.

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from qkv.database.execute.row_reader import StoredRows
 
 
-__all__ = ["Queryable"]
-
-
 def ask_printed(ask: Callable[[object], Answer], queries: object, columns: int) -> Answer:
     """Answer queries, whose texts are read with their escapes if a key matches better so.
 

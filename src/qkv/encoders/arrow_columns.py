@@ -24,35 +24,6 @@ from qkv.core.nanoseconds import nanoseconds_below, plain_time, with_nanoseconds
 from qkv.core.times import read_time
 from qkv.core.typing import Bool, Int, Num
 
-__all__ = [
-    "ASSUMED",
-    "BOOLEAN_SPELLING",
-    "beyond_python",
-    "DATE_FORMAT",
-    "decoded_chunks",
-    "float_dtype",
-    "from_units",
-    "has_time_zone",
-    "metadata_text",
-    "null_mask",
-    "NUMBER_FORMAT",
-    "READING",
-    "records_of",
-    "row_numbers",
-    "stored_numbers",
-    "Temporal",
-    "temporal_range",
-    "time_zone",
-    "to_python",
-    "to_records",
-    "to_units",
-    "units_per_day",
-    "vector_matrix",
-    "with_metadata",
-    "with_microseconds",
-    "with_uuid_texts",
-]
-
 
 def to_python(column: pa.Array | pa.ChunkedArray) -> list[object]:
     """Return the cells of an Arrow array as Python objects, with all nanoseconds, also within lists and records.

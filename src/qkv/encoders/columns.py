@@ -37,8 +37,6 @@ from qkv.encoders.arrow_columns import Temporal, metadata_text, to_python
 from qkv.encoders.number_formats import NumberFormat
 from qkv.errors import DataError, OptionError
 
-__all__ = ["KINDS", "Column", "Kind", "KindTraits", "fold", "key_names", "with_periods"]
-
 Kind = Literal["text", "category", "number", "boolean", "timestamp", "cyclic", "vector"]
 
 

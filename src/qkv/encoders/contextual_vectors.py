@@ -27,7 +27,6 @@ from qkv.errors import DataError, KindError, OptionError, QkvError, ShapeError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["ContextualVectors"]
 
 _DEFAULT_LENGTH = 512
 

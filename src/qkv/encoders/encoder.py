@@ -28,20 +28,6 @@ if TYPE_CHECKING:
     from qkv.encoders.vocabulary import Vocabulary
 
 
-__all__ = [
-    "Encoder",
-    "load_encoder",
-    "pack_words",
-    "read_arrays",
-    "restore_encoder",
-    "save_encoder",
-    "TextEncoder",
-    "unpack_words",
-    "Vectors",
-    "WordContributions",
-]
-
-
 _CONTENT = "an encoder"
 _REMEDY = "Fit the encoder again, or restore the file from a copy."
 _Kind = TypeVar("_Kind", bound="Encoder")

@@ -21,18 +21,6 @@ import pyarrow as pa
 from qkv.core.typing import Bool, Int, Num, Shaped
 from qkv.encoders import arrow_columns
 
-__all__ = [
-    "BOOLEANS",
-    "MOST_DIGITS",
-    "cell_integers",
-    "is_uuid",
-    "is_written_float",
-    "query_integers",
-    "uuid_integers",
-    "uuid_text",
-    "width_of",
-]
-
 MOST_DIGITS = 38
 """Digits of the decimals as which numbers of text files are read."""
 

@@ -25,7 +25,6 @@ from qkv.encoders.weighting import Weighting, get_weighting
 if TYPE_CHECKING:
     from sklearn.utils import Tags
 
-__all__ = ["LatentSemantics"]
 
 _SOLVERS = ("auto", "exact", "randomized")
 _MAX_FULL_CELLS = 2000 * 2000

@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass
 
 from qkv.core.printable import sql_text
 
-__all__ = ["NumberFormat", "affix_counts"]
-
 _CODES = """
 USD EUR GBP JPY CHF CNY INR SEK NOK DKK AUD CAD NZD PLN CZK HUF BRL MXN ZAR TRY KRW SGD HKD kr kr. Fr. Fr SFr. zł Kč Ft
 Rs Rs. R$ US$ A$ C$ NZ$ HK$ S$

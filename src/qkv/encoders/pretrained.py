@@ -19,14 +19,6 @@ from qkv.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = [
-    "default_model_folder",
-    "load_model",
-    "max_positions",
-    "max_sequence_length",
-    "read_json_object",
-    "without_progress_bars",
-]
 
 _SEQ2SEQ = ("ForConditionalGeneration", "MTModel", "EncoderDecoderModel")
 _CAUSAL = ("ForCausalLM", "LMHeadModel")

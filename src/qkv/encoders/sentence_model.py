@@ -32,7 +32,6 @@ from qkv.errors import DataError
 if TYPE_CHECKING:
     from transformers import BatchEncoding
 
-__all__ = ["SentenceModel"]
 
 _PROBE = "The same model makes the same vector of this sentence."
 _MIN_PROBE_COSINE = 0.999

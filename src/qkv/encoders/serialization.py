@@ -23,8 +23,6 @@ from qkv.encoders.text_encoders import LatentEncoder, TermEncoder
 from qkv.encoders.word_vectors import WordVectors
 from qkv.errors import DataError, KindError, OptionError
 
-__all__ = ["ENCODER_KINDS", "TEXT_ENCODERS", "as_encoder", "build_encoder", "pack", "unpack"]
-
 ENCODER_KINDS: dict[str, type[Encoder]] = {
     kind.name: kind for kind in (LatentEncoder, SentenceModel, WordVectors, TableVectors)
 }

@@ -35,9 +35,6 @@ from qkv.encoders.encoder import Encoder, load_encoder, save_encoder
 from qkv.encoders.weighting import get_weighting
 from qkv.errors import DataError, KindError, OptionError
 
-__all__ = ["TableVectors"]
-
-
 Table: TypeAlias = Any
 """A pyarrow table, a pandas or polars data frame, or a dict of columns."""
 

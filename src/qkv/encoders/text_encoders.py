@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from qkv.encoders.encoder import Vectors
 
-__all__ = ["BagOfWordsEncoder", "LatentEncoder", "TermEncoder", "default_components"]
 
 _MIN_DIMENSIONS, _MAX_DIMENSIONS = 30, 300
 """Limits of the default number of components; Dumais (1991) and Bradford (2008) found numbers of this order best."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
     from sklearn.feature_extraction.text import CountVectorizer
 
-__all__ = ["Vocabulary"]
-
 
 class _Stemmer(Protocol):
     def stemWords(self, words: list[str]) -> list[str]: ...

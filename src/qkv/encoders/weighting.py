@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     Counts: TypeAlias = Num[np.ndarray, "documents words"] | csr_array
     """Counts `(documents, words)`, dense or sparse."""
 
-__all__ = ["Weighting", "get_weighting"]
-
 
 @dataclass(frozen=True, eq=False)
 class Weighting:

@@ -10,8 +10,6 @@ from typing import NamedTuple, TypeAlias
 
 from qkv.errors import DataError, KindError
 
-__all__ = ["WORD_SIGNS", "WordChoice", "WordSpan", "find_word", "split_words"]
-
 WordChoice: TypeAlias = "str | int | tuple[int, int]"
 """A word of a text: its spelling, its index among the words, or its range of characters (start, stop)."""
 

@@ -37,9 +37,6 @@ from qkv.encoders.encoder import Encoder, pack_words, unpack_words
 from qkv.encoders.word_spans import WORD_SIGNS
 from qkv.errors import DataError, KindError, ShapeError
 
-__all__ = ["WordVectors"]
-
-
 FORMATS = ("word2vec", "glove", "binary")
 _PROGRESS_INTERVAL = 10_000
 _MAX_WORD_BYTES = 10_000

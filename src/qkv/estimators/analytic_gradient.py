@@ -32,21 +32,6 @@ from qkv.estimators.features import Features
 from qkv.estimators.metric import Metric
 from qkv.kernels.numpy_blocks.logits import NATURAL
 
-__all__ = [
-    "class_losses",
-    "embed",
-    "Embedding",
-    "encode_rows",
-    "EncodedRows",
-    "inverse_bandwidths",
-    "leave_one_out_loss",
-    "loss_and_gradient",
-    "MemberParameters",
-    "MIN_PROBABILITY",
-    "weighted_means",
-]
-
-
 MIN_PROBABILITY = 1e-6
 """Smallest probability of which a loss is computed."""
 _BLOCK = 2**16

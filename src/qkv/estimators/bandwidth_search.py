@@ -22,18 +22,6 @@ from qkv.core.typing import Float, Int
 from qkv.estimators.analytic_gradient import class_losses
 from qkv.kernels.numpy_blocks.logits import NATURAL
 
-__all__ = [
-    "BATCH_GRID",
-    "BandwidthSearch",
-    "LOCAL_GRID",
-    "MIN_ROWS",
-    "SEARCH_ROWS",
-    "SMALL_GRID",
-    "UNIFORM_GRID",
-    "WIDE_GRID",
-    "search_bandwidth",
-]
-
 LOCAL_GRID = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
 """Factors of a bandwidth that was learned from a sample of the rows."""
 BATCH_GRID = (0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 1.0, 1.15, 1.35)

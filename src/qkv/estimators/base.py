@@ -48,8 +48,6 @@ from qkv.estimators.metric_learning import TrainedMetric, as_tensors, embed_rows
 from qkv.estimators.row_tree import MIN_TREE_ROWS, RowTree, build_row_trees
 from qkv.estimators.saved_estimator import SavedEstimator
 
-__all__ = ["AttentionEstimator", "RandomState", "require_values"]
-
 
 def check_fitted_arrays(estimator: AttentionEstimator, rows: Features, outputs: int) -> None:
     """Raise ValueError if shapes, codes or indices do not fit each other."""

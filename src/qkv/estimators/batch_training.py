@@ -26,8 +26,6 @@ from qkv.estimators.analytic_gradient import (
 )
 from qkv.estimators.metric import Metric
 
-__all__ = ["Trace", "TrainingOptions", "TrainingRows", "learning_rate_factor", "train_member"]
-
 _EVALUATIONS = 12
 """Number of evaluations on the held-out rows in a training of the maximum number of steps."""
 _BETAS = 0.9, 0.95

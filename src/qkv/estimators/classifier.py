@@ -15,8 +15,6 @@ from qkv.errors import DataError
 from qkv.estimators.base import AttentionEstimator, require_values
 from qkv.estimators.fitted_rows import RowExplanation
 
-__all__ = ["AttentionClassifier"]
-
 
 class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[misc]
     """Soft nearest-neighbor classifier with a learned metric.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["EFFORTS", "SMALL_TABLE", "Effort"]
-
 SMALL_TABLE = 256
 """Tables of fewer rows have an ensemble that holds out each row about once; a member alone holds out too few."""
 _FAST_TABLE = 512

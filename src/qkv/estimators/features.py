@@ -33,20 +33,6 @@ from qkv.core.times import candidate_formats, parse_date, reads_iso
 from qkv.core.typing import Float, Int, Shaped
 from qkv.errors import DataError, KindError
 
-__all__ = [
-    "decode_columns",
-    "encode_columns",
-    "encoding_sizes",
-    "Features",
-    "fit_encoding",
-    "has_linear_part",
-    "is_frame",
-    "join_encodings",
-    "parse_dates",
-    "read_columns",
-]
-
-
 MISSING = "\0missing"
 """The text of a missing cell in a column of strings."""
 _EPOCH, _UNIT = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)

@@ -26,8 +26,6 @@ from qkv.masks import Documents
 from qkv.readouts import Dense
 from qkv.scores import Gaussian
 
-__all__ = ["FittedRows", "RowExplanation", "query_blocks"]
-
 _QUERY_BLOCK = 2048
 _TREE_QUERIES = 16_384
 """Queries at once with trees, which sort them."""

@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from qkv.estimators.base import AttentionEstimator
 
 
-__all__ = ["fit_fragments", "FittedFragments"]
-
-
 class RowFragments(Protocol):
     """The rows of a table whose fragments are read where they are, such as a store with the workers of a cluster.
 

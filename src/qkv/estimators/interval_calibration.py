@@ -54,9 +54,6 @@ from qkv.masks import Documents, Mask
 from qkv.readouts import LogSumExp
 from qkv.scores import Gaussian
 
-__all__ = ["calibrate_intervals", "ErrorScale", "fit_error_scale", "IntervalCalibration", "soft_distance"]
-
-
 _FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 _PRIORS = (0.5, 2.0, 8.0, 32.0)
 _RIDGE = 5.0

@@ -26,8 +26,6 @@ from torch import Tensor
 
 from qkv.core.typing import Float, Int
 
-__all__ = ["METRICS", "Metric", "Parameters"]
-
 METRICS = ("none", "diagonal", "linear", "low_rank", "network")
 _FREQUENCIES = 16
 _PERIODIC_WIDTH = 3

@@ -42,17 +42,6 @@ from qkv.estimators.nadaraya_watson import Embedded, weighted_mean_with_trend
 from qkv.estimators.ridge import fit_ridge, row_shares
 from qkv.masks import Documents, Mask
 
-__all__ = [
-    "as_tensors",
-    "embed_rows",
-    "fit_linear_part",
-    "row_losses",
-    "train_metric",
-    "TrainedMetric",
-    "TrainingProgress",
-]
-
-
 _MOST_OPERATIONS = 5e7
 """Multiplications of the decomposition, which limit the rows that it uses."""
 _START_BANDWIDTHS = 2.0 ** np.arange(-2.0, 6.0)

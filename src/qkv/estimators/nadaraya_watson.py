@@ -18,8 +18,6 @@ from qkv.engine import attend
 from qkv.masks import Mask
 from qkv.scores import Gaussian
 
-__all__ = ["Embedded", "weighted_mean", "weighted_mean_with_trend"]
-
 Embedded = tuple[Float[Tensor, "members rows width"], Float[Tensor, "members rows outputs"] | None]
 """Keys `(members, rows, width)` and trends `(members, rows, outputs)` or None, as `Metric` returns them."""
 

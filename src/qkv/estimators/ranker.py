@@ -29,7 +29,6 @@ from qkv.estimators.saved_estimator import SavedEstimator
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["AttentionRanker", "Ranking"]
 
 _LOSSES = ("each", "mass")
 

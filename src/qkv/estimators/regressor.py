@@ -20,8 +20,6 @@ from qkv.estimators.fitted_rows import RowExplanation
 from qkv.estimators.fragment_fit import FittedFragments, fit_fragments
 from qkv.estimators.interval_calibration import IntervalCalibration, calibrate_intervals
 
-__all__ = ["AttentionRegressor"]
-
 _TRENDS = ("auto", "none", "linear", "network")
 
 

@@ -11,8 +11,6 @@ import numpy as np
 
 from qkv.core.typing import Float
 
-__all__ = ["RidgeRegression", "fit_ridge", "row_shares"]
-
 _PENALTIES = 10.0 ** np.arange(-6.0, 3.5, 0.5)
 """Values of λ per row, of columns with a variance of about 1."""
 _MANY_ROWS = 256

@@ -25,8 +25,6 @@ from qkv.estimators.regression.neighbor_blocks import PointBlocks, split_into_bl
 from qkv.kernels.numpy_blocks.logits import NATURAL
 from qkv.kernels.runtime.workers import run_on_workers, split_evenly
 
-__all__ = ["MIN_TREE_ROWS", "RowTree", "build_row_trees"]
-
 MIN_TREE_ROWS = 4096
 """Fewer rows are not worth a tree."""
 _BOX = 256

@@ -22,8 +22,6 @@ from qkv.core.container import Container, read_container, write_container
 from qkv.core.typing import Shaped
 from qkv.errors import DamagedError, DataError
 
-__all__ = ["SavedEstimator"]
-
 _CONTENT = "an estimator"
 _VERSION = 4
 """Since 2, the encoding of a regressor may have a linear part; since 3, a classifier has a uniform share; since 4, two

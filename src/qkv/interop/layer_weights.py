@@ -6,8 +6,6 @@ from typing import Literal, NamedTuple
 
 from qkv.core.typing import Array, Float
 
-__all__ = ["LayerWeights"]
-
 
 class LayerWeights(NamedTuple):
     """The attention weights of one call of a layer.

@@ -21,8 +21,6 @@ from qkv.normalizers import Normalizer
 from qkv.readouts import Readout
 from qkv.scores import Score
 
-__all__ = ["HeadShapes", "attend_heads", "check_last_axis"]
-
 T = TypeVar("T")
 
 

@@ -28,9 +28,6 @@ from qkv.join.labels import Labels
 from qkv.join.model import JoinModel
 from qkv.join.unsupervised import Estimate, expected_f1_threshold, limit_sharpness
 
-__all__ = ["ActiveLearner", "fit_from_prior", "LabelledRows"]
-
-
 _STRENGTH = 0.3
 _BIAS_STRENGTH = 0.3
 _GAIN_STRENGTH = 10.0

@@ -19,8 +19,6 @@ from scipy.sparse.csgraph import connected_components
 from qkv.core.typing import Bool, Float, Int
 from qkv.join.blocking import top_per_row
 
-__all__ = ["CandidateMatches", "attention_weights", "collect_matches", "solve_assignment", "two_way_weights"]
-
 _MAX_PER_ROW = 100
 _MIN_PROBABILITY = 0.01
 

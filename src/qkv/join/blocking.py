@@ -17,8 +17,6 @@ from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.join.compared_columns import ComparedColumn
 from qkv.join.comparison_vectors import ComparisonVectors, PairGrid, PairList, agreement, join_cells, rarity, tfidf_rows
 
-__all__ = ["CandidatePairs"]
-
 _MAX_PAIRS = 25_000_000
 _DEFAULT_COUNT = 50
 _BYTES = 48 * 2**20

@@ -26,8 +26,6 @@ from qkv.encoders.columns import Column, fold
 from qkv.errors import DataError
 from qkv.estimators.features import MISSING, parse_dates
 
-__all__ = ["COMPARED_AS", "ComparedAs", "ComparedColumn", "clean", "read_columns"]
-
 ComparedAs = Literal["text", "code", "number", "date"]
 COMPARED_AS: tuple[ComparedAs, ...] = get_args(ComparedAs)
 """How a column can be compared, which follows from the kinds of both columns and from their cells."""

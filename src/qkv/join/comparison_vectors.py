@@ -44,22 +44,6 @@ from qkv.core.typing import Float, Int, Shaped
 from qkv.join.compared_columns import ComparedAs, ComparedColumn
 from qkv.scores.string_functions import compare_all
 
-__all__ = [
-    "agreement",
-    "agreement_levels",
-    "append_log_odds",
-    "ComparisonVectors",
-    "join_cells",
-    "level_log_odds",
-    "LEVELS",
-    "log_odds_weights",
-    "PairGrid",
-    "PairList",
-    "rarity",
-    "tfidf_rows",
-]
-
-
 _ElementwiseFunction: TypeAlias = Callable[
     [Shaped[np.ndarray, "*left"], Shaped[np.ndarray, "*right"]], Shaped[np.ndarray, "*pairs"]
 ]

@@ -41,18 +41,6 @@ from qkv.join.attention_weights import two_way_weights
 from qkv.join.blocking import CandidatePairs, top_per_row
 from qkv.join.comparison_vectors import LEVELS, ComparisonVectors, agreement, agreement_levels
 
-__all__ = [
-    "BestMatchMixture",
-    "estimate_log_odds",
-    "estimate_text_weights",
-    "estimation_sample",
-    "EstimationSample",
-    "fit_best_matches",
-    "mutual_best",
-    "sample_rows",
-]
-
-
 _MIXTURE_PSEUDOCOUNT = 3.0
 """Number of prior pairs of similarity 1 among matches, and of similarity 0 among others; as with several columns."""
 _MIN_VARIANCE = 1e-3

@@ -16,8 +16,6 @@ from qkv.core.typing import Int
 from qkv.database.io.sources import describe, read
 from qkv.errors import DataError
 
-__all__ = ["Labels", "read_labels", "row_numbers"]
-
 _NAMES = (("left", "right", "match"), ("ltable_id", "rtable_id", "label"))
 _TRUE = {"1", "true", "yes", "match", "1.0"}
 _FALSE = {"0", "false", "no", "0.0"}

@@ -14,8 +14,6 @@ from qkv.errors import DataError
 from qkv.join.compared_columns import COMPARED_AS, ComparedAs
 from qkv.join.comparison_vectors import LEVELS, ComparisonVectors, append_log_odds, level_log_odds, log_odds_weights
 
-__all__ = ["JoinModel"]
-
 _CONTENT = "a join model"
 _VERSION = 3
 _REMEDY = "Fit the model again, or restore the file from a copy."

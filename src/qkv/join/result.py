@@ -14,8 +14,6 @@ from qkv.errors import OptionError
 from qkv.join.attention_weights import CandidateMatches, solve_assignment
 from qkv.join.labels import read_labels
 
-__all__ = ["Evaluation", "JoinResult", "Match"]
-
 
 @dataclass(frozen=True)
 class Match:

@@ -26,8 +26,6 @@ from qkv.join.result import JoinResult, Match, matched
 from qkv.join.supervised import LabelledSample, fit_labelled
 from qkv.join.unsupervised import estimate_without_labels
 
-__all__ = ["SoftJoin"]
-
 _ColumnPairs: TypeAlias = tuple[tuple[str, str], ...]
 _RowsById: TypeAlias = tuple[dict[str, int] | None, dict[str, int] | None]
 _COMPETITORS = 20

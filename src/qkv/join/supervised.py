@@ -19,8 +19,6 @@ from qkv.core.progress import Progress, track
 from qkv.core.typing import Float, Int, Num
 from qkv.join.attention_weights import attention_weights
 
-__all__ = ["LabelledSample", "fit_labelled", "fit_logistic"]
-
 _STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _FOLDS = 5
 _REPEATS = 2

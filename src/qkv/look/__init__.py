@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from qkv.core.extras import lazy_attributes
 from qkv.look.answer_plot import plot_answer
+from qkv.look.axis import Axis
 from qkv.look.difference import difference
 from qkv.look.inline_map import map_image as _map_image  # noqa: F401 (the picture of views in notebooks)
 from qkv.look.model_views import model
@@ -12,7 +13,7 @@ from qkv.look.regression_plot import plot_regression
 from qkv.look.rollout import flow, gradient_weighted, norm_weighted, rollout
 from qkv.look.search import search
 from qkv.look.view_plot import alignment, attention, heads, heatmaps, plot_view
-from qkv.look.views import Axis, View
+from qkv.look.views import View
 from qkv.look.widget import widget
 
 if TYPE_CHECKING:

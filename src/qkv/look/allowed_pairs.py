@@ -15,7 +15,6 @@ from qkv.look.quantize import to_numpy
 if TYPE_CHECKING:
     from qkv.interop.huggingface.attention_record import AttentionRecord
 
-__all__ = ["allowed_of_record", "excluded_cells", "infer_causal", "key_counts"]
 
 _BLOCK_PAIRS = 2**18
 """Number of pairs that `excluded_cells` asks the mask for at a time: 256 kB of booleans."""

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from qkv.database.answer import Answer
 
-__all__ = ["plot_answer"]
 
 _MAX_PROBABILITIES = 10
 

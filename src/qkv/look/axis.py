@@ -20,8 +20,6 @@ import numpy as np
 from qkv.core.typing import ArrayLike, Float, Num
 from qkv.errors import ShapeError
 
-__all__ = ["Axis", "Curve", "Patches", "Span", "text_spans"]
-
 Span = tuple[int, int]
 """The characters of a token in its text, (start, stop); none (start = stop) for tokens that stand for no text."""
 

@@ -6,8 +6,6 @@ import re
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["WEB_FILES", "bundle", "read_web_file"]
-
 WEB_FILES = tuple(sorted(file.name for file in (files("qkv.look") / "web").iterdir()))
 """Names of all files of the page; the server delivers no other files."""
 

@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.colorbar import Colorbar
     from matplotlib.colors import Colormap, Normalize
 
-__all__ = [
-    "INVALID_COLORS",
-    "MASKED_COLORS",
-    "ColorRange",
-    "automatic_range",
-    "color_cells",
-    "color_norm",
-    "format_weight",
-    "label_range",
-    "range_norm",
-    "share_one",
-    "table_colormap",
-]
 
 FAINT_SHARE = 0.1
 """Share of the color table that faint weights use. The color at this share differs from that of 0 by ΔE00 = 5."""

@@ -14,8 +14,6 @@ from qkv.look.tiled_map import TiledView
 from qkv.look.token_groups import Alignment, align_axes, merge, merge_allowed
 from qkv.look.views import ALL_HEADS, View
 
-__all__ = ["Difference", "HeadDistance", "PairDifference", "align_views", "difference", "rank_differences"]
-
 _Head = tuple[int, int | None]
 """Layer and head; None: the mean over the heads of the layer."""
 

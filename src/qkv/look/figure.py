@@ -22,27 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "ANSWER_COLOR",
-    "CURVE_COLOR",
-    "DARK",
-    "DATA_COLOR",
-    "FORMATS",
-    "INK",
-    "NEGATIVE_COLOR",
-    "PAPER",
-    "PRINT_DPI",
-    "check_figure_path",
-    "column_inches",
-    "draw_weighted_points",
-    "figure_png",
-    "label_axes",
-    "new_figure",
-    "save_figure",
-    "set_title",
-    "style_axes",
-    "trim_height",
-]
 
 INK = "#2b303a"
 PAPER = "#ffffff"

@@ -30,8 +30,6 @@ from qkv.look.text_views import text_views
 from qkv.look.view_plot import plot_view
 from qkv.look.views import View
 
-__all__ = ["recorded_pages", "write_gallery"]
-
 
 @dataclass(frozen=True)
 class GalleryPair:

@@ -25,7 +25,6 @@ from qkv.scores.forms import Capped, Offset, ScaledProduct
 if TYPE_CHECKING:
     from qkv.interop.huggingface.attention_record import AttentionRecord
 
-__all__ = ["FINE", "SMALL", "HeadCall", "PairProduct", "pack_heads"]
 
 FINE, SMALL = 4e-5, 1.5e-2
 """Root-mean-square error of a logit in exported files, and in small ones, where the median error of a weight is 1 %."""

@@ -25,8 +25,6 @@ from qkv.look.page import Page
 from qkv.look.tiled_map import TiledLayer, TiledView
 from qkv.look.views import LayerMaps, View
 
-__all__ = ["HTML_SUFFIXES", "document_pieces", "export_html", "html_pieces", "part_text"]
-
 HTML_SUFFIXES = (".html", ".htm")
 
 _HEAD = """<!doctype html>

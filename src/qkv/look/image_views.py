@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["find_patches", "image_text_views", "image_views", "text_with_image"]
-
 
 def image_views(
     folder: str | os.PathLike[str], paths: Sequence[str | os.PathLike[str]], *, progress: Progress | None = None

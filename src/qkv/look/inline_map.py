@@ -15,8 +15,6 @@ from qkv.look.quantize import MASKED, dequantize, thumbnails
 from qkv.look.token_text import shortened
 from qkv.look.views import BaseView, Opening, View
 
-__all__ = ["map_image", "map_svg"]
-
 _WIDTH, _HEIGHT, _TOP, _TEXT, _LINE = 600, 400, 44, 13, 17
 """Sizes in pixels: of the picture, of its title, of its text and of a line of text."""
 _CHARACTER = 7.4

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from qkv.core.typing import Shaped, Tensor
 
-__all__ = ["Effect", "LiveModel", "output_rows"]
 
 _LOCK = threading.RLock()
 """Held while a model runs, because the server answers several requests at once and hooks change the model."""

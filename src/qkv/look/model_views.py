@@ -12,11 +12,12 @@ import numpy as np
 from qkv.core.typing import ArrayLike, Num
 from qkv.errors import DataError, OptionError, ShapeError
 from qkv.look.allowed_pairs import infer_causal
+from qkv.look.axis import Axis
 from qkv.look.live_model import LiveModel
 from qkv.look.quantize import to_numpy
 from qkv.look.recorded_layers import DenseCall, RecordedLayers, call_module, run_dense
 from qkv.look.text_roles import mark_roles
-from qkv.look.views import Axis, LayerMaps, View
+from qkv.look.views import LayerMaps, View
 
 if TYPE_CHECKING:
     import keras
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from flax import nnx
 
     from qkv.core.typing import Array, Shaped
-
-__all__ = ["model"]
 
 
 def model(

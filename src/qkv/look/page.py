@@ -21,9 +21,6 @@ from qkv.look.quantize import THUMBNAIL_SIZE
 from qkv.look.tiled_map import TiledView
 from qkv.look.views import View
 
-__all__ = ["Page", "REQUESTS"]
-
-
 _TOP = 8
 """Number of tokens and of queries of which a change is listed."""
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from qkv.encoders.columns import Column
 
-__all__ = ["PlotAxis"]
 
 _HOURS = 24.0
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from qkv.core.typing import Tensor
 
-__all__ = ["COUNT", "Predictions", "TargetKind", "predict", "token_names"]
 
 COUNT = 10
 """Number of predicted tokens that a page shows."""

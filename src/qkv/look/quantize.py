@@ -19,20 +19,6 @@ import numpy as np
 
 from qkv.core.typing import ArrayLike, Bool, Float, Int, Num, Shaped
 
-__all__ = [
-    "MASKED",
-    "THUMBNAIL_SIZE",
-    "code_table",
-    "dequantize",
-    "exponent_of",
-    "max_pool",
-    "pool_largest",
-    "pool_codes",
-    "quantize",
-    "thumbnails",
-    "to_numpy",
-]
-
 MASKED = 0
 """Code of a pair that the mask excludes."""
 THUMBNAIL_SIZE = 32

@@ -50,9 +50,6 @@ if TYPE_CHECKING:
     from qkv.encoders.columns import Column
 
 
-__all__ = ["answer_title", "check_single", "draw_weight_bars", "plot_query", "save_query_plot", "set_footer"]
-
-
 MOST_POINTS = 3000
 """More rows than this are drawn as their density."""
 

@@ -11,17 +11,17 @@ import numpy as np
 from qkv.core.typing import Bool, Float
 from qkv.errors import DataError
 from qkv.look.allowed_pairs import allowed_of_record
+from qkv.look.axis import Axis
 from qkv.look.head_call import HeadCall
 from qkv.look.quantize import to_numpy
 from qkv.look.rollout import flow, rollout
-from qkv.look.views import ALL_HEADS, Axis, LayerMaps, View
+from qkv.look.views import ALL_HEADS, LayerMaps, View
 
 if TYPE_CHECKING:
     import torch
 
     from qkv.interop.huggingface.attention_record import AttentionRecord
 
-__all__ = ["DenseCall", "RecordedLayers", "call_module", "check_shapes", "run_dense"]
 
 _MAX_FLOW_TOKENS = 32
 """Maximum tokens for attention flow, which takes 0.3 s for 32 tokens in six layers, and 3 s for 64 tokens."""

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from qkv.core.typing import ArrayLike, Float, Shaped
     from qkv.estimators import AttentionRegressor
 
-__all__ = ["plot_regression"]
 
 _GRID_POINTS = 160
 _MAX_DOTS = 4000

@@ -20,8 +20,6 @@ from qkv.core.typing import ArrayLike, Float
 from qkv.errors import OptionError, ShapeError
 from qkv.look.quantize import to_numpy
 
-__all__ = ["flow", "gradient_weighted", "norm_weighted", "rollout"]
-
 _UNIT = 2**24
 """Integer capacity that represents a weight of 1, because scipy's maximum flow requires integer capacities."""
 

@@ -15,8 +15,6 @@ from qkv.look.tiled_map import TiledView
 from qkv.look.token_groups import Group, find_phrase, group_tokens, merge
 from qkv.look.views import ALL_HEADS, View
 
-__all__ = ["HeadMatch", "MatchPlace", "search"]
-
 
 class MatchPlace(NamedTuple):
     """The attention of a head from one occurrence of the query to the key.

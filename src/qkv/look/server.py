@@ -35,17 +35,6 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.routing import Route
 
-__all__ = [
-    "ServedPage",
-    "announce",
-    "create_app",
-    "guarded_app",
-    "print_now",
-    "serve",
-    "serve_app",
-    "serve_in_thread",
-    "wait_for_interrupt",
-]
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "

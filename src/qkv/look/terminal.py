@@ -19,8 +19,6 @@ from qkv.look.color_range import ColorRange, automatic_range, format_weight, sha
 from qkv.look.quantize import max_pool, pool_largest
 from qkv.look.token_text import shortened
 
-__all__ = ["text_map"]
-
 _AXES = "query ↓ key →"
 _HALF = "▀"
 _POSITIVE = np.array([[24, 24, 28], [44, 24, 32], [110, 24, 44], [190, 30, 45], [250, 140, 80], [255, 245, 220]])

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from qkv.core.typing import Int
 
-__all__ = ["TextModel", "load_text_model", "model_folder", "token_axis"]
 
 _WORD_STARTS = ("▁", "Ġ")
 """Prefixes of the first token of a word in SentencePiece and in byte-pair encodings."""

@@ -19,8 +19,6 @@ from qkv.look.tiled_map import TiledView
 from qkv.look.token_groups import group_tokens
 from qkv.look.views import ALL_HEADS, HeadRole, LayerMaps, Opening, View
 
-__all__ = ["content_words", "mark_roles", "text_roles"]
-
 AnyView = TypeVar("AnyView", View, TiledView)
 
 _CLEAR = 0.5

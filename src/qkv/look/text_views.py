@@ -12,6 +12,7 @@ import numpy as np
 
 from qkv.core.progress import Progress, track
 from qkv.errors import DataError, OptionError
+from qkv.look.axis import Axis
 from qkv.look.live_model import LiveModel
 from qkv.look.predictions import TargetKind
 from qkv.look.recorded_layers import DenseCall, RecordedLayers, check_shapes, run_dense
@@ -20,7 +21,7 @@ from qkv.look.text_roles import mark_roles
 from qkv.look.tiled_map import TiledView
 from qkv.look.tiled_views import check_memory, heads_required_bytes, model_dimensions, recorded_view
 from qkv.look.token_text import shortened
-from qkv.look.views import Axis, View
+from qkv.look.views import View
 from qkv.plan.cost import memory_bytes
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
     from qkv.core.typing import Int
     from qkv.look.roles import RoleTable
-
-
-__all__ = ["text_views"]
 
 
 def generation_views(

@@ -28,10 +28,11 @@ from qkv.core.typing import Array, Bool, Float, Num
 from qkv.engine import explain, observe
 from qkv.errors import OptionError
 from qkv.look.allowed_pairs import excluded_cells, key_counts
+from qkv.look.axis import Axis
 from qkv.look.head_call import HeadCall
 from qkv.look.quantize import MASKED, exponent_of, quantize, to_numpy
 from qkv.look.token_groups import Group, group_tokens
-from qkv.look.views import Axis, BaseView, HeadRole, LayerMaps, MapRange, Opening, View
+from qkv.look.views import BaseView, HeadRole, LayerMaps, MapRange, Opening, View
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer, Softmax
 from qkv.readouts import LogSumExp, PooledMap, Readout
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
     from qkv.interop.huggingface.attention_record import AttentionRecord
 
-__all__ = ["TILE_SIZE", "TiledLayer", "TiledMap", "TiledView", "overview_size"]
 
 TILE_SIZE = 256
 """Cells along each side of a tile."""

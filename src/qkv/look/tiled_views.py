@@ -16,25 +16,15 @@ import numpy as np
 from qkv.core.progress import Progress, track
 from qkv.core.typing import Array, Float, Int
 from qkv.errors import DataError, RefusedError, ShapeError
+from qkv.look.axis import Axis
 from qkv.look.recorded_layers import check_shapes
 from qkv.look.tiled_map import TiledLayer, TiledMap, TiledView, overview_size
-from qkv.look.views import Axis
 from qkv.masks import Causal, Mask
 from qkv.plan.cost import memory_text
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
-
-__all__ = [
-    "arrays_required_bytes",
-    "arrays_view",
-    "check_memory",
-    "heads_required_bytes",
-    "model_dimensions",
-    "read_array",
-    "recorded_view",
-]
 
 
 def read_array(path: str | os.PathLike[str]) -> Float[np.ndarray, "*heads tokens width"]:

@@ -18,8 +18,6 @@ from qkv.core.typing import Bool, Num
 from qkv.errors import OptionError
 from qkv.look.axis import Axis, Patches
 
-__all__ = ["Alignment", "Group", "align_axes", "align_tokens", "find_phrase", "group_tokens", "merge", "merge_allowed"]
-
 Group = tuple[int, ...]
 """The indices of some tokens in increasing order."""
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["is_byte_level", "shortened", "shown_bytes", "word_pieces"]
 
 _SPACES = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥"})
 

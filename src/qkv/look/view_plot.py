@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-__all__ = ["alignment", "attention", "heads", "heatmaps", "plot_view"]
-
-
 def _style_bar(bar: Colorbar, ink: str, points: float) -> None:
     # Left-aligned: centered on such narrow axes, the label would overlap the map.
     bar.ax.set_xlabel("weight", color=ink, fontsize=points, loc="left")

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from qkv.look.tiled_map import TiledLayer
 
 
-__all__ = ["ALL_HEADS", "BaseView", "HeadRole", "LayerMaps", "MapRange", "Opening", "Axis", "View"]
-
-
 ALL_HEADS = "all heads"
 """Name of the layer of a view that holds maps over all heads, such as their mean, which are no heads."""
 

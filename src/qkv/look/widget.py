@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from anywidget import AnyWidget
 
 
-__all__ = ["page_widget", "widget"]
-
-
 PICTURE_SCALE = 1.5
 """Pixels of the picture per pixel of the notebook, for sharp text on screens of high resolution."""
 _INCHES = 4.6

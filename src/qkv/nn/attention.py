@@ -32,8 +32,6 @@ from qkv.plan.spec import CallOptions
 from qkv.readouts import Readout
 from qkv.scores import ScaledDot
 
-__all__ = ["Attention", "add_cache_mask", "run_attention"]
-
 
 @explain_torch_arguments
 class Attention(torch.nn.Module):

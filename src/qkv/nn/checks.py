@@ -12,8 +12,6 @@ from qkv.core.typing import Float
 from qkv.errors import KindError, ShapeError
 from qkv.nn.protocols import Cache, Rotation
 
-__all__ = ["check_width", "require_cache", "require_rotation"]
-
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """The dtypes of most calls, which need no further check."""
 

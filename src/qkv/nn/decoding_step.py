@@ -29,8 +29,6 @@ from qkv.normalizers import Normalizer
 from qkv.scores import Score
 from qkv.scores.forms import ScaledProduct
 
-__all__ = ["append_and_attend", "attend_step", "decode"]
-
 _Parts: TypeAlias = tuple[Callable[[], Score], Callable[[], Normalizer | None], Callable[[], Mask | None]]
 """Modules that return the score, the normalizer and the mask of an attention module."""
 

@@ -11,8 +11,6 @@ from qkv.core.checks import check_integers
 from qkv.core.typing import Float
 from qkv.errors import OptionError
 
-__all__ = ["Activation", "FeedForward", "init_linear"]
-
 Activation = str | Callable[[Tensor], Tensor]
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

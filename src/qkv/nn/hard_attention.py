@@ -24,11 +24,10 @@ import torch
 from torch import Tensor
 
 from qkv.core import random
-from qkv.core.arrays import Array
 from qkv.core.checks import check_choice
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
-from qkv.core.typing import Float, Int
+from qkv.core.typing import Array, Float, Int
 from qkv.engine import attend, observe
 from qkv.errors import OptionError, ShapeError
 from qkv.masks import Mask
@@ -39,8 +38,6 @@ from qkv.normalizers import Sample, Softmax
 from qkv.readouts import Dense, LogProbability, SampledKey, TopWeights
 from qkv.scores import Score
 from qkv.scores.wrapper import PointwiseScore
-
-__all__ = ["HardAttentionOutput", "HardAttention"]
 
 Gradient = Literal["reinforce", "straight-through", "gumbel"]
 Baseline = Literal["moving", "exact"]

@@ -18,21 +18,6 @@ from qkv.nn.protocols import Cache, Rotation
 from qkv.readouts import Heads, Readout
 from qkv.readouts.base import Result, flatten, unflatten
 
-__all__ = [
-    "Head",
-    "apply_norm",
-    "apply_rotation",
-    "check_head_index",
-    "check_kernel",
-    "group_heads",
-    "head_groups",
-    "head_rows",
-    "merge_group_axes",
-    "merge_heads",
-    "selects_heads",
-    "split_heads",
-]
-
 
 class Head(NamedTuple):
     """Projections W_Q, W_K, W_V and W_O of one head and their biases. Each is None if the module does not have it.

@@ -27,8 +27,6 @@ from qkv.nn.multihead_options import FactoryKwargs
 from qkv.nn.torch_interop import explain_torch_arguments
 from qkv.nn.transformer import Encoder
 
-__all__ = ["LatentAttention"]
-
 
 @explain_torch_arguments
 class LatentAttention(nn.Module):

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import Linear
 
 from qkv.cache.kernel import ChunkedTensor, concat_chunks
-from qkv.core.arrays import Array, namespace
+from qkv.core.arrays import namespace
 from qkv.core.checks import check_choice, check_probability
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
-from qkv.core.typing import Bool, DType, Float, Shaped
+from qkv.core.typing import Array, Bool, DType, Float, Shaped
 from qkv.engine import attend
 from qkv.errors import KindError
 from qkv.masks.base import Mask, and_masks, require_mask
@@ -49,8 +49,6 @@ from qkv.normalizers.base import require_normalizer
 from qkv.plan.checks import as_readouts
 from qkv.readouts import Readout
 from qkv.scores import Biased, Score
-
-__all__ = ["CrossAttention", "ExtraKeysMask", "MultiHeadAttention", "SelfAttention"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,21 +14,6 @@ from qkv.core.typing import Float
 from qkv.errors import OptionError
 from qkv.normalizers import Normalizer, Softmax
 
-__all__ = [
-    "Bias",
-    "Extension",
-    "FactoryKwargs",
-    "Map",
-    "NormOption",
-    "UnitNorm",
-    "Widths",
-    "add_softmax_parameters",
-    "build_norm",
-    "check_names",
-    "check_softmax",
-    "check_widths",
-]
-
 Bias = bool | Literal["inputs", "output"]
 Extension = Literal["temperature", "sink", "talking_heads", "output_gate", "learned_key", "zero_key"]
 Map = Literal["query", "key", "value", "output", "shared"]

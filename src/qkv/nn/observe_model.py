@@ -17,8 +17,6 @@ from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.protocols import AttentionOutput
 from qkv.readouts import Readout
 
-__all__ = ["ModelObservation", "ModuleCall", "observe", "readout_hooks"]
-
 _PreHook = Callable[[nn.Module, tuple[object, ...], dict[str, object]], tuple[tuple[object, ...], dict[str, object]]]
 _PostHook = Callable[[nn.Module, tuple[object, ...], dict[str, object], AttentionOutput], object]
 

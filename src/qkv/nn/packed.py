@@ -20,8 +20,6 @@ from qkv.errors import KindError, PositionError, ShapeError
 from qkv.masks import Causal, Custom, Documents, Mask
 from qkv.plan.spec import CallOptions
 
-__all__ = ["attend_jagged", "attend_packed"]
-
 
 def attend_packed(
     query: Num[Tensor, "total_q heads width"],

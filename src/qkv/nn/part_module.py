@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-__all__ = ["align_array", "align_batch", "aligned_part", "current_part", "Groups", "PartModule"]
-
-
 T = TypeVar("T")
 
 Groups = tuple[int, int] | None

@@ -18,8 +18,6 @@ from qkv.masks import Mask
 from qkv.plan import Plan
 from qkv.plan.spec import CallOptions
 
-__all__ = ["AttentionOutput", "Cache", "CallInputs", "COLLECT", "KeyValue", "Rotation"]
-
 
 class CallInputs(NamedTuple):
     """Arrays and options that an attention module passes to the engine.

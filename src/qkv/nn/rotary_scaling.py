@@ -15,8 +15,6 @@ from qkv.core.checks import check_integers
 from qkv.core.typing import Float
 from qkv.errors import OptionError
 
-__all__ = ["LinearScaling", "Llama3Scaling", "LongRoPE", "NTKScaling", "RotaryScaling", "YaRN", "read_scaling"]
-
 _LONGEST = 1e12
 
 

@@ -22,8 +22,6 @@ from qkv.scores import Biased
 if TYPE_CHECKING:
     from qkv.nn.multihead import MultiHeadAttention
 
-__all__ = ["attend_to_shards"]
-
 
 def attend_to_shards(
     module: MultiHeadAttention,

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from qkv.core.typing import Float
 from qkv.errors import OptionError, ShapeError
 
-__all__ = ["SqueezeExcitation"]
-
 
 class SqueezeExcitation(nn.Module):
     """Module that multiplies each channel by a gate computed from the means of all channels.

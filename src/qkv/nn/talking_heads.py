@@ -20,8 +20,6 @@ from qkv.normalizers import Normalizer
 from qkv.normalizers.base import excluded
 from qkv.scores import PointwiseScore, Score
 
-__all__ = ["MixedLogits", "MixedWeights"]
-
 
 @dataclass(frozen=True, eq=False)
 class MixedLogits(PointwiseScore):

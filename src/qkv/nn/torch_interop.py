@@ -30,18 +30,6 @@ if TYPE_CHECKING:
     from qkv.nn.transformer import Decoder, DecoderLayer, Encoder, EncoderLayer
 
 
-__all__ = [
-    "convert_layer",
-    "copy_stack",
-    "explain_torch_arguments",
-    "from_torch",
-    "require_module",
-    "to_torch",
-    "torch_masks",
-    "TorchMasks",
-]
-
-
 M = TypeVar("M", bound=type[torch.nn.Module])
 
 _OPTIONS = {

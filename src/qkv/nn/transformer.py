@@ -32,9 +32,6 @@ from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.protocols import Cache, KeyValue, Rotation
 from qkv.nn.torch_interop import convert_layer, copy_stack, explain_torch_arguments, require_module
 
-__all__ = ["Decoder", "DecoderLayer", "Encoder", "EncoderLayer", "Transformer"]
-
-
 Norm = Literal["pre", "post"]
 
 

@@ -125,7 +125,8 @@ def run_precisely(
     dtype = accumulation_dtype(query, key, value)
     name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
     traced = traced or ("no data" if has_no_data(query, key) else "")
-    bound, sides, suffices = score, (query, key), None
+    bound, sides = score, (query, key)
+    suffices: Any = None
     if not traced:
         bound = score.bind(value, axes.batch, dtype, {"q": axes.q, "k": axes.k})
         # NumPy converts keys block by block, which may be a file that is not in memory.

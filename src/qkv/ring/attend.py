@@ -30,8 +30,6 @@ from qkv.ring.local_parts import AnyPart, bind_local, check_mergeable, check_pai
 from qkv.ring.shards import Shards
 from qkv.ring.transport import Ring, open_ring
 
-__all__ = ["attend_sharded"]
-
 
 def attend_sharded(
     query: Shaped[Tensor, "*_"],

@@ -44,9 +44,6 @@ if TYPE_CHECKING:
         needs_input_grad: tuple[bool, ...]
 
 
-__all__ = ["ring_attention"]
-
-
 @dataclass
 class _Found:
     """Results of the forward pass for each chunk of queries of a rank, besides the output.

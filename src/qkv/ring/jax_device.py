@@ -25,8 +25,6 @@ from qkv.ring.shards import received, travelling
 from qkv.ring.thresholds import KnownThreshold, newton_step
 from qkv.scores import Score
 
-__all__ = ["DeviceCall", "Mesh", "cut_part"]
-
 _MAX_STEPS = 60
 """Largest number of Newton steps."""
 

@@ -31,8 +31,6 @@ from qkv.ring.jax_device import DeviceCall, Mesh, cut_part
 from qkv.ring.layout import Order
 from qkv.ring.local_parts import bind_local, check_mergeable, check_pair_lengths, chunk_problem, query_offset
 
-__all__ = ["attend_mapped"]
-
 
 def attend_mapped(
     query: Shaped[Array, "*_"],

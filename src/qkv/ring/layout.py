@@ -18,8 +18,6 @@ from typing import Literal, get_args
 from qkv.core.checks import describe
 from qkv.errors import OptionError, ShapeError
 
-__all__ = ["Layout", "Limits", "Order", "require_order"]
-
 Limits = tuple[int, int]
 """Index of the first element of a range, and one past the index of the last."""
 Order = Literal["contiguous", "balanced"]

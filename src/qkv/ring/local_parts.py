@@ -23,17 +23,6 @@ from qkv.masks.base import And, Not, Or
 from qkv.plan.problem import Problem
 from qkv.ring.layout import Limits
 
-__all__ = [
-    "bind_local",
-    "check_mergeable",
-    "check_pair_lengths",
-    "chunk_problem",
-    "local_mask",
-    "query_offset",
-    "slice_part",
-    "travels",
-]
-
 
 def check_mergeable(problem: Problem) -> None:
     """Raise an error if the partial results of a problem cannot be merged around a ring.

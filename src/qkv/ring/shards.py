@@ -18,9 +18,6 @@ from qkv.ring.layout import Layout, Limits
 from qkv.ring.local_parts import local_mask, slice_part, travels
 from qkv.ring.transport import Pending, Ring
 
-__all__ = ["Block", "Shards", "received", "travelling"]
-
-
 Call = TypeVar("Call", bound=BoundCall)
 
 

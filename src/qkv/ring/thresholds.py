@@ -31,8 +31,6 @@ from qkv.kernels.runtime.tile_loop import Limits, ranges, visible_tiles
 from qkv.normalizers.base import Normalizer, Summary, excluded
 from qkv.ring.shards import Shards
 
-__all__ = ["KnownThreshold", "find_thresholds", "newton_step"]
-
 _MAX_CANDIDATES = 1024
 """Largest number of candidates per query that a rank holds: 8 KiB in float64."""
 _MAX_STEPS = 60

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-__all__ = ["Pending", "Ring", "open_ring"]
-
 
 @dataclass(frozen=True)
 class Ring:

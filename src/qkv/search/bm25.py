@@ -10,9 +10,6 @@ from scipy.sparse import csc_array
 
 from qkv.core.extras import require_packages
 from qkv.core.typing import Float
-from qkv.encoders.vocabulary import Vocabulary
-
-__all__ = ["BM25", "Vocabulary"]
 
 
 class BM25:

@@ -20,10 +20,9 @@ from qkv.core.progress import Progress, report
 from qkv.core.typing import Float, Int
 from qkv.encoders.encoder import TextEncoder
 from qkv.encoders.text_encoders import LatentEncoder
-from qkv.search.bm25 import BM25, Vocabulary
+from qkv.encoders.vocabulary import Vocabulary
+from qkv.search.bm25 import BM25
 from qkv.search.passage_range import PassageVectors, row_statistics
-
-__all__ = ["DEFAULT_MIX", "Settings", "choose_mix", "choose_components_and_mix"]
 
 DEFAULT_MIX = 0.5
 """Share of the vectors if there are too few passages to choose it."""

@@ -25,7 +25,6 @@ from qkv.search.passage_range import (
 if TYPE_CHECKING:
     from qkv.database.cluster.worker import FragmentWorker
 
-__all__ = ["ClusterPassages", "open_passages"]
 
 _PASSAGES, _MOST_RANGES = 4096, 64
 """A range has at least so many passages, and an index has at most so many ranges."""

@@ -15,9 +15,6 @@ from qkv.errors import DataError
 from qkv.search.judgements import Judgements, read_judgements
 from qkv.search.text_sources import Document, parse_lines, read_file, read_texts
 
-__all__ = ["Collection", "judged_collection", "read_collection", "read_documents"]
-
-
 _FIELD = re.compile(r"\.([A-Z])(?:\s+(.*))?$")
 
 

@@ -17,8 +17,6 @@ from qkv.search.index import Index
 from qkv.search.judgements import Judgements
 from qkv.search.text_sources import Document
 
-__all__ = ["Gain", "RankingMeasures", "gains", "learn", "measure", "rankings"]
-
 _MEASURES = ("nDCG@10", "MAP", "R@100")
 """Default measures of rankings."""
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from qkv.core.typing import Float
 
-__all__ = ["Contributions", "Hit", "merge_contributions"]
-
 
 @dataclass(frozen=True)
 class Contributions:

@@ -19,14 +19,12 @@ from qkv.core.typing import Float, Int
 from qkv.encoders.encoder import TextEncoder, WordContributions
 from qkv.encoders.serialization import build_encoder
 from qkv.encoders.text_encoders import LatentEncoder
+from qkv.encoders.vocabulary import Vocabulary
 from qkv.errors import DataError, OptionError
-from qkv.search.bm25 import BM25, Vocabulary
+from qkv.search.bm25 import BM25
 from qkv.search.hits import Contributions, Hit, merge_contributions
 from qkv.search.passage_range import PassageRange, Passages, PassageVectors, QueryWords, Selection, TopPassages
 from qkv.search.text_sources import Document
-
-__all__ = ["Index", "passages_of", "split"]
-
 
 _BLOCK = re.compile(r"(?:[^\n]*\S[^\n]*\n?)+")
 _END = re.compile(r"(?<=[.!?])['\"”’)\]]*(?=\s+['\"“‘(\[]*[^\W_a-z])")

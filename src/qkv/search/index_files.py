@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from qkv.search.index import Index
 
 
-__all__ = ["check_index_path", "is_index", "parse_index", "read_index", "save_index"]
-
-
 _TYPES = {"document": "int64", "name": "string", "title": "string", "start": "int64", "end": "int64", "text": "string"}
 
 
@@ -140,7 +137,8 @@ def _write(index: Index, file: Path) -> None:
 def parse_index(container: Container) -> dict[str, Any]:
     """Return the arguments with which `Index` is created again from its container; see `read_index`."""
     from qkv.encoders.serialization import TEXT_ENCODERS
-    from qkv.search.bm25 import BM25, Vocabulary
+    from qkv.encoders.vocabulary import Vocabulary
+    from qkv.search.bm25 import BM25
     from qkv.search.passage_range import PassageVectors
 
     fields = container.fields()

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from qkv.search.text_sources import parse_lines, read_file
 
-__all__ = ["Judgements", "read_judgements", "read_run"]
-
 Judgements = dict[str, dict[str, int]]
 """Grades of judged documents, by query and document; a grade above 0 is relevant."""
 

@@ -19,19 +19,6 @@ from qkv.readouts import LogSumExp, TopWeights
 from qkv.scores import Biased, Dot
 from qkv.search.bm25 import BM25
 
-__all__ = [
-    "BoundQueries",
-    "PassageRange",
-    "PassageVectors",
-    "Passages",
-    "QueryWords",
-    "ScoreStatistics",
-    "Selection",
-    "TopPassages",
-    "row_statistics",
-]
-
-
 _BLOCK = 65536
 
 

@@ -15,7 +15,6 @@ from qkv.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Document", "parse_lines", "read_file", "read_texts"]
 
 T = TypeVar("T")
 

@@ -35,21 +35,6 @@ if TYPE_CHECKING:
     from qkv.serve.served_store import Answered, ServedStore
 
 
-__all__ = [
-    "EXACT",
-    "EvidenceRows",
-    "SentPlan",
-    "answer_bytes",
-    "answer_object",
-    "arrow_bytes",
-    "describe_store",
-    "exact_bytes",
-    "hits_object",
-    "read_exact",
-    "stream_bytes",
-]
-
-
 def describe_store(served: ServedStore, limits: Limits) -> dict[str, object]:
     """Return the columns, rows and version of a served database, its index and the limits, for `json.dumps`."""
     database, index = served.database, served.index

@@ -44,9 +44,6 @@ from qkv.serve.questions import (
 from qkv.serve.served_store import Answered, ServedStore
 from qkv.serve.tokens import matches
 
-__all__ = ["create_app"]
-
-
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 8192)
 

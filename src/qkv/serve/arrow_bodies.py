@@ -16,8 +16,6 @@ from pyarrow import types
 from qkv.encoders.arrow_columns import to_python
 from qkv.errors import QueryError
 
-__all__ = ["MEDIA_TYPE", "read_queries"]
-
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 _LARGEST = 2**26
 """Largest number of bytes of the texts of a body, each counted as often as a row has it."""

@@ -18,8 +18,6 @@ from qkv.errors import KindError, QkvError, ServerError
 from qkv.serve.answers import EXACT, read_exact
 from qkv.serve.typed_json import encode
 
-__all__ = ["Client"]
-
 _JSON = "application/json"
 
 

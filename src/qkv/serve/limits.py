@@ -6,8 +6,6 @@ from dataclasses import dataclass, fields
 
 from qkv.errors import DamagedError, MissingPackageError, OptionError, QkvError
 
-__all__ = ["Limits", "RequestError", "status_of"]
-
 
 @dataclass(frozen=True)
 class Limits:

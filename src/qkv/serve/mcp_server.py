@@ -16,7 +16,6 @@ from qkv.serve.served_store import Answered, ServedStore
 if TYPE_CHECKING:
     from mcp.server import MCPServer
 
-__all__ = ["create_mcp_server", "run_mcp"]
 
 _ABOUT = (
     "Answers questions to a table by similarity: each answer is a weighted mean or vote over the rows whose keys are "

@@ -9,8 +9,6 @@ from qkv.serve.arrow_bodies import MEDIA_TYPE
 from qkv.serve.limits import Limits
 from qkv.serve.questions import Option, ask_options, search_options
 
-__all__ = ["openapi_document"]
-
 _ERRORS = {
     401: "The token is missing or wrong.",
     403: "The request comes from a page of another site.",

@@ -18,18 +18,6 @@ from qkv.errors import OptionError, QueryError
 from qkv.serve.limits import Limits
 from qkv.serve.typed_json import decode
 
-__all__ = [
-    "Option",
-    "Question",
-    "Search",
-    "Work",
-    "ask_options",
-    "parse_json_body",
-    "read_question",
-    "read_search",
-    "search_options",
-]
-
 _LARGEST = 1.7e308
 """Largest number that a float64 holds with a margin for rounding."""
 _TEXT = 10_000

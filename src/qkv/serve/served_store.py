@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from qkv.search.index import Index
 
 
-__all__ = ["Answered", "ScanQueue", "ServedStore"]
-
-
 class Abandoned(BaseException):
     """Raised within a scan whose requests no longer wait for an answer, which ends the scan."""
 

@@ -21,7 +21,6 @@ from qkv.serve.tokens import check_address, is_loopback
 if TYPE_CHECKING:
     from qkv.serve.served_store import ServedStore
 
-__all__ = ["run_server", "serve_in_thread"]
 
 # A pipe gets the address at once.
 print_now = partial(print, flush=True)

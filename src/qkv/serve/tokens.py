@@ -10,8 +10,6 @@ from pathlib import Path
 
 from qkv.errors import OptionError
 
-__all__ = ["check_address", "is_loopback", "matches", "read_token"]
-
 VARIABLE = "QKV_TOKEN"
 _SHORTEST, _LONGEST = 16, 1024
 

@@ -21,8 +21,6 @@ from qkv.core.nanoseconds import nanoseconds_below, plain_time, with_nanoseconds
 from qkv.core.untrusted_json import NUMBERS
 from qkv.errors import QueryError
 
-__all__ = ["decode", "encode"]
-
 _LARGEST_EXPONENT = 400
 _DTYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "bool")
 

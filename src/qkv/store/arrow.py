@@ -48,9 +48,6 @@ from qkv.store.manifest import (
 )
 from qkv.store.remote_rows import RemoteRows
 
-__all__ = ["ArrowStore", "FAN_IN", "first_merged", "read_block"]
-
-
 FAN_IN = 8
 """Number of consecutive files of at most the same level that are merged."""
 

@@ -14,8 +14,6 @@ from qkv.core.printable import first_line
 from qkv.errors import DamagedError
 from qkv.store.object_client import Folder
 
-__all__ = ["arrow_problem", "map_file", "parse_schema", "parse_table"]
-
 _REMEDY = "Restore the file from a copy."
 
 

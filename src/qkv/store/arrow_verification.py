@@ -20,8 +20,6 @@ from qkv.store.history import Chain, read_chain, resolve
 from qkv.store.manifest import Manifest, RowFile, manifest_path
 from qkv.store.object_client import Folder
 
-__all__ = ["FileUse", "cache_damages", "file_uses", "unreadable_versions", "verify_arrow"]
-
 
 def verify_arrow(path: Folder, progress: Progress | None = None) -> Verification:
     """Verify the files of all versions of a store of Arrow files; see `qkv.store.verify`.

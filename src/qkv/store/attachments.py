@@ -18,8 +18,6 @@ from qkv.store.disk import sync_folder
 from qkv.store.manifest import RowFile
 from qkv.store.object_client import Folder
 
-__all__ = ["FOLDER", "attach", "attached_damages", "attached_files", "read_attached"]
-
 FOLDER = "attached"
 
 

@@ -25,8 +25,6 @@ from qkv.store.block import Block, Damage, Version, unread_text
 from qkv.store.locking import writer_lock
 from qkv.store.object_client import ObjectPath
 
-__all__ = ["BlockSelector", "cast_table", "fit_table", "Metadata", "RowPredicate", "Store"]
-
 
 def fit_table(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
     """Return a table with its columns in the order and of the types of a schema.

@@ -15,19 +15,6 @@ from qkv.core.typing import Bool, Int
 from qkv.errors import DataError
 from qkv.plan.cost import counted
 
-__all__ = [
-    "Block",
-    "Damage",
-    "missing_version",
-    "older_version",
-    "problem_of",
-    "RunningCheck",
-    "unread_text",
-    "Verification",
-    "verify_repeatedly",
-    "Version",
-]
-
 
 @dataclass(frozen=True)
 class Version:

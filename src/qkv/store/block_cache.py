@@ -19,8 +19,6 @@ from qkv.core.checksums import digest
 from qkv.core.files import user_cache
 from qkv.plan.cost import memory_bytes
 
-__all__ = ["BlockCache", "default_cache"]
-
 _DEFAULT = "1 GiB"
 _CHECKS = 16
 """The folder is measured whenever this fraction of its limit was written."""

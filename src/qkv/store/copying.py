@@ -26,8 +26,6 @@ from qkv.store.locations import Location, StorageOptions, locate
 from qkv.store.object_client import Folder
 from qkv.store.opening import create
 
-__all__ = ["check_exportable", "copy", "export"]
-
 Result = TypeVar("Result")
 
 _SUFFIXES = (".parquet", ".arrow")

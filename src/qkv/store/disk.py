@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     Bytes: TypeAlias = bytes | memoryview | mmap.mmap | pa.Buffer
 
-__all__ = ["TEMPORARY", "sync_folder", "translate_disk_full", "write_synced"]
 
 TEMPORARY = ".writing-"
 """Prefix of the names of temporary files."""

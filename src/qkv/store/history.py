@@ -18,23 +18,6 @@ from qkv.store.disk import write_synced
 from qkv.store.manifest import Link, Manifest, exists, manifest_path, numbers, read_manifest, read_record, seal, unseal
 from qkv.store.object_client import Folder
 
-__all__ = [
-    "Chain",
-    "find_history",
-    "find_linked_history",
-    "find_newest",
-    "History",
-    "NEWEST",
-    "newest_bytes",
-    "parse_newest",
-    "read_chain",
-    "read_newest",
-    "read_version",
-    "resolve",
-    "write_newest",
-]
-
-
 NEWEST = "newest.json"
 """Name of the file that describes the newest version."""
 

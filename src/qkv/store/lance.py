@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     import lance
     from lance.fragment import FragmentMetadata, LanceFragment
 
-__all__ = ["LanceStore", "is_lance", "import_lance"]
 
 _ASIDE = ".damaged"
 

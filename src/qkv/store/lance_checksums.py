@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from lance.fragment import LanceFragment
 
 
-__all__ = ["CHECKSUMS", "LanceChecksums", "Reading", "VersionRecord"]
-
-
 CHECKSUMS = "checksums.jsonl"
 _FORMAT = 1
 _NAME = re.compile(r"(_versions|_deletions|data)/[0-9A-Za-z][0-9A-Za-z._-]{0,200}", re.ASCII)

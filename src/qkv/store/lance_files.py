@@ -24,31 +24,6 @@ if TYPE_CHECKING:
     import lance
     from lance.fragment import FragmentMetadata, LanceFragment
 
-__all__ = [
-    "FOLDERS",
-    "HINT",
-    "METADATA",
-    "cell_bytes",
-    "count_rows",
-    "damaged_version",
-    "file_name",
-    "file_names",
-    "first_line",
-    "fragment_damage",
-    "fragment_name",
-    "import_lance",
-    "manifests",
-    "metadata_of",
-    "open_version",
-    "operation_of",
-    "raise_interrupt",
-    "row_paths",
-    "sync_all",
-    "sync_commit",
-    "time_of",
-    "translate_errors",
-    "translate_read_errors",
-]
 
 _NEWEST = 2**64 - 1
 _OPERATIONS = {

@@ -48,9 +48,6 @@ if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata, LanceFragment
 
 
-__all__ = ["repair_lance", "verify_lance"]
-
-
 @dataclass
 class LanceVersions:
     """The versions of a Lance store whose manifests are intact.

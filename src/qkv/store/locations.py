@@ -22,9 +22,6 @@ from qkv.core.printable import first_line
 from qkv.errors import DataError, OptionError, StorageError
 from qkv.store.object_client import Folder, FsspecClient, ObjectClient, ObjectPath
 
-__all__ = ["is_url", "locate", "Location", "StorageOptions"]
-
-
 Location: TypeAlias = str | PathLike[str] | ObjectPath
 """A path, a URL, or the path of a folder in an object store."""
 

@@ -22,7 +22,6 @@ from qkv.errors import StoreBusyError
 if TYPE_CHECKING:
     import filelock
 
-__all__ = ["LOCK", "file_lock", "is_acquired", "remove_lock", "writer_lock"]
 
 WAIT_SECONDS = 10.0
 

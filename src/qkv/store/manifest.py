@@ -30,23 +30,6 @@ from qkv.store.block import Version, missing_version, older_version, problem_of
 from qkv.store.disk import sync_folder, write_synced
 from qkv.store.object_client import Folder, ObjectPath
 
-__all__ = [
-    "exists",
-    "Link",
-    "Manifest",
-    "manifest_path",
-    "MAX_DELTAS",
-    "numbers",
-    "read_manifest",
-    "read_record",
-    "replace_by_checkpoint",
-    "RowFile",
-    "seal",
-    "unseal",
-    "write",
-]
-
-
 _FORMAT = 3
 _LARGEST = 2**62
 

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 
-__all__ = ["Entry", "Folder", "FsspecClient", "ObjectClient", "ObjectPath", "ObjectReader", "Traffic"]
-
-
 _MOST_PER_REQUEST = 2**23
 """Largest number of bytes of one request, 8 MiB; longer ranges are read by several requests at the same time."""
 

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 _PART = ".part"
 
-__all__ = ["create", "is_store", "open", "remove", "repair", "require_free", "verify"]
-
 
 def is_store(path: Location, storage_options: StorageOptions = None) -> bool:
     """Return whether a path or URL is the folder of a store."""

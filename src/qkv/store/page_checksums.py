@@ -37,9 +37,6 @@ from qkv.core.untrusted_json import Fields
 from qkv.errors import DamagedError
 from qkv.store.manifest import RowFile, seal, unseal
 
-__all__ = ["check_rows", "PAGE", "page_count", "PageChecksums", "PagedFile", "read_columns", "require_rows", "runs"]
-
-
 Place: TypeAlias = tuple[int, int]
 """The first byte of a buffer in its file and its number of bytes; (0, 0) for a buffer that does not exist."""
 

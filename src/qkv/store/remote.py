@@ -43,9 +43,6 @@ from qkv.store.object_client import ObjectPath, Traffic
 from qkv.store.page_checksums import PAGE, PageChecksums
 from qkv.store.remote_rows import PAGES, RemoteRows, pages_name
 
-__all__ = ["RemoteStore"]
-
-
 _MOST_BYTES = 2**26
 
 

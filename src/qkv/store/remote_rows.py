@@ -30,8 +30,6 @@ from qkv.store.page_checksums import (
 )
 from qkv.store.row_files import deleted_schema, present_without, size_problem
 
-__all__ = ["PAGES", "RemoteRows", "pages_name"]
-
 PAGES = "pages"
 """Name of the folder of page checksums."""
 

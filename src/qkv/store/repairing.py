@@ -38,8 +38,6 @@ from qkv.store.history import NEWEST, Chain, find_linked_history, read_chain, re
 from qkv.store.locking import writer_lock
 from qkv.store.manifest import Link, Manifest, RowFile, manifest_path, numbers, write
 
-__all__ = ["Aside", "DAMAGED", "Repair", "repair_arrow", "without_attached"]
-
 
 class Recovery:
     """The rows of damaged files that other files of a store contain.

@@ -22,28 +22,6 @@ from qkv.store.disk import sync_folder, write_synced
 from qkv.store.manifest import RowFile
 from qkv.store.object_client import Folder
 
-__all__ = [
-    "BYTES",
-    "deleted_schema",
-    "find_damages",
-    "find_problem",
-    "is_verified",
-    "load_present",
-    "MappedRows",
-    "modified_files",
-    "present_without",
-    "remember_verified",
-    "save_verified",
-    "serialize",
-    "size_problem",
-    "split_tables",
-    "VERIFIED",
-    "with_deleted",
-    "write_file",
-    "write_rows",
-]
-
-
 _VERIFIED: set[tuple[int, ...]] = set()
 """The verified files, by device, inode, times, size and checksum."""
 

@@ -18,24 +18,6 @@ from qkv.core.parts import Part
 from qkv.core.positions import Positions
 from qkv.core.typing import Array, ArrayLike, Float
 
-__all__ = [
-    "Call",
-    "Case",
-    "Draw",
-    "element",
-    "floats",
-    "MASKS",
-    "NORMALIZERS",
-    "PairIndex",
-    "rebuilt",
-    "SCORES",
-    "Shape",
-    "SHAPES",
-    "WeightRow",
-    "with_floats",
-]
-
-
 P = TypeVar("P", bound=Part)
 
 

@@ -13,8 +13,6 @@ from qkv.testing.execution import Outcome, oracle_of
 from qkv.testing.kernel_harness import KernelHarness, assert_agrees
 from qkv.testing.libraries import Setting, assert_close, to_float64
 
-__all__ = ["DataSemanticsContract"]
-
 LEAST = {"float64": -1.7e308, "float32": -3.4e38, "float16": -65504.0, "bfloat16": -3.38e38}
 """Finite numbers slightly above the lowest of each dtype, which other libraries use in place of −inf in masks."""
 

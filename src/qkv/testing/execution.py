@@ -19,8 +19,6 @@ from qkv.testing.cases import Call, Case, floats, with_floats
 from qkv.testing.gradients import in_torch
 from qkv.testing.libraries import Setting, to_float64
 
-__all__ = ["Outcome", "inputs_of", "oracle", "oracle_of", "parts_of", "run", "run_eagerly"]
-
 Attend: TypeAlias = Callable[[Sequence[ArrayLike]], ArrayLike]
 """Function that returns the output, given the arrays that `inputs_of` returns."""
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from qkv.core.typing import ArrayLike, Float, Tensor
 from qkv.testing.libraries import LIBRARIES, Setting, assert_close, to_float64
 
-__all__ = ["assert_jax_agrees", "assert_numerical", "in_torch", "torch_gradients"]
-
 
 def assert_numerical(function: Callable[..., ArrayLike], inputs: list[ArrayLike], second: bool) -> None:
     """Assert that PyTorch's gradients of a function agree with finite differences.

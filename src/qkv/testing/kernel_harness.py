@@ -23,8 +23,6 @@ from qkv.testing.cases import MASKS, NORMALIZERS, SCORES, SHAPES, Call, Case
 from qkv.testing.execution import Outcome, oracle_of, run, run_eagerly
 from qkv.testing.libraries import LONG, Setting, assert_close, installed, turn
 
-__all__ = ["CASES", "KernelHarness", "assert_agrees", "settings_of_kernel"]
-
 T = TypeVar("T")
 
 CASES = st.builds(

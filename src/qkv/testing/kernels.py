@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-__all__ = ["KernelContract", "TransformContract"]
-
-
 _FLOAT64 = Setting("torch", "float64")
 
 

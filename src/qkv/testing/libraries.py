@@ -16,8 +16,6 @@ from qkv.core.arrays import is_floating
 from qkv.core.parts import Part
 from qkv.core.typing import Array, ArrayLike, Float, Shaped
 
-__all__ = ["LIBRARIES", "LONG", "Setting", "assert_close", "installed", "settings_of", "to_float64", "turn"]
-
 P = TypeVar("P", bound=Part)
 T = TypeVar("T")
 

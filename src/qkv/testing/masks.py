@@ -30,8 +30,6 @@ from qkv.testing.cases import Draw, PairIndex, element
 from qkv.testing.libraries import Setting, settings_of, to_float64
 from qkv.testing.parts import PartContract
 
-__all__ = ["MaskContract"]
-
 SIDE = st.tuples(st.integers(0, 5), st.integers(0, 5)).map(sorted).map(tuple)
 _COLS = st.tuples(st.integers(0, 7), st.integers(0, 7)).map(sorted).map(tuple)
 _POSITIONS = st.sampled_from(

@@ -32,9 +32,6 @@ from qkv.testing.gradients import torch_gradients
 from qkv.testing.libraries import Setting, assert_close, to_float64
 from qkv.testing.parts import DifferentiableContract
 
-__all__ = ["accumulate_tiles", "NormalizerContract"]
-
-
 _Cuts = list[tuple[int, int]]
 """Ranges of keys, one for each tile."""
 

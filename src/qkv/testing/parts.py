@@ -17,8 +17,6 @@ from qkv.testing.cases import Draw, floats, rebuilt, with_floats
 from qkv.testing.gradients import assert_jax_agrees, assert_numerical
 from qkv.testing.libraries import LIBRARIES, Setting, assert_close, settings_of
 
-__all__ = ["DifferentiableContract", "PartContract"]
-
 
 class PartContract:
     """Base class of contract tests of scores, normalizers and masks. Subclasses must define `part` and `make`.

@@ -44,8 +44,6 @@ from qkv.testing.execution import inputs_of, parts_of, run_eagerly
 from qkv.testing.gradients import assert_numerical
 from qkv.testing.libraries import LIBRARIES, LONG, Setting, assert_close, to_float64, turn
 
-__all__ = ["ReadoutContract", "TileReader"]
-
 
 @dataclass(frozen=True)
 class TileReader(Kernel):

@@ -37,8 +37,6 @@ from qkv.testing.kernel_harness import assert_agrees
 from qkv.testing.libraries import Setting, assert_close
 from qkv.testing.parts import DifferentiableContract
 
-__all__ = ["ScoreContract"]
-
 END = Positions(align="end")
 FLOAT64 = Setting("torch", "float64")
 

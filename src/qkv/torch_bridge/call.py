@@ -45,9 +45,6 @@ if TYPE_CHECKING:
     from torch._functorch.pyfunctorch import VmapInterpreter
 
 
-__all__ = ["run_transformed"]
-
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 

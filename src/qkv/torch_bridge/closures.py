@@ -16,8 +16,6 @@ from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.scores import Score
 
-__all__ = ["has_tangent", "refers_to_transformed"]
-
 T = TypeVar("T", bound=Part)
 
 

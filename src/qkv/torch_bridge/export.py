@@ -18,8 +18,6 @@ from qkv.plan.plan import Plan
 from qkv.plan.planner import plan_problem, rewrite
 from qkv.plan.problem import Problem
 
-__all__ = ["EXPORT_KERNEL", "export_plan"]
-
 EXPORT_KERNEL: ContextVar[Kernel | None] = ContextVar("export_kernel", default=None)
 """Kernel that is preferred while exporting, for calls without `kernel=` that it supports."""
 

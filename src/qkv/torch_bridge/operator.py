@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from qkv.plan.cache import SpecFields
 
-__all__ = ["break_graph", "compiled_attend", "operator_arguments", "refuse", "run_uncompiled"]
 
 T = TypeVar("T")
 _Run = Callable[..., Array]

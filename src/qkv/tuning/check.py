@@ -24,8 +24,6 @@ from qkv.normalizers import Normalizer
 from qkv.plan import Kernel
 from qkv.scores import Score
 
-__all__ = ["KernelCheck", "check_kernels", "installed_libraries"]
-
 _MODULES = {"numpy": "numpy", "torch": "torch", "jax": "jax.numpy", "tensorflow": "tensorflow"}
 _SHAPE = (4, 512, 64)
 _REPEATS = 5

@@ -17,8 +17,6 @@ from qkv.plan.step_cache import STEPS
 from qkv.plan.time_model import WORK, Table, coefficients_of, load_table, processor_name, table_path
 from qkv.tuning.measure import MIN_CALLS, Measurement
 
-__all__ = ["fit_table", "median_loss", "predicted", "save_table"]
-
 
 def save_table(table: Table, path: Path | None = None) -> Path:
     """Write the coefficients to a file, which the planner of this and of later processes reads, and return its path.

@@ -21,8 +21,6 @@ from qkv.plan.time_model import FEW_KEYS, table_key
 from qkv.scores import Additive, Bilinear, Cosine, Gated, Gaussian, Laplace, RelativePosition, ScaledDot, Softcap
 from qkv.scores.base import GeneralScore, Score
 
-__all__ = ["MIN_CALLS", "Measurement", "measure_kernels"]
-
 _LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _WIDTHS = (16, 32, 64, 128)

@@ -32,9 +32,6 @@ from qkv.plan.cost import counted
 from qkv.plan.plan import Plan
 from qkv.store import Store
 
-__all__ = ["Candidates"]
-
-
 # Rows whose logits are so close to the smallest needed one, relative to its size, are kept: attention rounds otherwise.
 _TOLERANCE = 1e-6
 

@@ -13,8 +13,6 @@ from qkv.database.answer import Entry
 from qkv.plan.cost import counted
 from qkv.plan.plan import Plan
 
-__all__ = ["CandidatePlan", "Recall"]
-
 
 @dataclass
 class Recall:

@@ -12,8 +12,6 @@ import numpy as np
 from qkv.core.typing import Float, Int
 from qkv.errors import KindError
 
-__all__ = ["LanceIndex", "VectorIndex", "wrap_index"]
-
 
 class VectorIndex(ABC):
     """An approximate index of vectors, each of which has a whole number as its label.

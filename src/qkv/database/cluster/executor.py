@@ -33,8 +33,6 @@ from qkv.plan.cost import counted
 from qkv.store import Store
 from qkv.store.block import unread_text
 
-__all__ = ["ClusterExecutor"]
-
 
 class _Unreadable(threading.local):
     """The unreadable fragments of the query of each thread, so that answers do not mix them."""

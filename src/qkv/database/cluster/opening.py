@@ -19,9 +19,6 @@ from qkv.database.cluster.worker import FragmentWorker, read_message, write_mess
 from qkv.errors import OptionError, ServerError
 from qkv.store import StorageOptions
 
-__all__ = ["open_cluster", "RayWorker"]
-
-
 _GPU_SECONDS = 30.0
 """Time for which an actor waits for its share of a GPU, which another program may have taken."""
 

@@ -23,8 +23,6 @@ from qkv.database.cluster.task import FragmentCall, FragmentTask, merge_replies,
 from qkv.errors import RefusedError
 from qkv.store import StorageOptions
 
-__all__ = ["FAN_IN", "LostResultError", "Scheduler", "Worker", "WorkerDiedError", "divide"]
-
 FAN_IN = 16
 """Number of results that are merged at once. With 16, the results of 4,096 workers are merged in three steps."""
 

@@ -32,22 +32,6 @@ if TYPE_CHECKING:
     from qkv.database.cluster.scheduler import Scheduler
     from qkv.database.cluster.worker import FragmentWorker
 
-__all__ = [
-    "FragmentCall",
-    "FragmentRows",
-    "FragmentTask",
-    "Mergeable",
-    "Reply",
-    "ScanTask",
-    "StoreCall",
-    "StoreFragments",
-    "StoreFunction",
-    "StoreVersion",
-    "merge_replies",
-    "run_call",
-    "serialize",
-]
-
 
 @dataclass(frozen=True)
 class StoreVersion:

@@ -23,8 +23,6 @@ from qkv.database.execute.scan import DeviceProducts, VectorNorms
 from qkv.errors import DamagedError, DamagedStoreError, RefusedError
 from qkv.store import Store
 
-__all__ = ["FragmentWorker", "read_message", "serve", "write_message"]
-
 _MOST_VERSIONS = 2
 
 

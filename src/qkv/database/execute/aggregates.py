@@ -39,23 +39,6 @@ from qkv.encoders.columns import Column
 from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer
 
-__all__ = [
-    "NO_ROW",
-    "Aggregate",
-    "AverageSums",
-    "LineFit",
-    "ValueSums",
-    "Values",
-    "VoteSums",
-    "average_aggregate",
-    "check_average",
-    "identifier_note",
-    "is_vote",
-    "value_reason",
-    "value_sums",
-    "votes_by_kind",
-]
-
 # Leave-one-out errors of more classes or wider vectors add little and cost in proportion.
 _MOST_TARGETS = 16
 # Below this part of the mean, float64 cannot distinguish a spread from 0; the same for 1 − Σ p² of a vote.

@@ -18,7 +18,6 @@ from qkv.scores.base import Score
 if TYPE_CHECKING:
     from qkv.database.candidates.candidates import Candidates
 
-__all__ = ["AGGREGATES", "AskOptions"]
 
 AGGREGATES = ("mean", "vote", "local-linear")
 """The values of the argument `aggregate` of `Database.ask`; None: mean or vote, by the kind of the values."""

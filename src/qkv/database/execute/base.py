@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from qkv.database.execute.stream_plan import StreamedPlan
     from qkv.plan.plan import Plan
 
-__all__ = ["Executor", "finds_groups"]
 
 _MOST_CALIBRATIONS = 64
 

@@ -27,8 +27,6 @@ from qkv.database.keys.comparisons import Comparison
 from qkv.encoders.columns import Column
 from qkv.normalizers.base import Normalizer
 
-__all__ = ["ROWS_AT_ONCE", "SPARE_ROWS", "SUPPORT", "TILE_NUMBERS", "BlockScan", "is_bounded"]
-
 TILE_NUMBERS = 2**20
 """Number of logits that are computed at a time."""
 

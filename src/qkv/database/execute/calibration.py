@@ -43,8 +43,6 @@ from qkv.normalizers.base import Normalizer
 from qkv.readouts import Dense
 from qkv.scores import Exact
 
-__all__ = ["calibrate"]
-
 # With 2,000 rows, the standard error of the coverage is 0.7 %.
 _MOST_ROWS = 2000
 _MOST_PAIRS = 4 * 10**7

@@ -37,7 +37,6 @@ from qkv.store import Block
 if TYPE_CHECKING:
     from qkv.core.typing import Tensor
 
-__all__ = ["CertifiedRows", "CodeScan", "VectorCodes", "multiplies_codes"]
 
 _GROUP = 8
 """Number of rows whose largest product is compared first."""

@@ -21,16 +21,6 @@ from qkv.database.keys.queries import Queries
 from qkv.encoders.columns import Column
 from qkv.normalizers.base import Normalizer
 
-__all__ = [
-    "NO_MATCHING_ROW",
-    "QueryResults",
-    "ambiguous_reason",
-    "build_entries",
-    "largest_weights",
-    "with_first_rows",
-    "with_missing_entries",
-]
-
 NO_MATCHING_ROW = "no row satisfies the predicate"
 # Number of candidates in the reason of an ambiguous query.
 _SHOWN = 5

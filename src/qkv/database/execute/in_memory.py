@@ -55,8 +55,6 @@ from qkv.plan.plan import Plan
 from qkv.readouts import Dense, TopWeights
 from qkv.scores import Names
 
-__all__ = ["InMemoryExecutor", "RowsWithoutValue", "attend_to_rows", "attend_to_some"]
-
 _QUERIES_AT_ONCE = 1024
 # Text keys of so many rows are indexed at the first query, and found in groups of queries of this size.
 _INDEXED_ROWS = 1000

@@ -29,8 +29,6 @@ from qkv.estimators.regression.local_linear import LocalFits, LocalMoments, comp
 from qkv.normalizers.base import Normalizer
 from qkv.scores.forms import SquaredDistance
 
-__all__ = ["LineSums", "check_line", "comparison_note", "effective_evidence", "largest_effective", "line_aggregates"]
-
 
 def check_line(comparison: Comparison, normalizer: Normalizer, value: Column) -> None:
     """Raise an `OptionError` if no line can be fitted to the values along the keys."""

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from qkv.database.execute.in_memory import RowsWithoutValue
     from qkv.normalizers.base import Normalizer
 
-__all__ = ["KeysWithoutValue", "key_cells"]
 
 # Logits of equal vectors differ by less, as encoders and products round.
 _SAME = 1e-6

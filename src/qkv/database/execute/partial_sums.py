@@ -29,8 +29,6 @@ from qkv.encoders.columns import Column
 from qkv.normalizers.base import Normalizer, Summary
 from qkv.normalizers.linear import LinearNormalizer
 
-__all__ = ["Accumulator", "PartialSums", "accumulates", "merge_in_tree", "tile_weights"]
-
 # Smaller exponents give denormal results, which are slow to compute.
 _SMALLEST_EXPONENT = {"float32": -87.0, "float64": -700.0}
 

@@ -16,8 +16,6 @@ from qkv.core.typing import Bool, Float, Int
 from qkv.normalizers.base import Normalizer
 from qkv.normalizers.linear import LinearNormalizer
 
-__all__ = ["FRAGMENT_ROWS", "RowLists", "rows_of_any_query", "select_rows"]
-
 FRAGMENT_ROWS = 2**40
 """Number of positions of a fragment."""
 

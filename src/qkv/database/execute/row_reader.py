@@ -18,9 +18,6 @@ from qkv.encoders.arrow_columns import to_records
 from qkv.errors import DataError
 from qkv.store import Block, RemoteStore, Store
 
-__all__ = ["match_blocks", "predicate_columns", "read_note", "RowTile", "save_note", "StoredRows"]
-
-
 _CONTENT = "results about a store"
 
 

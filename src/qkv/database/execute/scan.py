@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from qkv.core.typing import Tensor
 
 
-__all__ = ["CellLogits", "DeviceProducts", "arrays_path", "fast_logits", "load_arrays", "Logits", "VectorNorms"]
-
-
 class DeviceProducts:
     """Products of the vectors of one version of a store, some of which stay on a device.
 

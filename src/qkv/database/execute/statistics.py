@@ -28,8 +28,6 @@ from qkv.encoders.columns import Column
 from qkv.errors import DamagedError
 from qkv.estimators.regression.bandwidth import square_unit
 
-__all__ = ["TableStatistics", "load_statistics", "restricted_statistics"]
-
 _FORMAT = 9
 _SUFFIX = ".statistics"
 _MOST_SAVED = 16

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from qkv.plan.cost import counted, memory_text
 
-__all__ = ["StreamedPlan"]
-
 
 @dataclass(frozen=True)
 class StreamedPlan:

@@ -55,9 +55,6 @@ from qkv.store import Store
 from qkv.store.arrow_files import parse_table
 from qkv.store.row_files import serialize
 
-__all__ = ["StreamedCall", "StreamedExecutor"]
-
-
 _QUERIES = 64
 _MOST_VOTES = 4 * 2**20
 # An attempt that fails takes a quarter of the time of a pass over all rows, of eight passes 3 %.

@@ -34,18 +34,6 @@ from qkv.encoders.arrow_columns import Temporal
 from qkv.encoders.columns import Column
 from qkv.estimators.regression.local_scale import LocalScale
 
-__all__ = [
-    "Calibration",
-    "Precision",
-    "effective_rows",
-    "mean_precision",
-    "perplexity",
-    "prediction_interval",
-    "prediction_scale",
-    "standard_error",
-    "student_quantile",
-]
-
 Z = 1.6448536269514722
 """The 95 % quantile of the standard normal distribution."""
 

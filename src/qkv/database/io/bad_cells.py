@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     import duckdb
 
 
-__all__ = ["add_cell_notes", "Conversions", "detect_conversions"]
-
-
 @dataclass(frozen=True)
 class WholeFloats(TextReading):
     """The reading of a column of floats, most of which are whole numbers, as whole numbers."""

@@ -25,22 +25,6 @@ from qkv.encoders.arrow_columns import (
 )
 from qkv.encoders.number_formats import NumberFormat
 
-__all__ = [
-    "CellNote",
-    "assumed_formats",
-    "cell_note_of",
-    "collect_notes",
-    "decided_formats",
-    "join_cell_notes",
-    "line_note",
-    "stated_types",
-    "type_conflict",
-    "undecided_columns",
-    "with_cell_note",
-    "with_line_note",
-    "without_notes",
-]
-
 _NOTE = b"qkv cell note"
 _LINES = b"qkv lines"
 

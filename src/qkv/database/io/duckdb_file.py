@@ -37,19 +37,6 @@ from qkv.errors import DataError, QkvError
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = [
-    "CLOSED",
-    "DELIMITED",
-    "JSON",
-    "OFFLINE",
-    "PARQUET",
-    "OpenFile",
-    "interrupt_thread",
-    "interruptible",
-    "open_connection",
-    "open_file",
-    "run_typed",
-]
 
 DELIMITED = (".csv", ".tsv", ".txt")
 JSON = (".jsonl", ".ndjson", ".json")

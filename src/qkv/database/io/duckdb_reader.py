@@ -13,7 +13,6 @@ from qkv.database.io.bad_cells import Conversions, add_cell_notes, detect_conver
 from qkv.database.io.cell_notes import with_line_note
 from qkv.database.io.duckdb_file import (
     DELIMITED,
-    JSON,
     OFFLINE,
     PARQUET,
     OpenFile,
@@ -28,9 +27,6 @@ from qkv.errors import DataError, QueryError
 
 if TYPE_CHECKING:
     import duckdb
-
-
-__all__ = ["DELIMITED", "JSON", "PARQUET", "read_file", "read_parts", "run_sql"]
 
 
 def json_columns(rows: duckdb.DuckDBPyRelation) -> list[str]:

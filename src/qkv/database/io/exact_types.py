@@ -21,7 +21,6 @@ from qkv.encoders.exact_cells import MOST_DIGITS, is_written_float
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["exact_number_type", "inexact_columns", "with_microsecond_columns"]
 
 _NANOSECONDS = {"TIMESTAMP_NS": "TIMESTAMP", "TIMESTAMPTZ_NS": "TIMESTAMPTZ"}
 # A decimal of so few digits is the shortest text of a float64.

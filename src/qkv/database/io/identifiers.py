@@ -49,19 +49,6 @@ from qkv.encoders.exact_cells import is_uuid
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = [
-    "TextForms",
-    "as_integers",
-    "has_identifier_name",
-    "has_text_identifier_name",
-    "identifier_reason",
-    "is_code",
-    "is_mostly_whole",
-    "is_whole_number",
-    "key_note",
-    "whole_sql",
-]
-
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())

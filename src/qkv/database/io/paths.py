@@ -7,16 +7,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from qkv.database.io import duckdb_reader
+from qkv.database.io.duckdb_file import DELIMITED, JSON, PARQUET
 from qkv.database.io.read_options import COMPRESSIONS
 from qkv.errors import DataError
 from qkv.store import is_store, is_url
 
-__all__ = ["ARROW", "expand_paths", "is_paths", "is_stored", "stream_suffix", "SUFFIXES"]
-
-
 ARROW = (".arrow", ".feather", ".ipc")
-SUFFIXES = (*duckdb_reader.DELIMITED, *duckdb_reader.JSON, *duckdb_reader.PARQUET, *ARROW)
+SUFFIXES = (*DELIMITED, *JSON, *PARQUET, *ARROW)
 
 
 def is_stored(source: object) -> bool:

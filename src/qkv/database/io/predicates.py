@@ -29,8 +29,6 @@ from qkv.database.io.duckdb_file import CLOSED, interruptible, open_connection
 from qkv.encoders import arrow_columns
 from qkv.errors import QkvError, QueryError
 
-__all__ = ["PredicateProcess", "matching_rows", "named_columns", "serve_predicates"]
-
 _SECONDS = 300.0
 """Longest time of a predicate in this process."""
 _LOOK = 0.02

@@ -17,8 +17,6 @@ from qkv.core.nanoseconds import nanoseconds_below
 from qkv.core.printable import first_line
 from qkv.errors import DataError
 
-__all__ = ["exact_array"]
-
 _MOST_DIGITS = 76
 
 

@@ -23,20 +23,6 @@ from qkv.core.times import is_date_format
 from qkv.errors import DataError, OptionError
 from qkv.plan.cost import memory_bytes, memory_text
 
-__all__ = [
-    "COMPRESSIONS",
-    "ReadOptions",
-    "check_lines",
-    "guess_encoding",
-    "in_utf_8",
-    "invalid_line",
-    "longest_line",
-    "open_binary",
-    "read_ends",
-    "unpacked_blocks",
-    "unpacking_errors",
-]
-
 COMPRESSIONS = (".gz", ".zst")
 _BLOCK, _END = 1 << 20, 1 << 16
 

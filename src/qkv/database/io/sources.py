@@ -36,6 +36,7 @@ from qkv.database.io.cell_notes import (
     undecided_columns,
     with_line_note,
 )
+from qkv.database.io.duckdb_file import DELIMITED, PARQUET
 from qkv.database.io.paths import ARROW, SUFFIXES, expand_paths, is_paths, stream_suffix
 from qkv.database.io.python_cells import exact_array
 from qkv.database.io.read_options import (
@@ -50,24 +51,6 @@ from qkv.database.io.table_layout import copy_table, read_layout
 from qkv.encoders.arrow_columns import with_microseconds, with_uuid_texts
 from qkv.errors import DamagedError, DataError, OptionError, QkvError
 from qkv.store.arrow_files import map_file, parse_table
-
-__all__ = [
-    "describe",
-    "is_delimited",
-    "is_paths",
-    "is_table_name",
-    "iterate_tables",
-    "read",
-    "read_delimited",
-    "read_parts",
-    "report_rows",
-    "requested_columns",
-    "require_columns",
-    "source_files",
-    "suggest_name",
-    "table_files",
-]
-
 
 _TYPES = {
     "int64": r"^-?(0|[1-9][0-9]{0,17})$",
@@ -238,7 +221,7 @@ def read_parts(source: object, required: tuple[str, ...] = (), options: ReadOpti
 def _with_formats(paths: Sequence[Path], required: tuple[str, ...], options: ReadOptions) -> ReadOptions:
     """Return options with the formats of columns that some of several files decide, if another file does not."""
     kinds = [(path, _suffix(path)) for path in paths] if len(paths) > 1 else []
-    stated = (*ARROW, *duckdb_reader.PARQUET)
+    stated = (*ARROW, *PARQUET)
     schemas = [
         next(duckdb_reader.read_parts(str(path), kind, required, options)).schema
         for path, kind in kinds
@@ -298,7 +281,7 @@ def table_files(source: object) -> list[Path]:
 
 def is_delimited(source: object) -> bool:
     """Return whether a path, or one of several, names a delimited file."""
-    return any(_suffix(path) in duckdb_reader.DELIMITED for path in source_files(source))
+    return any(_suffix(path) in DELIMITED for path in source_files(source))
 
 
 def source_files(source: object) -> list[Path]:
@@ -357,7 +340,7 @@ def _read_path(path: Path, required: tuple[str, ...], options: ReadOptions) -> p
         _refuse_repeated_names(table)
         _check_stated(path.name, options)
         return add_cell_notes(table, required, options.on_bad_cell, repr(str(path)))
-    if kind in duckdb_reader.PARQUET:
+    if kind in PARQUET:
         _check_stated(path.name, options)
     if lacks_duckdb():
         return read_delimited(path, kind, required, options)

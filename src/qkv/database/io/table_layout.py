@@ -22,8 +22,6 @@ from typing import TextIO
 from qkv.database.io.read_options import ReadOptions, open_binary
 from qkv.errors import DataError, OptionError
 
-__all__ = ["Layout", "copy_table", "find_fault", "read_layout"]
-
 _DELIMITERS = ",;\t|"
 _MOST_LINES = 50
 """Maximum number of lines at the end that are no rows."""

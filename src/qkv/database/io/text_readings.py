@@ -40,19 +40,6 @@ if TYPE_CHECKING:
     import duckdb
 
 
-__all__ = [
-    "boolean_reading",
-    "detect_reading",
-    "first_texts",
-    "has_one_spelling",
-    "number_reading",
-    "numbers_remark",
-    "quoted_name",
-    "text_remark",
-    "TextReading",
-]
-
-
 _SPELLINGS = (frozenset({"true", "false"}), frozenset({"True", "False"}), frozenset({"TRUE", "FALSE"}))
 
 

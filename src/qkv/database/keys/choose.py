@@ -70,8 +70,6 @@ from qkv.plan.cost import counted
 from qkv.scores import ByColumn, Cosine, Custom, Exact, Gaussian, Names, Spelling, TokenSetRatio
 from qkv.scores.base import Score
 
-__all__ = ["ComparisonChooser"]
-
 
 def gaussian_of_keys(
     query: Float[np.ndarray, "q columns"], key: Float[np.ndarray, "k columns"], bandwidth: Float[np.ndarray, ""]

@@ -26,22 +26,6 @@ from qkv.scores.by_column import ByColumn
 from qkv.scores.exact import Exact
 from qkv.scores.gaussian import Gaussian
 
-__all__ = [
-    "Comparison",
-    "Coordinates",
-    "DistanceComparison",
-    "EqualityComparison",
-    "find_coordinates",
-    "from_differences",
-    "GroupedDistanceComparison",
-    "KeyCells",
-    "MatchLimits",
-    "MixedComparison",
-    "ScoreComparison",
-    "SimilarityComparison",
-]
-
-
 _MOST_COLUMNS = 8
 """Number of key columns up to which keys are selected by differences; for more, a matrix product is much faster."""
 

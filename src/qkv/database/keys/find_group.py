@@ -21,8 +21,6 @@ from qkv.database.keys.name_comparison import MARGIN, NameComparison, close_keys
 from qkv.database.keys.queries import Queries
 from qkv.scores import ByColumn, Exact, Names
 
-__all__ = ["FoundGroup", "GroupFinder", "compare_texts_by_equality", "with_texts"]
-
 _QUERIES_AT_ONCE = 64
 
 

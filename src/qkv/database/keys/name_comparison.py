@@ -30,8 +30,6 @@ from qkv.scores.name_words import clean_name
 from qkv.scores.names import Names
 from qkv.scores.string_functions import string_functions
 
-__all__ = ["MARGIN", "NameComparison", "close_keys", "mismatch_reason"]
-
 # Similarities that differ by less are equal.
 _SAME = 1e-9
 MARGIN = 0.01

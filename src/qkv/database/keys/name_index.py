@@ -22,8 +22,6 @@ from qkv.scores.name_words import NameWords, clean_name
 from qkv.scores.names import Names, QueryWords
 from qkv.scores.number_words import is_digits, number_value
 
-__all__ = ["NameIndex", "PresentNames"]
-
 # Letters, digits, space, and eleven classes of other characters.
 _CLASSES = 48
 _FIRST_OTHER = 37

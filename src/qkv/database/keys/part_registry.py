@@ -23,8 +23,6 @@ from qkv.scores.base import Score
 
 _Part = TypeVar("_Part")
 
-__all__ = ["ParsedScore", "normalizer_names", "parse_normalizer", "parse_score", "score_names"]
-
 
 @dataclass(frozen=True)
 class ParsedScore:

@@ -26,8 +26,6 @@ from qkv.encoders.arrow_columns import to_python, to_records
 from qkv.encoders.columns import Column, fold, points_on_circle
 from qkv.errors import QueryError
 
-__all__ = ["Queries", "QueryCells", "display_form", "split_queries", "split_text"]
-
 Cell = str | float | np.ndarray | None
 """The parsed value of a query for one key column; None if it is missing."""
 

@@ -15,8 +15,6 @@ import numpy as np
 from qkv.core.typing import Bool, Int, Shaped
 from qkv.encoders.columns import Column
 
-__all__ = ["MOST_ROWS", "RowSampler", "sample_rows"]
-
 MOST_ROWS = 50_000
 """Maximum number of rows of a sample: leave-one-out over them takes a few seconds."""
 

@@ -30,8 +30,6 @@ from qkv.errors import DamagedError, KindError, OptionError, QkvError
 from qkv.normalizers.base import Normalizer
 from qkv.store.arrow_files import parse_schema
 
-__all__ = ["FORMAT", "from_batch", "lists_by_query", "normalizer_record", "to_batch"]
-
 FORMAT = 1
 """The version of the format."""
 

@@ -50,8 +50,6 @@ from qkv.normalizers.base import Normalizer
 from qkv.scores import ByColumn
 from qkv.scores.base import Score
 
-__all__ = ["check_mergeable", "compute", "finalize", "merge"]
-
 
 @dataclass(frozen=True, eq=False)
 class _Results:

@@ -27,16 +27,6 @@ from qkv.encoders.columns import Column
 from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer
 
-__all__ = [
-    "Fragment",
-    "QueryPartial",
-    "Subject",
-    "describe_score",
-    "fragment_partial",
-    "merge_partials",
-    "query_digest",
-]
-
 Fragment: TypeAlias = int | str
 """The name of a fragment; those of a table are all integers or all texts, and sort in the order of its rows."""
 

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from qkv.database.protocol import Queryable
 
 
-__all__ = ["AnswerRelation", "evidence_arrays", "samples"]
-
-
 def evidence_arrays(
     entries: Sequence[Entry], measure: str
 ) -> tuple[pa.Array, Int[np.ndarray, " rows"], dict[str, pa.Array]]:

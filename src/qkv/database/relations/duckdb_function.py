@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from qkv.database.protocol import Queryable
 
-__all__ = ["create_function"]
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
 _EXACT_FLOATS = 2**53

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from qkv.core.printable import first_line
+from qkv.database.io.paths import is_paths
 from qkv.database.io.read_options import ReadOptions
-from qkv.database.io.sources import describe, is_delimited, is_paths, read, read_parts, suggest_name
+from qkv.database.io.sources import describe, is_delimited, read, read_parts, suggest_name
 from qkv.errors import DataError, QkvError, QueryError
 from qkv.store.base import cast_table
-
-__all__ = ["QueryRelation", "open_relation"]
 
 
 @dataclass(frozen=True, eq=False)

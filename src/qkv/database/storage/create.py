@@ -28,8 +28,6 @@ from qkv.estimators.regression.bandwidth import choose_bandwidth
 from qkv.estimators.regression.neighbor_blocks import nearest_distance_quantile
 from qkv.plan.cost import memory_bytes
 
-__all__ = ["create_database", "open_database", "visible_columns"]
-
 _PAIRS = 2**14
 _LEAST_COSINE, _LARGEST_COSINE = 0.2, 0.9
 _SETTINGS = "database"

@@ -32,8 +32,6 @@ from qkv.store import Store, read_attached
 from qkv.store.attachments import attached_files
 from qkv.store.base import fit_table
 
-__all__ = ["FILE", "Encoding", "prepare_rows"]
-
 FILE = "encoder.npz"
 _BATCH = 1024
 _UNKNOWN = "the query has a zero or non-finite vector, for example because no word is in the encoder's vocabulary"

@@ -41,8 +41,6 @@ from qkv.scores.base import Score
 from qkv.store import ArrowStore, Damage, ObjectPath, RemoteStore, StorageOptions, Store, Version, export
 from qkv.store import copy as copy_store
 
-__all__ = ["StoredDatabase"]
-
 _EXAMPLES = 64
 
 

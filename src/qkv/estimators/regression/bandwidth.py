@@ -43,9 +43,6 @@ from qkv.estimators.regression.bandwidth_errors import (
 from qkv.estimators.regression.neighbor_blocks import draw_rows, separate_groups
 from qkv.plan.cost import counted
 
-__all__ = ["Bandwidth", "choose_bandwidth", "KERNEL_WIDTHS", "leave_one_out", "method_text", "scott"]
-
-
 # Of more rows, some are predicted by all bandwidths, and more by those that are not clearly worse than the best, by so
 # many standard errors of the difference. A hundred million pairs take half a second.
 _ALL_TARGETS = 4000

@@ -15,8 +15,6 @@ from qkv.core.threads import map_threads
 from qkv.core.typing import Float, Int
 from qkv.estimators.regression.neighbor_blocks import split_into_blocks, squared_distances
 
-__all__ = ["LARGEST_EXPONENT", "BandwidthErrors", "TargetErrors", "error_series", "series_widths"]
-
 # Squaring doubles a relative error: after eight squarings the rounding of one exponential has grown to about
 # 3e-5. More than eight bandwidths need fresh exponentials.
 _BANDWIDTHS_AT_ONCE = 8

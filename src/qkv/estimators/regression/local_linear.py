@@ -33,18 +33,6 @@ from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int
 from qkv.estimators.regression.bandwidth import Bandwidth, scott, square_unit
 
-__all__ = [
-    "choose_linear_bandwidth",
-    "compare_fits",
-    "fit_rows",
-    "LocalFits",
-    "LocalMoments",
-    "solve",
-    "spanned_inverse",
-    "stack_moments",
-]
-
-
 _STEPS = 26
 # The search ends this many bandwidths after the best.
 _WORSE = 7

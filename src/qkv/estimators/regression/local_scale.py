@@ -24,8 +24,6 @@ from qkv.estimators.regression.bandwidth import leave_one_out
 from qkv.masks import AllowedPairs, Mask
 from qkv.scores import Gaussian
 
-__all__ = ["LocalScale", "fit_scale"]
-
 # Fewer rows do not tell where values scatter more.
 _FEWEST_ROWS = 100
 # The number of standard errors by which the scale must be better than the mean of all.

@@ -12,16 +12,6 @@ import numpy as np
 
 from qkv.core.typing import Float, Int
 
-__all__ = [
-    "PointBlocks",
-    "draw_rows",
-    "nearest_distance_quantile",
-    "nearest_distances",
-    "separate_groups",
-    "split_into_blocks",
-    "squared_distances",
-]
-
 
 @dataclass(frozen=True)
 class PointBlocks:

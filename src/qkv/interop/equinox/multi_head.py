@@ -18,8 +18,6 @@ from qkv.normalizers import Normalizer
 from qkv.readouts import Readout
 from qkv.scores import Score
 
-__all__ = ["MultiHeadAttention"]
-
 
 class MultiHeadAttention(eqx.Module):  # type: ignore[misc, unused-ignore]
     """Multi-head attention with projections and any score, normalizer and mask.

@@ -19,8 +19,6 @@ from qkv.normalizers import Normalizer
 from qkv.readouts import Readout
 from qkv.scores import Score
 
-__all__ = ["MultiHeadAttention"]
-
 AnyPart = TypeVar("AnyPart", bound=Part)
 
 

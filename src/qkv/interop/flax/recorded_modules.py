@@ -14,8 +14,6 @@ from flax import nnx
 from qkv.core.typing import Float
 from qkv.interop.layer_weights import LayerWeights
 
-__all__ = ["record_modules"]
-
 
 @contextmanager
 def record_modules(model: nnx.Module) -> Iterator[list[LayerWeights]]:

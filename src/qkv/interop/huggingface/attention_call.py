@@ -33,8 +33,6 @@ from qkv.masks.base import And, Mask, and_masks
 from qkv.normalizers import Normalizer, Softmax
 from qkv.scores import Biased, ScaledDot, Score, Softcap
 
-__all__ = ["AttentionCall", "IndexedMask", "is_causal", "key_padding", "linear_memory", "Registration"]
-
 
 @dataclass(frozen=True, eq=False)
 class IndexedMask(Mask):

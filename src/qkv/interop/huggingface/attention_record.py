@@ -25,15 +25,6 @@ from qkv.readouts.base import flatten, unflatten
 if TYPE_CHECKING:
     from qkv.plan.plan import Plan
 
-__all__ = [
-    "AttentionRecord",
-    "ObservedCall",
-    "ReadoutResult",
-    "SavedCall",
-    "check_heads",
-    "observe_call",
-    "requires_gradient",
-]
 
 ReadoutResult: TypeAlias = Any
 """The result of a readout: an array, or a named tuple of arrays; each readout of `qkv.readouts` documents its own."""

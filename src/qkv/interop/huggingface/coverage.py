@@ -26,16 +26,6 @@ from qkv.interop.huggingface.model_layers import (
 )
 from qkv.interop.huggingface.registration import REGISTERED, add_listener, register
 
-__all__ = [
-    "BypassWarning",
-    "CallCounter",
-    "LayerCoverage",
-    "attach",
-    "engine_attention",
-    "layer_coverage",
-    "switch_implementation",
-]
-
 Model = TypeVar("Model", bound=torch.nn.Module)
 
 

@@ -8,8 +8,6 @@ from transformers.cache_utils import DynamicLayer
 
 from qkv.core.typing import Float, Tensor
 
-__all__ = ["GrowingCache"]
-
 
 class GrowingCache(DynamicCache):
     """Cache like transformers' `DynamicCache`, whose steps copy no earlier tokens: pass it as `past_key_values`.

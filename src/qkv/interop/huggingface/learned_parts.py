@@ -24,16 +24,6 @@ from qkv.nn.part_module import Groups, PartModule, align_batch
 from qkv.normalizers import Normalizer
 from qkv.scores import Score
 
-__all__ = [
-    "LayerNormalizer",
-    "LearnedOption",
-    "add_learned_normalizers",
-    "add_learned_scores",
-    "initialize_score",
-    "layer_normalizer",
-    "layer_score",
-]
-
 LearnedOption = LearnedScore | type[LearnedScore] | functools.partial[LearnedScore]
 """A learned score of `qkv.nn`, its class, or a `functools.partial` of the class with options."""
 

@@ -25,9 +25,6 @@ from qkv.core.typing import Array, Bool, Float, Int, Shaped, Tensor
 from qkv.masks import AllowedKeys, Causal, Documents, Window
 from qkv.masks.base import And, Mask, Or, and_masks
 
-__all__ = ["build_mask", "FunctionMask", "LazyMask", "MaskContext", "translate_mask"]
-
-
 _KEEP_LAZY = ("aten::detach", "aten::alias")
 
 

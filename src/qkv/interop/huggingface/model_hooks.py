@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from qkv.interop.huggingface.attention_call import Registration
 
-__all__ = ["SAVED_PARTS", "add_model_hooks", "apply_registration", "note_parts"]
 
 SAVED_PARTS = "qkv_attention"
 """Name of the entry in a configuration that describes score and normalizer."""

@@ -14,17 +14,6 @@ import torch
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = [
-    "AttentionKind",
-    "attention_configs",
-    "attention_kind",
-    "attention_layers",
-    "is_attention",
-    "module_names",
-    "nested",
-    "pretrained_models",
-    "uses_interface",
-]
 
 AttentionKind = Literal["self", "cross"]
 

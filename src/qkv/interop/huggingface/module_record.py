@@ -22,8 +22,6 @@ from qkv.readouts import ColumnSum, Readout
 from qkv.readouts.base import flatten, unflatten
 from qkv.scores import ScaledDot
 
-__all__ = ["hook_module", "is_module", "record_module"]
-
 
 def is_module(module: torch.nn.Module) -> bool:
     """Return whether a module is an attention module of `qkv.nn` that accepts readouts."""

@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from qkv.interop.huggingface.attention_record import ReadoutResult
 
 
-__all__ = ["record", "Recorder"]
-
-
 @contextlib.contextmanager
 def torch_fast_path_disabled() -> Iterator[None]:
     """Make the modules of `torch.nn` call their attention modules, instead of kernels that fuse a whole layer."""

@@ -33,8 +33,6 @@ from qkv.normalizers import Normalizer
 from qkv.readouts import Dense
 from qkv.scores import Score
 
-__all__ = ["add_listener", "add_output_hook", "LISTENERS", "register", "register_saved", "REGISTERED"]
-
 
 def attend_step(
     query: Float[Tensor, "batch heads q width"],

@@ -22,8 +22,6 @@ from qkv import nn, normalizers, scores
 from qkv.core.parts import Part
 from qkv.errors import DataError
 
-__all__ = ["Json", "build_part", "describe_part", "is_learned"]
-
 Json = Union[None, bool, int, float, str, list["Json"], dict[str, "Json"]]  # noqa: UP007 -- recursive
 """A value that JSON can express."""
 

@@ -17,8 +17,6 @@ from qkv.interop.huggingface.registration import add_output_hook
 from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.protocols import AttentionOutput
 
-__all__ = ["scale_heads"]
-
 
 @contextlib.contextmanager
 def scale_heads(

@@ -14,8 +14,6 @@ from qkv.masks import AllowedKeys, Causal, Mask
 from qkv.masks.base import and_masks
 from qkv.scores import Additive, Bilinear, Dot, Score
 
-__all__ = ["AdditiveAttention", "Attention"]
-
 
 class _InputListLayer(EngineLayer):
     """Mixin for the Keras layers whose inputs are a list, [query, value] or [query, value, key]."""

@@ -23,8 +23,6 @@ from qkv.plan.spec import CallOptions
 from qkv.readouts import Dense
 from qkv.scores import Score
 
-__all__ = ["EngineLayer", "Weighted"]
-
 _START = Positions(align="start")
 
 Weighted = tuple[Float[Array, "*batch q value_width"], Float[Array, "*batch q k"] | None]

@@ -13,8 +13,6 @@ from qkv.masks import AllowedKeys, AllowedPairs, Causal, Mask, Window
 from qkv.masks.base import and_masks
 from qkv.scores import ScaledDot
 
-__all__ = ["MultiHeadAttention"]
-
 
 @keras.saving.register_keras_serializable(package="qkv")
 class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type: ignore[misc, name-defined, unused-ignore]

@@ -13,7 +13,6 @@ from qkv.interop.layer_weights import LayerWeights
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["record_layers"]
 
 _OPTION = "return_attention_scores"
 

@@ -30,9 +30,6 @@ from qkv.normalizers import Normalizer
 from qkv.readouts import Dense
 from qkv.scores import Biased, Constant, ScaledDot, Score, Softcap
 
-__all__ = ["attention", "Attributes", "OperatorOutputs", "require_opset"]
-
-
 _OPSETS = (23, 24, 25)
 """Opsets that define a version of the operator; a version is valid until the next such opset."""
 

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-__all__ = ["export"]
-
-
 class _OperatorScore(NamedTuple):
     """Score in the form of ONNX's operator: an inner product, an optional soft cap, and biases added to it."""
 

@@ -21,8 +21,6 @@ import torch
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.microbenchmarks import LARGEST_FACTOR, has_fast_tanh
 
-__all__ = ["STEP_BYTES", "tanh_sum_gradients", "tanh_sums"]
-
 STEP_BYTES = 1 << 20
 """Largest size in bytes of an array of reciprocals, unless one query needs more: 1 MiB fits the second-level cache."""
 _MAX_HALF_RANGE = {4: 40.0, 8: 350.0}

@@ -63,9 +63,6 @@ if TYPE_CHECKING:
             """Set whether missing gradients are passed to backward as zeros instead of None."""
 
 
-__all__ = ["BatchedAttention", "Outputs", "all_finite", "attention_of", "half_of", "pair_logits_of", "suits_half"]
-
-
 Outputs: TypeAlias = tuple[Float[Tensor, "*batch q _"], ...]
 """The output, and the weights and the logits if readouts need them."""
 

@@ -28,8 +28,6 @@ from qkv.kernels.batched.pair_logits import (
 from qkv.kernels.runtime.isolated_autograd import project_call
 from qkv.scores.forms import Gated, GatedSides
 
-__all__ = ["GatedProducts", "PairGates", "SeparateGates"]
-
 
 @dataclass(frozen=True)
 class GatedProducts(PairLogits):

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from qkv.kernels.batched.attention import BatchedAttention, Outputs
 
-__all__ = ["BatchedKernel"]
 
 _MAX_BYTES = 1 << 25
 """Size in bytes of an array of all pairs, with their features if the score holds them, from which it is not chosen."""

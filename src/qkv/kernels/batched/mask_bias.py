@@ -18,8 +18,6 @@ from qkv.core.equation import TorchCall
 from qkv.core.typing import Bool, Float, Shaped, Tensor
 from qkv.masks import Mask
 
-__all__ = ["MaskBias", "depends_on_positions_alone", "mask_bias", "row_major"]
-
 MaskBias: TypeAlias = tuple[Float[Tensor, "*_ #q #k"] | None, Bool[Tensor, "*_ #q 1"] | None]
 """The array to add to logits, None for 0, and which queries have no key, None for no query."""
 

@@ -33,23 +33,6 @@ from qkv.scores.wrapper import PointwiseScore
 _MANY = 1 << 13
 """Number of elements from which four operators take less time than `tanh_`."""
 
-__all__ = [
-    "Gradients",
-    "GivenLogits",
-    "PairLogits",
-    "Products",
-    "Tensors",
-    "add_bias",
-    "biased_product",
-    "finite_product",
-    "half_tanh_",
-    "has_finite_sum",
-    "is_shared",
-    "product",
-    "product_gradients",
-    "scaled_product",
-    "shared_gradient",
-]
 
 Tensors: TypeAlias = Sequence[Float[Tensor, "*_"] | None]
 Gradients: TypeAlias = tuple[Float[Tensor, "*_"] | None, ...]

@@ -27,8 +27,6 @@ from qkv.kernels.runtime.thresholds import write_sparse_weights
 from qkv.normalizers.base import Normalizer
 from qkv.plan.time_model import FEW_KEYS
 
-__all__ = ["RowWeights", "row_weights", "softmax_in_place"]
-
 _REGISTER = 16
 """Elements of a vector register."""
 _MANY_ROWS = 128

@@ -34,8 +34,6 @@ from qkv.kernels.batched.pair_logits import (
 from qkv.kernels.runtime.isolated_autograd import project_call
 from qkv.scores.forms import MappedProduct, Tanh, UnitProduct, lift_limits
 
-__all__ = ["Distances", "mapped", "MappedProducts", "SquaredDistances", "TanhSums", "UnitProducts"]
-
 
 @dataclass(frozen=True)
 class MappedProducts(PairLogits):

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from qkv.scores import Score
 
 
-__all__ = ["FlexKernel"]
-
-
 ScoreFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 _Element = Callable[[Tensor, Tensor], Tensor]

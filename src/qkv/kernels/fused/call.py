@@ -37,8 +37,6 @@ from qkv.plan.kernel_protocol import Result
 from qkv.plan.problem import Problem
 from qkv.scores import Dot, Score
 
-__all__ = ["FINITE", "DoubleBackward", "LiftedCall", "attend_finite", "lift_sides", "run"]
-
 FINITE = ("all finite: fused",)
 """Guards of a call whose data is finite."""
 

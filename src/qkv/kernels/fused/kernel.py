@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from qkv.core.equation import TorchCall
 
 
-__all__ = ["FusedKernel"]
-
-
 @dataclasses.dataclass(frozen=True)
 class FusedKernel(Kernel):
     """Kernel that calls PyTorch's fused attention on lifted queries and keys."""

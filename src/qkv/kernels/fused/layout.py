@@ -17,8 +17,6 @@ from typing import Literal
 
 from qkv.core.typing import Float, Shaped, Tensor
 
-__all__ = ["FourAxes", "Layout", "Side", "Sides", "layout_of"]
-
 _Batch = tuple[int, ...]
 Side = Literal[0, 1, 2]
 """Index of an input: query (0), key (1) or value (2)."""

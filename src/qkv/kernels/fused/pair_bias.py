@@ -22,8 +22,6 @@ from qkv.scores import Score
 from qkv.scores.forms import Offset, ScaledProduct
 from qkv.scores.wrapper import PointwiseScore
 
-__all__ = ["inner_score", "needs_bias", "operator_bias", "split_for_operator", "takes_bias"]
-
 
 def inner_score(score: Score) -> Score:
     """Return the score to whose logits the offsets of a score are added, except offsets that are lifted with it."""

@@ -30,8 +30,6 @@ from qkv.scores.forms import ScaledProduct
 if TYPE_CHECKING:
     from qkv.core.equation import TorchCall
 
-__all__ = ["prepare_call"]
-
 
 def prepare_call(problem: Problem) -> PreparedCall | None:
     """Return a function that runs a call on a CPU, or None if the mask or the widths are not supported.

@@ -40,15 +40,6 @@ if TYPE_CHECKING:
         needs_input_grad: tuple[bool, ...]
 
 
-__all__ = [
-    "FusedAttention",
-    "all_finite",
-    "attend",
-    "attend_public",
-    "operators",
-    "results_are_finite",
-]
-
 _Operator = Callable[..., Any]
 _DoubleBackward = Callable[[Sides, Float[Tensor, "b heads q width"]], list[Float[Tensor, "*_"] | None]]
 """Function of query, key and value and the gradient of the output, which returns the gradients of the first three."""

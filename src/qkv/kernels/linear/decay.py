@@ -44,8 +44,6 @@ if TYPE_CHECKING:
         needs_input_grad: tuple[bool, ...]
 
 
-__all__ = ["CHUNK_OF_DECAYS", "recur_with_decay"]
-
 CHUNK_OF_DECAYS = 32
 """Number of steps per chunk, a power of 2."""
 _BLOCK_PAIRS = 2**16

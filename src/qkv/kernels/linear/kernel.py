@@ -49,9 +49,6 @@ if TYPE_CHECKING:
     from qkv.core.equation import TorchCall
 
 
-__all__ = ["LinearKernel"]
-
-
 _LEAST = 2**16
 """Smallest number of elements of the queries of a batch element that is computed alone."""
 

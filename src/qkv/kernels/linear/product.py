@@ -24,15 +24,6 @@ from qkv.masks.base import Mask
 from qkv.scores.base import Score
 from qkv.scores.forms import Decayed
 
-__all__ = [
-    "Recurrence",
-    "divide_by_totals",
-    "linear_attention",
-    "split_causal",
-    "step_decays",
-    "with_ones",
-]
-
 Recurrence = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
 """Function of queries, keys, values and a state that returns the outputs and the next state, as `recur` does."""
 

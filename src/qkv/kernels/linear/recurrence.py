@@ -30,9 +30,6 @@ from qkv.core.autograd_function import autograd_function
 from qkv.core.typing import Array, Bool, Float, Tensor
 from qkv.kernels.runtime.gradients import gradients_of
 
-__all__ = ["BLOCK_PAIRS", "CHUNK", "differentiable_recurrence", "not_later", "recur"]
-
-
 CHUNK = 32
 """Number of steps per chunk. The products of pairs grow with it, and the number of operations falls: on one core 16 and
 128 steps took 1.1 and 1.3 times as long (PyTorch, 64 features, float32)."""

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
         needs_input_grad: tuple[bool, ...]
 
 
-__all__ = ["CandidateSearch", "RowBlocks"]
-
 _FORWARD_QUERIES = 512
 """Number of queries whose candidates are processed at once in forward."""
 _BACKWARD_CANDIDATES = 2**15

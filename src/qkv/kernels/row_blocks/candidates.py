@@ -29,17 +29,6 @@ from qkv.kernels.runtime.tile_loop import Limits, ranges, row_weights
 from qkv.normalizers import Normalizer
 from qkv.scores.forms import Product
 
-__all__ = [
-    "attend_candidates",
-    "backward_candidates",
-    "Candidates",
-    "consecutive",
-    "find_candidates",
-    "select_candidates",
-    "select_top_k",
-]
-
-
 _LOW = 0xFFFFFFFF
 
 

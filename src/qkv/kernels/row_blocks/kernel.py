@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from qkv.core.equation import TorchCall
     from qkv.kernels.row_blocks.autograd import CandidateSearch
 
-__all__ = ["RowBlocksKernel"]
 
 _CANDIDATE_ELEMENTS = 600_000
 """Elements of the arrays of a search for candidates in a block of 512 queries."""

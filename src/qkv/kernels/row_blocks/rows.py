@@ -20,8 +20,6 @@ from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.tile_loop import Limits, ranges, restrict_mask
 from qkv.scores.forms import Product
 
-__all__ = ["RowLogits", "logit_tiles", "padded_row_logits", "row_logits_buffer", "visible_range"]
-
 _GROUP_SIZE = 8
 """Number of keys in a group."""
 _DRAWS = 2**16

@@ -12,8 +12,6 @@ from qkv.core.typing import Array, Num, Shaped, Tensor
 from qkv.errors import GradientError
 from qkv.scores import Score
 
-__all__ = ["may_close_over_tensors", "refuse_closure_gradients", "refuse_recorded_closures"]
-
 _SEARCHED: WeakValueDictionary[int, Score] = WeakValueDictionary()
 """Scores by their `id` whose recorded logits have been searched without an error."""
 

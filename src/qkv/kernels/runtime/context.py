@@ -9,8 +9,6 @@ from typing import TypeVar
 
 from qkv.core.typing import Shaped, Tensor
 
-__all__ = ["no_autocast", "on_device", "set_context"]
-
 Value = TypeVar("Value")
 
 

@@ -21,8 +21,6 @@ from qkv.kernels.runtime.tile_loop import Limits, fully_masked, ranges, weigh_ro
 from qkv.readouts import Readout, Reduction
 from qkv.readouts.base import flatten
 
-__all__ = ["DifferentiableRows"]
-
 
 @dataclass(frozen=True)
 class DifferentiableRows:

@@ -11,15 +11,6 @@ from qkv.kernels.runtime.tile_loop import Limits
 from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
 
-__all__ = [
-    "accumulate",
-    "block_tensors",
-    "call_tensors",
-    "gradients_of",
-    "leaves_of",
-    "traced_logits",
-]
-
 
 class _CallArrays(Protocol):
     """Protocol of objects that hold the arrays of a call, or the gradients of these arrays under the same names."""

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
         needs_input_grad: tuple[bool, ...]
 
 
-__all__ = ["isolated_autograd", "project_call", "projects_nothing"]
-
-
 def projects_nothing(score: Score) -> bool:
     """Return whether the projections of a score are query and key themselves."""
     return score.form.lift is None and type(score).project is Score.project

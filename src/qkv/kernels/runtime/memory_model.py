@@ -11,16 +11,6 @@ import math
 from qkv.plan.problem import Problem
 from qkv.scores.forms import Capped, Distance, Gated, Offset, Product, ScaledProduct
 
-__all__ = [
-    "backward_copies",
-    "lifted_elements",
-    "near_pairs",
-    "pair_arrays",
-    "saved_by_lift",
-    "score_arrays",
-    "sides_of",
-]
-
 _NEAR_WIDTHS = range(12, 28)
 """Widths of vectors at which some of normally distributed vectors are so near that `core/distances.py` computes their
 distances a second time, which depends on the data. For fewer it computes no products, for more none are that near."""

@@ -19,8 +19,6 @@ import numpy as np
 from qkv.core.typing import Float, Shaped, Tensor
 from qkv.kernels.runtime.workspace import Workspace
 
-__all__ = ["LARGEST_FACTOR", "FasterOps", "add_matmul_", "faster_ops", "has_fast_tanh", "is_faster"]
-
 LARGEST_FACTOR = 256.0
 """Largest cap, or sum of |v|, with which tanh may be computed from sigmoids or exponentials.
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 
 from qkv.core.typing import Float, Num, Tensor
 
-__all__ = ["COLUMNS", "SAVED", "SavedStatistics"]
-
 COLUMNS = 4
 """Number of columns of the tensor of saved statistics."""
 

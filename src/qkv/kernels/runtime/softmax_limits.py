@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from qkv.normalizers.base import Normalizer
 
-__all__ = ["softmax_limits"]
-
 
 def softmax_limits(normalizer: Normalizer, number: bool = False) -> Iterator[str]:
     """Yield the reasons why a kernel for softmax cannot compute a normalizer.

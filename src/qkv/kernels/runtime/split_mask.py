@@ -7,8 +7,6 @@ from functools import reduce
 from qkv.core.tile import Tile
 from qkv.masks.base import Mask
 
-__all__ = ["split_mask"]
-
 
 def split_mask(mask: Mask | None, tile: Tile) -> tuple[Mask | None, int | None, bool]:
     """Split a mask into a mask of keys and the offset of a causal mask, and return whether the split is exact.

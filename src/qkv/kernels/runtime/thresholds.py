@@ -28,8 +28,6 @@ if TYPE_CHECKING:
         scale: float
 
 
-__all__ = ["newton_threshold", "sparse_logit_gradient", "sparse_weights", "write_sparse_weights"]
-
 _CHUNK = 2**17
 """Number of elements in rows that are processed at once, so that they and their differences stay in the cache."""
 _MAX_STEPS = 60

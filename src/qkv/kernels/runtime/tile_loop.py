@@ -19,18 +19,6 @@ from qkv.normalizers.base import Normalizer, Summary
 from qkv.readouts import Readout
 from qkv.readouts.base import Result
 
-__all__ = [
-    "attend_rows",
-    "fully_masked",
-    "partial_rows",
-    "ranges",
-    "restrict_mask",
-    "row_logits",
-    "row_weights",
-    "visible_tiles",
-    "weigh_rows",
-]
-
 Limits = tuple[int, int]
 """Index of the first query or key of a range, and one past the index of the last."""
 

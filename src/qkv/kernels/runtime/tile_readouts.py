@@ -31,17 +31,6 @@ from qkv.normalizers.base import Normalizer
 from qkv.readouts import Readout
 from qkv.readouts.base import Result, flatten, unflatten
 
-__all__ = [
-    "SPARE_KEYS",
-    "ReadoutAccumulator",
-    "include_largest",
-    "readable_by_tile",
-    "readable_in_forward",
-    "result_batch",
-    "selected_heads",
-]
-
-
 SPARE_KEYS = 8
 """Number of keys that are collected beyond those of a readout, as weights may be equal where logits differ."""
 

@@ -11,21 +11,6 @@ from qkv.plan.cost import counted, tile_sides
 from qkv.plan.problem import Problem
 from qkv.scores.forms import Gated, Tanh
 
-__all__ = [
-    "ROW_BLOCK_BUDGET",
-    "TileSizes",
-    "equal_parts",
-    "narrow_for_mask",
-    "partial_elements",
-    "projection_bytes",
-    "row_block_arrays",
-    "row_block_size",
-    "size_text",
-    "tile_arrays",
-    "tile_shape",
-    "tile_sizes",
-]
-
 ROW_BLOCK_BUDGET = 2**23
 """Largest number of elements in all arrays of a row block together."""
 _MIN_TILE_PAIRS = 256

@@ -17,8 +17,6 @@ import torch
 from qkv.core.typing import Shaped, Tensor
 from qkv.kernels.runtime.workspace import Workspace, borrow_workspace
 
-__all__ = ["run_on_workers", "split_evenly", "worker", "worker_count"]
-
 Item = TypeVar("Item")
 
 

@@ -10,8 +10,6 @@ from threading import Lock
 
 from qkv.core.typing import Shaped, Tensor
 
-__all__ = ["Workspace", "borrow_workspace", "raise_malloc_threshold"]
-
 
 class Workspace:
     """Named buffers of one worker, allocated on first use and reused for every tile.

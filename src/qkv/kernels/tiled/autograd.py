@@ -38,9 +38,6 @@ from qkv.kernels.tiled.logits.base import Gradients, accumulate_logits, tensors_
 from qkv.kernels.tiled.readouts import ReadoutCollector
 from qkv.kernels.tiled.softmax import SoftmaxTiles, logit_bound, supports_softmax
 
-__all__ = ["add_row_gradients", "forward", "partial_result", "tile_elements", "tile_gradients", "tiled_attention"]
-
-
 Task = tuple[BatchIndex, Limits]
 
 

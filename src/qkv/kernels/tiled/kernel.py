@@ -38,9 +38,6 @@ from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work, visible_pairs
 from qkv.scores.forms import Distance, Gated, Offset, Tanh
 
-__all__ = ["TiledKernel"]
-
-
 BUDGET = 2**18
 """Largest number of elements in any array of a tile: 1 MiB in float32, so that it stays in the second-level cache."""
 

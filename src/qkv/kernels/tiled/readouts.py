@@ -51,8 +51,6 @@ from qkv.kernels.runtime.tile_readouts import (
 from qkv.readouts import PooledMap, Readout
 from qkv.readouts.cells import cell_edges, cell_range, pool_cells
 
-__all__ = ["align_to_cells", "ElementMap", "ReadoutCollector"]
-
 
 def align_to_cells(side: int, length: int, readouts: Sequence[Readout]) -> int:
     """Return the largest tile length up to `side` at which tiles split no cell of a pooled map, or else `side`.

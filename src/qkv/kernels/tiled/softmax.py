@@ -30,19 +30,16 @@ from qkv.core.random import dropout_rate
 from qkv.core.tile import Tile
 from qkv.core.typing import Bool, Float, Tensor
 from qkv.kernels.runtime.microbenchmarks import FasterOps, add_matmul_, faster_ops
-from qkv.kernels.runtime.tile_loop import ranges, visible_tiles
+from qkv.kernels.runtime.tile_loop import Limits, ranges, visible_tiles
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.additive import AdditiveLogits
-from qkv.kernels.tiled.logits.base import AutogradLogits, Gradients, Limits, RowSlices, TileLogits
+from qkv.kernels.tiled.logits.base import AutogradLogits, Gradients, RowSlices, TileLogits
 from qkv.kernels.tiled.logits.gated import GatedLogits
 from qkv.kernels.tiled.logits.products import BiasedLogits, InnerProductLogits, SoftcapLogits
 from qkv.kernels.tiled.readouts import ReadoutCollector
 from qkv.masks import Mask
 from qkv.scores.forms import Capped, Gated, Offset, Product, Tanh
-
-__all__ = ["logit_bound", "SoftmaxTiles", "supports_softmax"]
-
 
 _TOLERANCE = 4.0
 """Largest weight outside of the tile of a corrected row, as a multiple of the spacing of numbers near 1."""

@@ -22,8 +22,6 @@ from qkv.kernels.tiled.readouts import ReadoutCollector
 from qkv.plan.problem import Problem
 from qkv.scores.forms import Product
 
-__all__ = ["supports_unchecked", "unchecked_forward"]
-
 
 def supports_unchecked(call: TorchCall, problem: Problem) -> bool:
     """Return whether the sums of a call would reveal NaN and infinity in its inputs."""

@@ -35,8 +35,6 @@ from qkv.kernels.triton.program_parts import (
     update_rows,
 )
 
-__all__ = ["additive_tile", "attend_queries", "differentiate_keys", "differentiate_queries"]
-
 
 @triton.jit
 def _two_units(left, right, unit, rows, cols, q, k):

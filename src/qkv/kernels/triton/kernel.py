@@ -36,9 +36,6 @@ from qkv.kernels.triton.program_kernel import (
 from qkv.plan.problem import Problem
 from qkv.scores.forms import Tanh
 
-__all__ = ["additive_sides", "centred_sides", "nonfinite_values", "TritonKernel"]
-
-
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 

@@ -30,9 +30,6 @@ from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work, visible_pairs
 from qkv.scores.forms import Gated
 
-__all__ = ["ProductLaunch", "TritonProductsKernel"]
-
-
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 

@@ -39,8 +39,6 @@ from qkv.kernels.triton.program_parts import (
     store_block,
 )
 
-__all__ = ["attend_products", "differentiate_product_keys", "differentiate_product_queries"]
-
 
 @triton.jit
 def _gate(own, other):

@@ -24,22 +24,6 @@ from qkv.plan.kernel_protocol import Elsewhere, Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work, visible_pairs
 
-__all__ = [
-    "additive_blocks",
-    "AdditiveBlocks",
-    "batch_elements",
-    "Block",
-    "finite_call",
-    "Launch",
-    "pair_biases",
-    "power_of_two",
-    "product_block",
-    "product_precision",
-    "ProgramKernel",
-    "readout_blocks",
-    "refuse_second_derivative",
-]
-
 
 class Block(NamedTuple):
     """Number of queries and of keys of a tile, and number of warps that compute it.

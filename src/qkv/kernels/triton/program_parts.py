@@ -8,18 +8,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = [
-    "add_nonfinite_values",
-    "allowed_pairs",
-    "finish_rows",
-    "first_query",
-    "last_key",
-    "load_block",
-    "softmax_gradients",
-    "store_block",
-    "update_rows",
-]
-
 
 @triton.jit
 def allowed_pairs(rows, cols, bias, q, k, offset, CAUSAL: tl.constexpr):

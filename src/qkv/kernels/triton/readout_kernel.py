@@ -26,9 +26,6 @@ from qkv.plan.time_model import amounts_of_work, visible_pairs
 from qkv.readouts import ColumnSum, Entropy, LogSumExp, MeanDistance, PooledMap, Readout, Top, TopWeights
 from qkv.scores.forms import ScaledProduct, Tanh
 
-__all__ = ["TritonReadoutsKernel"]
-
-
 READ_BY_ROWS = (LogSumExp, Entropy, MeanDistance, TopWeights)
 """Readouts of each query, which are computed in the pass that computes the output."""
 _PROGRAMS = 1024

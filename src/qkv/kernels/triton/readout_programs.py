@@ -31,8 +31,6 @@ import triton.language as tl
 from qkv.kernels.triton.additive_programs import additive_tile
 from qkv.kernels.triton.program_parts import allowed_pairs, last_key
 
-__all__ = ["attend_rows", "pool_cells"]
-
 
 @triton.jit
 def _vectors(pointer, index, n, W: tl.constexpr, WP: tl.constexpr):

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from qkv.database.protocol import Queryable
 
 
-__all__ = ["AnswerPage"]
-
-
 _MOST_POINTS = 100_000
 _MOST_LABELS = 8
 _LEAST_SHARE = 0.002

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-__all__ = ["serve_answers", "serve_answers_in_thread"]
 
 _MAX_REQUEST = 100_000
 """Maximum number of bytes of a request."""

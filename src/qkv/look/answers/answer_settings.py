@@ -12,8 +12,6 @@ from typing import Any, TypedDict, Unpack, cast
 
 from qkv.errors import OptionError
 
-__all__ = ["AnswerSettings", "AskArguments", "command_options", "KERNELS", "TableSource"]
-
 
 @dataclass(frozen=True)
 class TableSource:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from qkv.database.protocol import Queryable
 
-__all__ = ["explorer"]
-
 
 def explorer(
     database: Queryable,

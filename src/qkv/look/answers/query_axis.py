@@ -15,8 +15,6 @@ from qkv.database.keys.queries import Queries
 from qkv.errors import QueryError
 from qkv.look.plot_axis import PlotAxis
 
-__all__ = ["QueryAxis"]
-
 _STEPS = 500
 """Queries differ by about this part of the axis, or less."""
 

@@ -25,8 +25,6 @@ from qkv.look.answers.answer_settings import AnswerSettings
 from qkv.look.bundle import bundle, read_web_file
 from qkv.look.html_export import HTML_SUFFIXES, document_pieces, part_text
 
-__all__ = ["MOST_SAVED_ROWS", "export_answers"]
-
 MOST_SAVED_ROWS = 20_000
 _PLACES, _CELLS = 301, 29
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)

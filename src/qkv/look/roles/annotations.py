@@ -14,17 +14,6 @@ from pathlib import Path
 from qkv.errors import DataError
 from qkv.search.text_sources import read_file
 
-__all__ = [
-    "AnnotatedSentence",
-    "Question",
-    "Span",
-    "count_neither",
-    "plain_sentences",
-    "read_conllu",
-    "read_gap",
-    "read_winobias",
-]
-
 Span = tuple[int, int]
 """Index of the first character of a word in its text, and one past the last."""
 

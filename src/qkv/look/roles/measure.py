@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from qkv.interop.huggingface.attention_record import AttentionRecord
 
 
-__all__ = ["HeadScore", "measure_roles", "RoleTable"]
-
-
 _MIN_COUNT = 30
 """Minimum number of sentences or questions for a role."""
 _MARGIN = 0.1

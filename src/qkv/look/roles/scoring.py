@@ -10,8 +10,6 @@ import numpy as np
 from qkv.core.typing import Bool, Float, Int
 from qkv.look.roles.annotations import Question, Span
 
-__all__ = ["EncodedSentence", "QuestionResult", "position_scores", "score_question", "target_keys"]
-
 
 @dataclass(frozen=True, eq=False)
 class EncodedSentence:

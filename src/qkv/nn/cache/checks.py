@@ -16,8 +16,6 @@ from qkv.plan.checks import check_arrays, check_data
 if TYPE_CHECKING:
     from qkv.nn.cache.chunk import Chunk
 
-__all__ = ["check_index", "check_lengths", "check_loaded", "check_new_length", "check_rows"]
-
 
 def check_rows(
     key: Shaped[Tensor, "*_"], value: Shaped[Tensor, "*_"], old: dict[str, Num[Tensor, "*_"]], dtype: torch.dtype | None

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from qkv.core.typing import Float, Int, Num
 
-__all__ = ["Chunk", "encode_rows", "next_chunk_size"]
-
 
 @dataclass
 class Chunk:

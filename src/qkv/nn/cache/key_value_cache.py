@@ -22,9 +22,6 @@ from qkv.nn.cache.chunk import Chunk, next_chunk_size
 from qkv.nn.cache.safetensors_file import CacheState, read_cache, write_cache
 from qkv.plan.cost import memory_bytes, memory_text
 
-__all__ = ["KeyValueCache"]
-
-
 _ONE_CHUNK_BYTES = 16 * 2**20
 """Largest size of keys and values that are reallocated when they grow.
 

@@ -20,8 +20,6 @@ from qkv.nn.cache.chunk import encode_rows
 from qkv.nn.cache.safetensors_file import CacheState, read_cache, write_cache
 from qkv.plan.cost import memory_text
 
-__all__ = ["BlockPool", "PagedCache"]
-
 
 class BlockPool:
     """Preallocated memory for keys and values, in blocks of `size` tokens that caches take and give back.

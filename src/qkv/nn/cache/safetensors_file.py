@@ -16,8 +16,6 @@ from qkv.core.typing import Num
 from qkv.core.untrusted_json import Fields, parse_json
 from qkv.errors import DamagedError, DataError
 
-__all__ = ["CacheState", "read_cache", "write_cache"]
-
 Kind: TypeAlias = Literal["chunks", "paged", "state"]
 
 _KINDS = {"chunks": "qkv key-value cache 2", "paged": "qkv paged cache 2", "state": "qkv state cache 2"}

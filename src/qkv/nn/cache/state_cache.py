@@ -28,8 +28,6 @@ from qkv.plan.cost import memory_text
 from qkv.scores import Score
 from qkv.scores.forms import Decayed, Product
 
-__all__ = ["StateCache"]
-
 
 class StateCache:
     """Cache of linear attention: `module(x, cache=cache)` updates a state of fixed size instead of storing keys.

@@ -19,8 +19,6 @@ from qkv.errors import KindError, OptionError
 from qkv.nn.multihead_options import FactoryKwargs
 from qkv.nn.part_module import PartModule
 
-__all__ = ["Initial", "LearnedScore", "LearnedWrapper", "ScoreLike", "build_score"]
-
 ScoreLike = Union[scores.Score, type[scores.Score], "LearnedScore", Callable[..., object], None]
 """A score, a learned score, or a callable that builds one from `(query_width, key_width, heads=heads)`."""
 

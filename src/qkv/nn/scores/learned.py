@@ -22,23 +22,6 @@ from qkv.errors import OptionError
 from qkv.nn.part_module import PartModule
 from qkv.nn.scores.base import Initial, LearnedScore, ScoreLike, build_score
 
-__all__ = [
-    "Additive",
-    "Bilinear",
-    "Cosine",
-    "Custom",
-    "Epanechnikov",
-    "Features",
-    "Gated",
-    "Gaussian",
-    "Laplace",
-    "SeparableGate",
-    "SumOf",
-    "Triangular",
-    "glorot_",
-    "positive",
-]
-
 
 def glorot_(x: Float[Tensor, "*heads hidden width"], hidden: int) -> Float[Tensor, "*heads hidden width"]:
     """Initialize weights `(*heads, hidden, width)` in place, uniformly as in Glorot and Bengio (2010)."""

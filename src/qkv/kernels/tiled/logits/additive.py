@@ -28,12 +28,11 @@ import torch
 
 from qkv.core.typing import Float, Int, Tensor
 from qkv.kernels.runtime.microbenchmarks import LARGEST_FACTOR, faster_ops
+from qkv.kernels.runtime.tile_loop import Limits
 from qkv.kernels.runtime.workspace import Workspace
-from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, TileLogits, scale_and_shift_
+from qkv.kernels.tiled.logits.base import Backward, Gradients, TileLogits, scale_and_shift_
 from qkv.kernels.tiled.logits.centering import center_sides
 from qkv.scores.forms import Tanh
-
-__all__ = ["AdditiveLogits", "HiddenUnits", "prepare_units"]
 
 ELEMENTWISE_BYTES = 1 << 20
 """Largest size in bytes of the array of elementwise tanh that is computed at once: 1 MiB stays in the second-level

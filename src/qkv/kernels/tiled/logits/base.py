@@ -33,18 +33,6 @@ from qkv.kernels.runtime.workspace import Workspace
 from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
 
-__all__ = [
-    "accumulate_logits",
-    "AutogradLogits",
-    "Backward",
-    "Gradients",
-    "Limits",
-    "RowSlices",
-    "scale_and_shift_",
-    "tensors_of",
-    "TileLogits",
-]
-
 
 @dataclass
 class RowSlices:

@@ -6,8 +6,6 @@ import torch
 
 from qkv.core.typing import Float, Tensor
 
-__all__ = ["center_sides"]
-
 
 def center_sides(
     left: Float[Tensor, "q n"], right: Float[Tensor, "k n"]

@@ -16,11 +16,10 @@ import torch
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.microbenchmarks import FasterOps, add_matmul_
+from qkv.kernels.runtime.tile_loop import Limits
 from qkv.kernels.runtime.workspace import Workspace
-from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, RowSlices, TileLogits, scale_and_shift_
+from qkv.kernels.tiled.logits.base import Backward, Gradients, RowSlices, TileLogits, scale_and_shift_
 from qkv.kernels.tiled.logits.centering import center_sides
-
-__all__ = ["GatedLogits", "bounded_exponentials"]
 
 _NARROW = 20.0
 """Largest half range of the narrower of g and h, after it was centered at 0 and the other shifted in return."""

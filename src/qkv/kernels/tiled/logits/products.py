@@ -11,11 +11,11 @@ from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.gradients import leaves_of
 from qkv.kernels.runtime.microbenchmarks import LARGEST_FACTOR, FasterOps, add_matmul_
+from qkv.kernels.runtime.tile_loop import Limits
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.base import (
     Backward,
     Gradients,
-    Limits,
     RowSlices,
     TileLogits,
     accumulate_logits,
@@ -23,8 +23,6 @@ from qkv.kernels.tiled.logits.base import (
     tensors_of,
 )
 from qkv.scores.wrapper import PointwiseScore
-
-__all__ = ["BiasedLogits", "InnerProductLogits", "SoftcapLogits"]
 
 
 class InnerProductLogits(TileLogits):

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 from qkv.kernels.triton.traced.recording import TraceError
 
-__all__ = ["Graph", "input_gradients", "Node", "reachable"]
-
 
 @dataclass(frozen=True, eq=False)
 class Node:

@@ -32,8 +32,6 @@ from qkv.kernels.triton.traced.translation import Input
 from qkv.plan.problem import Problem
 from qkv.scores.forms import Form, Gated, Tanh
 
-__all__ = ["traced_blocks", "TracedScoreKernel"]
-
 
 def program_inputs(
     recording: Recording,

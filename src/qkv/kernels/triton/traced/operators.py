@@ -11,8 +11,6 @@ from collections.abc import Callable
 from qkv.kernels.triton.traced.graph import Graph, Node
 from qkv.kernels.triton.traced.recording import TraceError
 
-__all__ = ["ELEMENTWISE", "clamped", "norm"]
-
 Elementwise = Callable[..., Node]
 
 _LOG_2 = math.log(2.0)

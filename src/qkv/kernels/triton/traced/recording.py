@@ -16,7 +16,6 @@ from qkv.core.typing import Shaped, Tensor
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["KEYS", "QUERIES", "Operation", "Recorded", "Recording", "TraceError", "operator_name", "record"]
 
 QUERIES = 65_521
 KEYS = 65_537

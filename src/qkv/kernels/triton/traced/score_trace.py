@@ -21,9 +21,6 @@ from qkv.kernels.triton.traced.translation import Translation, translate
 from qkv.normalizers import Normalizer
 from qkv.scores import Score
 
-__all__ = ["load_programs", "ScoreTrace", "trace_score"]
-
-
 _OWN = "qkv."
 _DEPTH = 6
 """Depth up to which functions that a function calls are part of its fingerprint."""

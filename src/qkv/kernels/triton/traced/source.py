@@ -15,9 +15,6 @@ from qkv.kernels.triton.traced.graph import Graph, Node, input_gradients
 from qkv.kernels.triton.traced.tile_code import Counts, TileCode
 from qkv.kernels.triton.traced.translation import MOVES, Input, Translation
 
-__all__ = ["program_source", "Source"]
-
-
 _FINITE = (
     "add",
     "sub",

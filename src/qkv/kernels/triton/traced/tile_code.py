@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 from qkv.kernels.triton.traced.graph import Node, reachable
 
-__all__ = ["Counts", "TileCode"]
-
 Loads = Callable[[Node, str], str]
 """Function of an input and the index of a feature that returns the expression that loads the input."""
 

@@ -8,19 +8,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = [
-    "expm1",
-    "finite",
-    "log1p",
-    "maximum",
-    "power",
-    "row_products",
-    "sigmoid",
-    "sign",
-    "softplus",
-    "tanh",
-]
-
 
 @triton.jit
 def maximum(x, y):

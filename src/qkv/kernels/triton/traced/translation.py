@@ -17,9 +17,6 @@ from qkv.kernels.triton.traced.graph import Graph, Node
 from qkv.kernels.triton.traced.operators import ELEMENTWISE, norm
 from qkv.kernels.triton.traced.recording import KEYS, QUERIES, Operation, Recorded, Recording, TraceError
 
-__all__ = ["Input", "MOVES", "translate", "Translation"]
-
-
 Label = tuple[str, ...]
 Axes = tuple[Label, ...]
 _UNKNOWN: Label = ("?",)
