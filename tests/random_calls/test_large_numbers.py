@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 import qkv
+from qkv import masks
 from qkv.errors import RefusedError
 from tests.random_calls.draw import RandomCall, draw_call, draw_shape, random_row
 from tests.random_calls.libraries import arguments_of, expected
 from tests.random_calls.test_torch import KERNELS, SMALL, rounding
 
 torch = pytest.importorskip("torch")
+WEIGHTS_UP_TO_1 = ("Softmax", "Sigmoid", "TopK", "Sparsemax", "Entmax15", "Entmax")
 
 
 def draw_large(rng: np.random.Generator, dtype: Any) -> RandomCall | None:
@@ -65,6 +67,8 @@ def check_large(seed: int) -> bool:
     towards = rng.normal(size=wanted.shape) if rng.random() < 0.5 else None
     output, found = gradients(call, dtype, kernel, towards)
     assert bool(output.isfinite().all()) or not np.isfinite(wanted).all(), (seed, call)
+    if found and found[2] is not None and call.normalizer.name in WEIGHTS_UP_TO_1 and dtype != torch.bfloat16:
+        assert bool((found[2].abs() <= 1.01 * np.abs(towards).sum()).all()), (seed, call)
     if not all(x is None or bool(x.isfinite().all()) for x in found):
         _, exact = gradients(call, torch.float64, "dense", towards)
         largest = torch.finfo(dtype).max / 4
@@ -72,6 +76,22 @@ def check_large(seed: int) -> bool:
             beyond = y is None or not bool((y.abs() < largest).all())
             assert x is None or beyond or bool(x.isfinite().all()), (seed, call)
     return True
+
+
+@pytest.mark.parametrize("kernel", [None, *KERNELS])
+@pytest.mark.parametrize("offset", [0, 1e2, 1e3, 1e5])
+def test_gradients_of_values_sum_to_those_of_outputs_however_large_logits_are(
+    kernel: str | None, offset: float
+) -> None:
+    torch.manual_seed(0)
+    for q, k, mask in ((40, 40, None), (40, 300, masks.Causal()), (30, 40, masks.Lengths(torch.tensor([[40], [3]])))):
+        query, key, towards = (torch.randn(2, 3, n, 8) for n in (q, k, q))
+        value = torch.randn(2, 3, k, 8, requires_grad=True)
+        own = kernel if kernel != "linear" else None
+        at = None if mask is None else qkv.Positions("end")
+        output = qkv.attend(query + offset, key.add(offset), value, mask=mask, positions=at, kernel=own)
+        (found,) = torch.autograd.grad(output, value, towards)
+        assert torch.allclose(found.sum(-2), towards.sum(-2), atol=2e-3)
 
 
 def test_large_queries_and_keys_give_finite_results() -> None:

@@ -7,7 +7,7 @@ pairs, need no choice of backend per call, and return the log-sum-exp, with whic
 be merged (see `core/partial.py`). A causal mask with an offset of d is split into the first d keys, to which
 all queries attend, and a causal mask over the remaining keys:
 
-    output = Σ_s output_s e^(lse_s − lse)          lse = log Σ_s e^lse_s
+    output = far + (near − far) σ(lse_near − lse_far)          lse = log(e^lse_far + e^lse_near)
 
 On other devices, and if the operators are missing, the public function is called, restricted to its linear-memory
 backends.
@@ -102,9 +102,8 @@ class FusedAttention:
             return output, log_sum_exp
         far = run(query, key[:, :, :offset], value[:, :, :offset], 0.0, False, scale=self.scale)
         near = run(query, key[:, :, offset:], value[:, :, offset:], 0.0, True, scale=self.scale)
-        log_sum_exp = torch.logaddexp(far[1], near[1])
-        output = far[0] * torch.exp(far[1] - log_sum_exp)[..., None]
-        return output.addcmul_(near[0], torch.exp(near[1] - log_sum_exp)[..., None]), log_sum_exp
+        share = torch.sigmoid(near[1] - far[1])[..., None]  # of the near keys, exactly 1 less that of the far
+        return torch.lerp(far[0], near[0], share), torch.logaddexp(far[1], near[1])
 
     def backward(
         self,
@@ -170,6 +169,8 @@ def results_are_finite(output: Float[Tensor, "b heads q width"], log_sum_exp: Fl
     return torch.equal(ratio, ratio) and math.isfinite(rows.sum().item())
 
 
+_LARGEST_ROUNDING = 2.0**-11
+"""Largest rounding error of a log-sum-exp with which PyTorch's operator computes gradients."""
 _FEW_ELEMENTS = 4096
 """Number of elements up to which a whole output is added up."""
 
@@ -188,6 +189,13 @@ def _reveals_nonfinite(dtype: str) -> bool:
             if run is None or results_are_finite(*run(*sides, 0.0, causal)):
                 return False
     return True
+
+
+def _rounding(log_sum_exp: Float[Tensor, "b heads q"]) -> float:
+    """Return the largest rounding error of the finite elements of a log-sum-exp."""
+    if not log_sum_exp.numel():
+        return 0.0
+    return log_sum_exp.abs().nan_to_num(0, 0, 0).amax().item() * torch.finfo(log_sum_exp.dtype).eps
 
 
 def attend(attention: FusedAttention, sides: Sides) -> tuple[Float[Tensor, "b heads q width"], bool]:
@@ -255,13 +263,13 @@ def _backward(ctx: _Context, gradient: Float[Tensor, "b heads q width"]) -> tupl
         return (None, None, *attention.double_backward(own, gradient))
     if gradient.stride(-1) != 1:
         gradient = gradient.contiguous()
-    found = attention.backward(gradient, attention.sides(own), output, log_sum_exp)
-    if not math.isfinite(found[0].sum().item()):
-        # The operator's weights e^(l − lse) are infinite where rounding of a logit of 1e10 or more exceeds 88.
+    # The operator's weights e^(l − lse) do not sum to 1 where the log-sum-exp of a row with keys is rounded.
+    if _rounding(log_sum_exp) > _LARGEST_ROUNDING:
         with torch.enable_grad():
             sides = cast("Sides", tuple(x.detach().requires_grad_() for x in own))
             again = attention.double_backward(sides, gradient)
         return (None, None, *(None if g is None or not w else g.detach() for w, g in zip(needs, again, strict=True)))
+    found = attention.backward(gradient, attention.sides(own), output, log_sum_exp)
     if attention.identity and all(needs):
         return (None, None, *found)
     indices: tuple[Side, ...] = (0, 1, 2)

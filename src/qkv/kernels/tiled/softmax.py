@@ -348,11 +348,15 @@ class SoftmaxTiles:
         inverse = total.masked_fill(total == 0, 1.0).reciprocal_()
         gradient, row_dot = gradient * (inverse * self._dropout_scale), row_dot * inverse
         known = None if self.bounded else shift
+        # Logits beyond this differ from those of the forward pass, by which a weight could exceed 1.
+        rounded = known is not None and bool(
+            (known.abs().nan_to_num(0, 0, 0) * torch.finfo(known.dtype).eps > 1e-3).any()
+        )
         saturated = None if self.bounded else SaturatedRows(inverse)
         for cols, excluded in self._tiles(rows, workspace):
             tile = (rows, cols, workspace, known)
             logits, logits_backward = self._logits.trace(*tile) if logits_needed else (self._logits.logits(*tile), None)
-            exponentials = self._exp_(logits)
+            exponentials = self._exp_(logits.clamp_(max=0.0) if rounded else logits)
             if excluded is not None:
                 exponentials.masked_fill_(excluded, 0.0)
             mask = self._dropout_mask(rows, cols)
