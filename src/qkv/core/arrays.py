@@ -362,6 +362,20 @@ def where(condition: Bool[Array, "*#shape"], x: Any, y: Any) -> Shaped[Array, "*
     return selected
 
 
+def rounded(x: Num[Array, "*shape"]) -> Num[Array, "*shape"]:
+    """Return an array without its last bit in JAX, so that its elements are the same wherever they are used.
+
+    XLA may compute an element again within a sum, as a product that it does not round.
+    """
+    if library(x) != "jax":
+        return x
+    import jax
+
+    kind = jax.numpy.finfo(x.dtype)
+    shorter: Array = jax.lax.reduce_precision(x, kind.nexp, kind.nmant - 1)
+    return shorter
+
+
 def stop_gradient(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
     """Return `x` as a constant, so that no gradient is computed through it."""
     if is_tensor(x):

@@ -25,6 +25,7 @@ from qkv.core.arrays import (
     itemsize,
     library,
     namespace,
+    rounded,
     statically_known_true,
     stop_gradient,
     where,
@@ -95,7 +96,7 @@ class Gaussian(InnerProductScore):
         xp = namespace(key)
         if key.shape[-2] == 0:
             return xp.zeros((*key.shape[:-2], 1, key.shape[-1]), dtype=key.dtype)
-        return stop_gradient(xp.mean(key, axis=-2, keepdims=True))
+        return rounded(stop_gradient(xp.mean(key, axis=-2, keepdims=True)))
 
     def lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
