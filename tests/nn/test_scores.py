@@ -129,9 +129,8 @@ def test_every_learned_score_is_exported_and_is_in_this_table() -> None:
     package = importlib.import_module("qkv.nn.scores")
     found = set()
     for module in pkgutil.iter_modules(package.__path__):
-        for name in importlib.import_module(f"qkv.nn.scores.{module.name}").__all__:
-            thing = getattr(importlib.import_module(f"qkv.nn.scores.{module.name}"), name)
-            if isinstance(thing, type) and issubclass(thing, nn.LearnedScore):
+        for name, thing in vars(importlib.import_module(f"qkv.nn.scores.{module.name}")).items():
+            if isinstance(thing, type) and issubclass(thing, nn.LearnedScore) and not name.startswith("_"):
                 found.add(name)
     assert found <= set(nn.__all__)
     assert found - {"LearnedScore", "LearnedWrapper"} == {name.split(",")[0] for name in MADE}
@@ -200,3 +199,15 @@ def test_the_signature_of_a_learned_score_names_its_options_and_an_unknown_one_i
     assert list(inspect.signature(nn.Softcap).parameters)[-2:] == ["cap", "score"]
     with pytest.raises(OptionError, match=r"arguments of Additive must be among query_width, .*, bias, got 'hiden'"):
         nn.Additive(4, hiden=3)
+
+
+def test_a_parameter_among_the_fields_of_a_learned_score_is_trained() -> None:
+    class Clamped(nn.LearnedScore):
+        core = scores.Gaussian
+
+        def fields(self) -> dict[str, object]:
+            return {"bandwidth": torch.nn.Parameter(torch.tensor(2.0))}
+
+    score = Clamped(4)
+    qkv.attend(*torch.randn(3, 5, 4), score=score()).sum().backward()
+    assert [name for name, parameter in score.named_parameters() if parameter.grad is not None] == ["bandwidth"]

@@ -15,7 +15,7 @@ from qkv.nn.multihead import CrossAttention, MultiHeadAttention, SelfAttention
 from qkv.nn.observe_model import ModelObservation, observe
 from qkv.nn.packed import attend_jagged, attend_packed
 from qkv.nn.protocols import AttentionOutput, Cache, KeyValue, Rotation
-from qkv.nn.scores.base import LearnedScore, LearnedWrapper
+from qkv.nn.scores.base import Initial, LearnedScore, LearnedWrapper
 from qkv.nn.scores.learned import (
     Additive,
     Bilinear,
@@ -72,6 +72,7 @@ __all__ = [
     "ModelObservation",
     "Rotation",
     "LearnedScore",
+    "Initial",
     "LearnedWrapper",
     "Additive",
     "Bilinear",

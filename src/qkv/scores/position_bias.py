@@ -65,7 +65,8 @@ class RelativePosition(PointwiseScore):
 
     Args:
         score: the inner score.
-        table: bias of each bucket, `(buckets,)`, or `(*batch, buckets)` for one table per head.
+        table: bias of each bucket, `(buckets,)`, or `(*batch, buckets)` for one table per head, with all batch axes of
+            the call: `(1, heads, buckets)` for queries `(batch, heads, q, width)`.
         bidirectional: if True, half of the buckets are for keys after the query; if False, all keys after the query
             are in bucket 0.
         max_distance: distance from which on all pairs share the last bucket.

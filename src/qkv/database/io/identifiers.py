@@ -171,6 +171,8 @@ def is_mostly_whole(relation: duckdb.DuckDBPyRelation, name: str, number: str, e
 
 
 _DIGIT = re.compile("[0-9]")
+_TEXTS_AT_ONCE = 256
+_SHORTEST_UUID = 32
 _LARGEST = 2.0**53
 # More than this share of the texts of a column that is not named like an identifier consists of digits.
 _LEAST_SHARE = 0.9
@@ -217,7 +219,7 @@ class TextForms:
             return TextForms()
         texts, numbers = column.distinct
         rows = np.bincount(numbers[selected], minlength=len(texts))
-        uuids, digits, codes = (np.array(list(map(form, texts)), bool) for form in (is_uuid, _is_digits, is_code))
+        uuids, digits, codes = _forms(list(texts))
         single = codes | np.array([" " not in text for text in texts], bool)
         return TextForms(int(rows.sum()), *(int(rows[form].sum()) for form in (uuids, digits, codes, single)))
 
@@ -239,6 +241,16 @@ class TextForms:
         if self.codes > _LEAST_SHARE * self.texts:
             return "codes" if self.codes == self.texts else "mostly codes"
         return "named" if has_text_identifier_name(name) and 2 * self.single > self.texts else ""
+
+
+def _forms(texts: list[str]) -> Bool[np.ndarray, "3 texts"]:
+    """Return whether each text is a UUID, consists of digits, and is a code; short texts without digits are none."""
+    found = np.zeros((3, len(texts)), bool)
+    for start in range(0, len(texts), _TEXTS_AT_ONCE):
+        part = texts[start : start + _TEXTS_AT_ONCE]
+        if _DIGIT.search(" ".join(part)) is not None or max(map(len, part)) >= _SHORTEST_UUID:
+            found[:, start : start + len(part)] = [list(map(form, part)) for form in (is_uuid, _is_digits, is_code)]
+    return found
 
 
 def identifier_reason(column: Column, largest: float, form: str) -> str:

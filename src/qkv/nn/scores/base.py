@@ -31,6 +31,15 @@ class Initial(NamedTuple):
         fill: function that sets the initial values of the stored tensor in place.
         learned: whether the parameter gets a gradient.
         log: whether the stored tensor, `log_<name>`, is the logarithm, which keeps the array positive.
+
+    Example:
+        >>> from qkv import nn, scores
+        >>> class Sharp(nn.LearnedScore):
+        ...     core = scores.Cosine
+        ...     def fields(self):
+        ...         return {"temperature": nn.Initial((), lambda x: x.fill_(-2.0), log=True)}
+        >>> Sharp(4)().temperature.item(), [name for name, _ in Sharp(4).named_parameters()]
+        (0.1353352814912796, ['log_temperature'])
     """
 
     shape: tuple[int, ...]
@@ -102,7 +111,8 @@ class LearnedScore(torch.nn.Module):
     def fields(self, *args: Any, **options: Any) -> dict[str, object]:
         """Return the fields of the score by name, computed from the options of this class.
 
-        An `Initial` declares a parameter; tensors and other values are constants.
+        An `Initial` declares a parameter with its initial values, and a `torch.nn.Parameter` is one. Other tensors and
+        other values are constants.
         """
         return {}
 
@@ -122,6 +132,8 @@ class LearnedScore(torch.nn.Module):
                 empty = torch.empty((*lead, *field.shape), **self.factory_kwargs)
                 parameter = torch.nn.Parameter(empty, requires_grad=field.learned)
                 self.register_parameter(f"log_{name}" if field.log else name, parameter)
+            elif isinstance(field, torch.nn.Parameter):
+                self.register_parameter(name, field)
             elif isinstance(field, Tensor):
                 self.register_buffer(name, field.to(self.factory_kwargs["device"]))
             else:
