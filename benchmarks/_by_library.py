@@ -73,6 +73,10 @@ class Library:
         """Exchange the last two axes."""
         return x.swapaxes(-1, -2)
 
+    def times(self, x: Any, matrix: Any) -> Any:
+        """Multiply each vector of an array by a matrix."""
+        return x @ matrix
+
     def sum(self, x: Any, axis: int, keep: bool = False) -> Any:
         """Sum along an axis."""
         return x.sum(axis, keepdims=keep)
@@ -168,7 +172,7 @@ class Torch(Library):
         return x.masked_fill(~condition, other)
 
     def x_log_x(self, w: Any) -> Any:
-        return self.xp.special.xlogy(w, w)
+        return w * w.where(w > 0, 1.0).log()  # the gradient of xlogy(w, w) is NaN at 0
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         self.xp.compiler.reset()
@@ -237,7 +241,7 @@ class JAX(Library):
         return self.xp.where(condition, x, other)
 
     def x_log_x(self, w: Any) -> Any:
-        return self.jax.scipy.special.xlogy(w, w)
+        return w * self.xp.log(self.xp.where(w > 0, w, 1))  # the gradient of JAX's xlogy is NaN at 0
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return self.jax.jit(function)  # type: ignore[no-any-return]
@@ -301,6 +305,9 @@ class TensorFlow(Library):
 
     def swap(self, x: Any) -> Any:
         return self.xp.linalg.matrix_transpose(x)
+
+    def times(self, x: Any, matrix: Any) -> Any:
+        return self.xp.tensordot(x, matrix, 1)  # TensorFlow 2.21 aborts in x @ matrix for some shapes
 
     def sum(self, x: Any, axis: int, keep: bool = False) -> Any:
         return self.xp.reduce_sum(x, axis, keepdims=keep)
@@ -366,14 +373,14 @@ def by_hand(library: Library, call: Drawn) -> Callable[..., Any]:
             q, k = ((x / library.sum(x * x, -1, True) ** 0.5) for x in (q, k))
             return q @ swap(k) * 10.0
         if call.family == "bilinear":
-            return q @ parameters[0] @ swap(k)
+            return library.times(q, parameters[0]) @ swap(k)
         if call.family == "gated":
-            gate = (q @ parameters[0][:, None]) + swap(k @ parameters[1][:, None])
+            gate = library.times(q, parameters[0][:, None]) + swap(library.times(k, parameters[1][:, None]))
             return library.sigmoid(gate) * (q @ swap(k))
         if call.family == "additive":
             w, u, v = parameters
-            both = (q @ swap(w))[..., :, None, :] + (k @ swap(u))[..., None, :, :]
-            return (xp.tanh(both) @ v[:, None])[..., 0]
+            both = library.times(q, swap(w))[..., :, None, :] + library.times(k, swap(u))[..., None, :, :]
+            return library.times(xp.tanh(both), v[:, None])[..., 0]
         z = (q * scale) @ swap(k)
         if call.family == "softcap":
             return CAP * xp.tanh(z / CAP)

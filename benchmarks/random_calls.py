@@ -31,8 +31,10 @@ from benchmarks._race import alternate
 LEAST, LONGEST = 5e-4, 0.05
 """Seconds of the fastest other way within which a call is measured."""
 LIMIT = 1.15
-ALTERNATIONS = 20
+ALTERNATIONS = 10
 """Rounds, in each of which every implementation runs once."""
+PART, PROCESSES = 25, 4
+"""Calls that a process measures, and processes at once; the ratio of CPU times changes little with them."""
 Way: TypeAlias = Callable[[], Any]
 ENTRIES = 1.2e7
 """Largest array of the formula by hand."""
@@ -119,28 +121,45 @@ def _check(library: Library, call: Drawn, ways: dict[str, Way], gradient: bool) 
 
 def rows(setting: Setting) -> Iterator[Row]:
     """Measure 300 calls without and 150 with a readout: a fourth of them in each library."""
-    for readout, wanted in ((False, 8 if setting.quick else 300), (True, 4 if setting.quick else 150)):
-        found: dict[str, list[Row]] = {}
-        for name in LIBRARIES:
-            # A process of its own: PyTorch and TensorFlow bring two versions of one library of matrix products.
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-                found[name] = process.submit(_of_library, name, readout, wanted // len(LIBRARIES)).result()
-            for row in found[name]:
+    wanted = {False: 8 if setting.quick else 300, True: 4 if setting.quick else 150}
+    found: dict[tuple[str, bool], list[Row]] = {}
+    # Processes of their own: PyTorch and TensorFlow bring two versions of one library of matrix products.
+    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        tasks = [(task, pool.submit(measured_part, *task)) for task in parts(wanted)]
+        for (name, readout, *_), done in tasks:
+            found.setdefault((name, readout), []).extend(done.result())
+            for row in done.result():
                 setting.say(f"{row.case}: {row.measure} {row.number:.3f}")
-        kind = "with a readout" if readout else "without readouts"
-        everything = [row for of_library in found.values() for row in of_library]
-        for name, of_library in (*found.items(), ("all libraries", everything)):
-            share = sum(row.number <= LIMIT for row in of_library) / len(of_library)
-            case = f"{name}, {len(of_library)} random calls {kind}"
-            goal = AtLeast(0.9) if of_library is everything else None
+    yield from summarized(found)
+
+
+def parts(wanted: dict[bool, int]) -> list[tuple[str, bool, int, int]]:
+    """Return library, whether with a readout, number and calls of each part of the calls without and with readouts."""
+    found = []
+    for name in LIBRARIES:
+        for readout, count in wanted.items():
+            each = count // len(LIBRARIES) + (name in list(LIBRARIES)[: count % len(LIBRARIES)])
+            found += [(name, readout, n, min(PART, each - n)) for n in range(0, each, PART)]
+    return found
+
+
+def summarized(found: dict[tuple[str, bool], list[Row]]) -> Iterator[Row]:
+    """Yield the shares of each library and of all, without and with readouts, and then the calls, slowest first."""
+    for readout in (False, True):
+        of_library = {name: found[name, readout] for name in LIBRARIES}
+        everything = [row for own in of_library.values() for row in own]
+        for name, own in (*of_library.items(), ("all libraries", everything)):
+            share = sum(row.number <= LIMIT for row in own) / len(own)
+            case = f"{name}, {len(own)} random calls {'with a readout' if readout else 'without readouts'}"
+            goal = AtLeast(0.9) if own is everything else None
             yield Row(case, f"share with qkv ≤ {LIMIT} × the best other way", share, "", goal)
-            yield Row(case, "qkv / best other way, median", statistics.median(row.number for row in of_library))
+            yield Row(case, "qkv / best other way, median", statistics.median(row.number for row in own))
         yield from sorted(everything, key=lambda row: -row.number)
 
 
-def _of_library(name: str, readout: bool, count: int) -> list[Row]:
+def measured_part(name: str, readout: bool, part: int, count: int) -> list[Row]:
     """Return the rows of some random calls of a library."""
-    library, draw, normal = LIBRARIES[name](), random.Random(f"{name} {readout}"), np.random.default_rng(0)
+    library, draw, normal = LIBRARIES[name](), random.Random(f"{name} {readout} {part}"), np.random.default_rng(part)
     found: list[Row] = []
     while len(found) < count:
         gradient = name != "numpy" and draw.random() < 0.4

@@ -50,8 +50,8 @@ class NumPyFunctions:
     def __getattr__(self, name: str) -> Any:
         if getattr(np, "__array_api_version__", "") < STANDARD:
             found = _from_package(name)
-        elif name == "argsort":
-            found = argsort
+        elif name in ("argsort", "sort"):
+            found = globals()[name]
         else:
             found = getattr(np, name) if name in OWN else _from_package(name)
         setattr(self, name, found)
@@ -75,6 +75,12 @@ def argsort(
     reversed_order = np.flip(np.argsort(np.flip(x, axis=axis), axis=axis, kind=kind), axis=axis)
     order: np.ndarray = x.shape[axis] - 1 - reversed_order
     return order
+
+
+def sort(x: Num[np.ndarray, "*axes"], /, *, axis: int = -1, descending: bool = False) -> Num[np.ndarray, "*axes"]:
+    """Return `x` sorted along an axis, NaN last or, in descending order, first."""
+    ordered = np.sort(x, axis=axis)  # not stable, which takes 30 times as long: equal numbers are equal
+    return np.flip(ordered, axis=axis) if descending else ordered
 
 
 def _from_package(name: str) -> Any:
@@ -259,11 +265,16 @@ def is_text(x: Shaped[Array, "*_"]) -> bool:
 
 def dtype_name(x: Shaped[Array, "*_"]) -> str:
     """Return the dtype of `x` as a name such as "float32", which is the same for all libraries and byte orders."""
+    if isinstance(x, np.ndarray):
+        return _numpy_name(x.dtype)
     if library_of(x) == "tensorflow":
         return str(x.dtype.name)
-    name = str(x.dtype)
-    # NumPy names a dtype of the other byte order ">f4".
-    return str(x.dtype.newbyteorder("=")) if name[0] in "<>" else name.removeprefix("torch.")
+    return str(x.dtype).removeprefix("torch.")
+
+
+@lru_cache(256)
+def _numpy_name(dtype: np.dtype[Any]) -> str:
+    return str(dtype.newbyteorder("="))  # with another byte order, the name would be ">f4"
 
 
 @lru_cache(256)
@@ -352,7 +363,10 @@ def where(condition: Bool[Array, "*#shape"], x: Any, y: Any) -> Shaped[Array, "*
     """
     selected: Array
     if isinstance(condition, np.ndarray):
-        selected = np.where(condition, x, y)
+        if type(y) is float and y == -math.inf and is_ndarray(x) and x.dtype.kind == "f":
+            selected = np.fmin(x, excluding(condition, x.dtype))  # takes a sixth of the time of `np.where`
+        else:
+            selected = np.where(condition, x, y)
     elif is_tensor(condition):  # array-api-compat's `where` takes numbers only in later versions
         selected = sys.modules["torch"].where(condition, x, y)
     else:
@@ -374,6 +388,13 @@ def rounded(x: Num[Array, "*shape"]) -> Num[Array, "*shape"]:
     kind = jax.numpy.finfo(x.dtype)
     shorter: Array = jax.lax.reduce_precision(x, kind.nexp, kind.nmant - 1)
     return shorter
+
+
+def excluding(condition: Bool[np.ndarray, "*shape"], dtype: DType) -> Float[np.ndarray, "*shape"]:
+    """Return NaN where `condition` is True and −inf elsewhere: `np.fmin` of `x` and it is `x` or −inf."""
+    with ignore_numpy_warnings():
+        limit: np.ndarray = np.subtract(condition, 1, dtype=dtype) / 0  # 0 / 0 or −1 / 0, without a branch
+    return limit
 
 
 def stop_gradient(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
@@ -455,7 +476,9 @@ def sigmoid(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         result: Array = sys.modules[name].nn.sigmoid(x)
         return result
     with ignore_numpy_warnings():  # an infinite exponential has the reciprocal 0
-        return 1 / (1 + np.exp(-x))  # type: ignore[call-overload,no-any-return]
+        e = np.exp(-x)  # type: ignore[call-overload]
+        e += 1
+        return np.divide(1, e, out=e if is_ndarray(e) else None)  # type: ignore[no-any-return]
 
 
 def gather(table: Num[Array, "*#batch n"], index: Num[Array, "*#batch q k"]) -> Num[Array, "*#batch q k"]:

@@ -301,7 +301,10 @@ def bind_call(
 
 def take_range(x: Shaped[AnyArray, "*_"], limits: tuple[int, int]) -> Shaped[AnyArray, "*_"]:
     """Return the rows of query, key or value from index `limits[0]` up to, but not including, `limits[1]`."""
-    index = (..., slice(*limits)) if is_text(x) else (..., slice(*limits), slice(None))
+    text = is_text(x)
+    if limits == (0, x.shape[-1 if text else -2]):
+        return x  # in TensorFlow, a slice of all rows has a gradient that copies
+    index = (..., slice(*limits)) if text else (..., slice(*limits), slice(None))
     return x[index]  # type: ignore[return-value]
 
 

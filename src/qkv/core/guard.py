@@ -60,10 +60,14 @@ def by_finiteness(arrays: Sequence[Shaped[Array, "*_"]], run: Callable[[bool], A
         arrays: arrays of JAX or TensorFlow.
         run: function that returns arrays, given whether all elements are finite.
     """
-    xp, careful = namespace(arrays[0]), lambda: run(False)
-    finite = xp.all(xp.stack([xp.all(xp.isfinite(x)) for x in arrays if is_floating(x)]))
     checkpoint = sys.modules["jax"].checkpoint if library(*arrays) == "jax" else (lambda function: function)
-    return choose(finite, lambda: run(True), checkpoint(careful))
+    return choose(_finite_sums(arrays), lambda: run(True), checkpoint(lambda: run(False)))
+
+
+def _finite_sums(arrays: Sequence[Shaped[Array, "*_"]]) -> Bool[Array, ""]:
+    """Return whether the sums of all arrays are finite, and with them all terms; sums of huge ones may overflow."""
+    xp = namespace(arrays[0])
+    return xp.all(xp.isfinite(xp.stack([cast(xp.sum(x), xp.float32) for x in arrays if is_floating(x)])))
 
 
 def zero_nonfinite(x: Num[Array, "*axes"]) -> Num[Array, "*axes"]:
@@ -95,13 +99,13 @@ def guarded_logits(
 def _unless_finite(inputs: tuple[Array, ...], result: Array, repaired: Callable[[], Array]) -> Array:
     """Return `repaired()`, or `result` where a compiled function of JAX or TensorFlow finds that all inputs are finite.
 
-    Both branches share `result`, so that little more is stored for the gradient.
+    Both branches share `result`, and JAX stores nothing else of `repaired` for the gradient.
     """
-    if library(*inputs) not in ("jax", "tensorflow"):
+    name = library(*inputs)
+    if name not in ("jax", "tensorflow"):
         return repaired()
-    xp = namespace(inputs[0])
-    finite = xp.all(xp.stack([xp.all(xp.isfinite(x)) for x in inputs]))
-    return typing.cast("Array", choose(finite, lambda: result, repaired))
+    checkpoint = sys.modules["jax"].checkpoint if name == "jax" else (lambda function: function)
+    return typing.cast("Array", choose(_finite_sums(inputs), lambda: result, checkpoint(repaired)))
 
 
 def apply_weights(

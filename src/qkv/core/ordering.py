@@ -60,7 +60,8 @@ def top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "*batch t
 
 
 def _nan_to_inf(x: Num[Array, "*shape"]) -> Num[Array, "*shape"]:
-    return where(namespace(x).isnan(x), math.inf, x)
+    unknown = namespace(x).isnan(x)
+    return x if is_ndarray(unknown) and not unknown.any() else where(unknown, math.inf, x)
 
 
 def nonzero_top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "*batch top"]:
@@ -88,7 +89,7 @@ def nonzero_top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "
 
 
 def _zero_last(x: Num[Array, "*shape"]) -> Num[Array, "*shape"]:
-    return where(x == 0, -math.inf, x)
+    return where(x != 0, x, -math.inf)
 
 
 def top_k_mask(x: Num[Array, "*batch n"], count: int) -> Bool[Array, "*batch n"]:
@@ -101,18 +102,25 @@ def top_k_mask(x: Num[Array, "*batch n"], count: int) -> Bool[Array, "*batch n"]
     if count >= x.shape[-1]:
         return namespace(x).ones_like(x, dtype=namespace(x).bool)
     if is_ndarray(x) and 0 not in x.shape and count:
-        rows = np.asarray(_nan_to_inf(x)).reshape(-1, x.shape[-1])
+        rows = x.reshape(-1, x.shape[-1])
         return _chosen_of_short_rows(rows, count).reshape(x.shape)
     if library(x) == "tensorflow":
-        return _tensorflow_top_k_mask(_nan_to_inf(x), count)
+        return _tensorflow_top_k_mask(stop_gradient(x), count)
     return index_mask(top_k_indices(x, count), x)
 
 
 def _tensorflow_top_k_mask(x: Num[Array, "*batch n"], count: int) -> Bool[Array, "*batch n"]:
-    xp, last = namespace(x), kth_largest(x, count)
-    chosen = x >= last
-    tied = xp.any(xp.sum(cast(chosen, xp.int32), axis=-1) > count)
-    return typing.cast("Array", choose(tied, lambda: _with_first_equal(x, last, count), lambda: chosen))
+    xp = namespace(x)
+    largest = xp.top_k(x, count + 1)[0]
+    last, next_one = largest[..., -2:-1], largest[..., -1:]
+    # Which of several excluded keys are chosen makes no difference. A row with NaN has the sum NaN.
+    unclear = xp.any((next_one == last) & (last > -math.inf)) | xp.isnan(xp.sum(x))
+
+    def careful() -> Array:
+        finite = _nan_to_inf(x)
+        return _with_first_equal(finite, kth_largest(finite, count), count)
+
+    return typing.cast("Array", choose(unclear, careful, lambda: x >= last))
 
 
 def _with_first_equal(x: Num[Array, "*batch n"], last: Num[Array, "*batch 1"], count: int) -> Bool[Array, "*batch n"]:
@@ -226,17 +234,20 @@ def _largest(x: Num[np.ndarray, "rows n"], count: int) -> Int[np.ndarray, "rows 
 
 
 def _top_of_short_rows(x: Num[np.ndarray, "rows n"], count: int) -> Int[np.ndarray, "rows top"]:
-    index = np.nonzero(_chosen_of_short_rows(x, count))[1].reshape(len(x), count)
+    index = (np.flatnonzero(_chosen_of_short_rows(x, count)) % x.shape[-1]).reshape(len(x), count)
     by_rank = np.argsort(-np.take_along_axis(x, index, axis=-1), axis=-1, kind="stable")
     return np.take_along_axis(index, by_rank, axis=-1)
 
 
 def _chosen_of_short_rows(x: Num[np.ndarray, "rows n"], count: int) -> Bool[np.ndarray, "rows n"]:
-    last = kth_largest(x, count)
-    chosen: Bool[np.ndarray, "rows n"] = x >= last
-    tied = np.count_nonzero(chosen, axis=-1) > count
-    if tied.any():  # of several elements equal to the last one, the first are taken
-        chosen[tied] = _with_first_equal(x[tied], last[tied], count)
+    at = x.shape[-1] - count
+    largest = np.partition(x, at, axis=-1)[..., at:]
+    chosen: Bool[np.ndarray, "rows n"] = x >= largest[..., :1]
+    if np.count_nonzero(chosen) != len(x) * count or (largest != largest).any():
+        # Of several elements equal to the last one, the first are taken; NaN is largest.
+        unclear = np.count_nonzero(chosen, axis=-1) != count
+        rows = np.asarray(_nan_to_inf(x[unclear]))
+        chosen[unclear] = _with_first_equal(rows, kth_largest(rows, count), count)
     return chosen
 
 

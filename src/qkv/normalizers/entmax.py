@@ -78,26 +78,25 @@ class SparseNormalizer(Normalizer):
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
         if logits.shape[-1] == 0:
             return logits
-        xp, out, (scale, power) = namespace(logits), excluded(logits), self.exponents()
+        xp, (scale, power) = namespace(logits), self.exponents()
         # No key below −2 has weight (τ ≥ −1), so excluded keys are set to −2, which avoids inf.
         maximum = row_max(logits)
         if is_ndarray(logits):
             z = logits - finite_shift(maximum)
             z = np.maximum(z if not is_array(scale) and scale == 1 else z * scale, -2)
+            tau = self.threshold(z)
         else:
+            out = excluded(logits)
             z = (where(out, 0.0, logits) - finite_shift(maximum)) * scale
             z = where(out | (z < -2), -2.0, z)
-        tau = stop_gradient(self.threshold(stop_gradient(z)))
-        for _ in range(1 if is_ndarray(logits) else 2):
-            masses, slopes = _masses(z, tau, power)
-            excess = xp.sum(masses, axis=-1, keepdims=True) - 1
-            tau = tau + excess / nonzero(xp.sum(slopes(), axis=-1, keepdims=True))
+            tau = stop_gradient(self.threshold(stop_gradient(z)))
+            tau = _newton_step(z, _newton_step(z, tau, power), power)
         weights = _masses(z, tau, power)[0]
         if is_ndarray(maximum) and np.isfinite(maximum).all():
             return weights
         # A comparison with NaN is False and would turn it into 0; rows with NaN, or with inf − inf, become NaN.
         unknown = xp.isnan(xp.sum(z, axis=-1, keepdims=True))
-        return where(out, 0.0, where(unknown, math.nan, weights))
+        return where(excluded(logits), 0.0, where(unknown, math.nan, weights))
 
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"]:
         xp, power = namespace(largest), self.power
@@ -142,9 +141,11 @@ class Sparsemax(SparseNormalizer):
 
     def threshold(self, z: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
         """Return the threshold τ of each row: the largest (Σ z − 1) / n over the n largest z, for any n."""
-        xp = namespace(z)
-        sums = xp.cumulative_sum(xp.sort(z, axis=-1, descending=True), axis=-1)
-        return row_max((sums - 1) / cast(arange(z, 1, z.shape[-1] + 1), z.dtype))
+
+        def of_sorted(z: Float[Array, "*batch q n"], count: Float[Array, " n"]) -> Float[Array, "*batch q 1"]:
+            return row_max((namespace(z).cumulative_sum(z, axis=-1) - 1) / count)
+
+        return _by_sorting(z, of_sorted, self.power)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,16 +166,48 @@ class Entmax15(SparseNormalizer):
 
         τ_k = mean − √((1 − Σ(z − mean)²) / k), where the mean and the sum are over the k largest z.
         """
-        xp = namespace(z)
-        ordered = xp.sort(z, axis=-1, descending=True)
-        count = cast(arange(z, 1, z.shape[-1] + 1), z.dtype)
-        mean = xp.cumulative_sum(ordered, axis=-1) / count
-        spread = xp.cumulative_sum(ordered * ordered, axis=-1) - count * mean * mean
-        inside = (1 - spread) / count
-        tau = mean - xp.sqrt(where(inside > 0, inside, 0.0))
-        size = xp.sum(cast(tau <= ordered, z.dtype), axis=-1, keepdims=True)
-        last = count == xp.maximum(size, xp.ones_like(size))
-        return xp.sum(where(last, tau, 0.0), axis=-1, keepdims=True)
+
+        def of_sorted(z: Float[Array, "*batch q n"], count: Float[Array, " n"]) -> Float[Array, "*batch q 1"]:
+            xp = namespace(z)
+            mean = xp.cumulative_sum(z, axis=-1) / count
+            spread = xp.cumulative_sum(z * z, axis=-1) - count * mean * mean
+            inside = (1 - spread) / count
+            tau = mean - xp.sqrt(where(inside > 0, inside, 0.0))
+            size = xp.sum(cast(tau <= z, z.dtype), axis=-1, keepdims=True)
+            last = count == xp.maximum(size, xp.ones_like(size))
+            return xp.sum(where(last, tau, 0.0), axis=-1, keepdims=True)
+
+        return _by_sorting(z, of_sorted, self.power)
+
+
+_FIRST_KEYS = (16, 64)
+"""Numbers of the largest keys of a row that NumPy sums first, as its cumulative sums take more time than all else."""
+
+
+def _by_sorting(
+    z: Float[Array, "*batch q k"],
+    of_sorted: Callable[[Float[Array, "*batch q n"], Float[Array, " n"]], Float[Array, "*batch q 1"]],
+    power: float,
+) -> Float[Array, "*batch q 1"]:
+    """Return the threshold of each row by a function of its elements in descending order and of their counts."""
+    ordered = namespace(z).sort(z, axis=-1, descending=True)
+    count = cast(arange(z, 1, ordered.shape[-1] + 1), z.dtype)
+    for n in _FIRST_KEYS if is_ndarray(ordered) else ():
+        first = ordered[..., :n]
+        tau = of_sorted(first, count[:n])
+        if namespace(z).all(first[..., -1:] <= tau):  # the keys after the first have no weight
+            return tau if power == 1 else _newton_step(first, tau, power)  # a sum of few is accurate
+    tau = of_sorted(ordered, count)
+    return _newton_step(ordered, tau, power) if is_ndarray(ordered) else tau
+
+
+def _newton_step(
+    z: Float[Array, "*batch q n"], tau: Float[Array, "*batch q 1"], power: Float[Array, "*_"] | float
+) -> Float[Array, "*batch q 1"]:
+    """Return a threshold after one Newton step towards weights that sum to 1."""
+    xp, (masses, slopes) = namespace(z), _masses(z, tau, power)
+    excess = xp.sum(masses, axis=-1, keepdims=True) - 1
+    return tau + excess / nonzero(xp.sum(slopes(), axis=-1, keepdims=True))
 
 
 _MAX_STEPS = 160

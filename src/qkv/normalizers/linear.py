@@ -16,7 +16,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.core.arrays import cast, is_array, is_ndarray, namespace, sigmoid, statically_known_true, stop_gradient, where
+from qkv.core.arrays import cast, is_array, namespace, sigmoid, statically_known_true, stop_gradient, where
 from qkv.core.equation import apply_dropout
 from qkv.core.guard import apply_weights
 from qkv.core.partial import PartialResult, WeightedSums, nonzero
@@ -204,10 +204,7 @@ class Sigmoid(LinearNormalizer):
 
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Return the sigmoid of each logit, and 0 for −inf."""
-        if is_ndarray(logits):  # without a gradient, which would be NaN at −inf
-            return sigmoid(logits)
-        out = excluded(logits)
-        return where(out, 0.0, sigmoid(where(out, 0.0, logits)))
+        return sigmoid(logits)
 
     def slope(self, weights: Float[Array, "*batch q k"]) -> Float[Array, "*batch q k"]:
         return weights * (1 - weights)

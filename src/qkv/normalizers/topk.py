@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core.arrays import namespace, where
-from qkv.core.ordering import kth_largest
+from qkv.core.ordering import kth_largest, top_k_mask
 from qkv.core.partial import PartialResult, TopKeys
 from qkv.core.parts import delegates, require_positive_integer
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float
 from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer, Summary
-from qkv.normalizers.selection import is_selected, select_top, top_keys_of_tile, weigh_top_keys
+from qkv.normalizers.selection import is_selected, top_keys_of_tile, weigh_top_keys
 from qkv.normalizers.softmax import Softmax
 
 __all__ = ["TopK"]
@@ -88,13 +88,12 @@ class TopK(Normalizer):
         return self.normalizer if k <= self.k else self
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
-        return self.normalizer.weights(_mask_others(logits, select_top(logits, self.k)), tile)
+        return self.normalizer.weights(_mask_others(logits, top_k_mask(logits, self.k)), tile)
 
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
     ) -> Bool[Array, "*batch q k"]:
-        masked = _mask_others(logits, select_top(logits, self.k))
-        return self.normalizer.support(masked, weights)
+        return self.normalizer.support(_mask_others(logits, top_k_mask(logits, self.k)), weights)
 
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"] | None:
         """Return a lower bound of the k-th largest logit of each row, from the maxima of groups of keys.

@@ -10,8 +10,6 @@ from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.problem import Problem
 from qkv.plan.trial import bind_functions
 
-__all__ = ["bind_problem", "bind_unconverted"]
-
 
 def bind_problem(
     query: Shaped[Array, "*_"],

@@ -23,9 +23,6 @@ from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.plan import Plan
 from qkv.plan.problem import Problem
 
-__all__ = ["budget_bytes", "default_budget", "fit_to_budget", "machine_memory", "smallest_budget", "warn_of_slowdown"]
-
-
 _MAX_WARNED = 10_000
 """Number of signatures after which nothing is warned of."""
 _INSIDE = ("qkv", "torch", "jaxtyping")

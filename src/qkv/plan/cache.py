@@ -26,17 +26,6 @@ from qkv.plan.spec import Spec
 from qkv.readouts import Readout
 from qkv.scores import Score
 
-__all__ = [
-    "PLANS",
-    "CachedPlan",
-    "SpecFields",
-    "cached_plan",
-    "call_signature",
-    "hollow_problem",
-    "step_signature",
-    "store_plan",
-]
-
 SpecFields: TypeAlias = tuple[Score | None, Normalizer | None, Mask | None, Positions | None, float]
 """Score, normalizer, mask, positions and dropout, as passed by the caller."""
 

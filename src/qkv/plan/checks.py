@@ -21,9 +21,6 @@ from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
 from qkv.readouts import Readout
 
-__all__ = ["as_readouts", "check_arrays", "check_data", "check_problem", "read_problem", "read_seed"]
-
-
 _NUMBERS = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64|80|96|128)|bfloat16")
 """Names of the dtypes of numbers that can be converted to a floating-point dtype in which sums are accumulated."""
 

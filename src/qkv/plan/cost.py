@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from qkv.errors import OptionError
 
-__all__ = ["Cost", "counted", "flop_text", "memory_bytes", "memory_text", "rounded_up", "tile_sides"]
-
 
 @dataclass(frozen=True)
 class Cost:

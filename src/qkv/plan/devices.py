@@ -14,8 +14,6 @@ from qkv.plan.cost import memory_text
 if TYPE_CHECKING:
     import jax
 
-__all__ = ["CPU", "DEFAULT_GPU", "GPUS", "Device", "device_named", "device_of", "jax_gpu_of"]
-
 
 @dataclass(frozen=True)
 class Device:

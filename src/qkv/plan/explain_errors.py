@@ -11,8 +11,6 @@ from qkv.plan.budget import budget_bytes
 from qkv.plan.checks import check_arrays, check_data
 from qkv.plan.kernel_protocol import Kernel
 
-__all__ = ["explain_failure", "refuse_unknown"]
-
 _REMEDIES = {
     "attn_mask": "Pass mask=masks.AllowedPairs(attn_mask) for booleans, where True allows a pair, or "
     "score=scores.Biased(scores.ScaledDot(), attn_mask) for numbers.",

@@ -25,8 +25,6 @@ from qkv.plan.plan import Plan
 from qkv.readouts import Readout
 from qkv.readouts.base import flatten, unflatten
 
-__all__ = ["HeadGroups", "run_grouped", "split_heads"]
-
 Shape = tuple[int, ...]
 T = TypeVar("T")
 

@@ -17,8 +17,6 @@ from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work
 from qkv.scores import Score
 
-__all__ = ["Kernel", "LazyKernel", "PreparedCall", "Result"]
-
 
 # Not frozen: a frozen class takes three times as long to construct, and every call constructs one.
 @dataclass(slots=True)

@@ -11,8 +11,6 @@ from qkv.plan.cost import Cost, counted, flop_text, memory_text, rounded_up
 from qkv.plan.kernel_protocol import Elsewhere, Kernel
 from qkv.plan.problem import Problem
 
-__all__ = ["Plan", "Slowdown"]
-
 
 @dataclass(frozen=True)
 class Slowdown:

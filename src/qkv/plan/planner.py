@@ -29,9 +29,6 @@ from qkv.plan.rewrites import REWRITES
 from qkv.plan.time_model import estimated_seconds, known_coefficients
 from qkv.plan.trial import check_functions
 
-__all__ = ["plan_problem", "rewrite"]
-
-
 Kernels: TypeAlias = Sequence[Kernel | LazyKernel]
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,6 @@ from qkv.readouts.base import flatten, unflatten
 from qkv.scores import Score
 from qkv.scores.forms import lift_limits
 from qkv.scores.gaussian import has_no_data
-
-__all__ = ["lift_suffices", "run_precisely", "selects_near_keys"]
 
 _Run = Callable[..., tuple[Result, Plan | None]]
 
@@ -155,17 +154,21 @@ def run_precisely(
         return replace(result, guards=(*result.guards, f"{reason}: differences")), plan
 
     few = axes.pairs * axes.query_width <= _FEW_ELEMENTS
-    if suffices is None or suffices is False or readouts or few or library(query) == "torch":
+    if suffices is None or suffices is False or few or library(query) == "torch":
         return run_exactly()
-    plans: list[Plan | None] = []
+    found: list[tuple[Result, Plan | None]] = []
 
-    def run_lifted() -> Array:
-        result, plan = run(query, key, value, fields, readouts, *options, checked=True)
-        plans.append(plan)
-        return result.output
+    def arrays(run: Callable[[], tuple[Result, Plan | None]]) -> tuple[Any, ...]:
+        found.append(run())
+        result = found[-1][0]
+        return result.output, [flatten(each) for each in result.readouts]
 
-    output = choose(suffices, run_lifted, lambda: run_exactly()[0].output)
-    return Result(output, (), ("products or differences, chosen when the function runs",)), plans[0]
+    lifted = partial(run, query, key, value, fields, readouts, *options, checked=True)
+    output, read = choose(suffices, lambda: arrays(lifted), lambda: arrays(run_exactly))
+    result, plan = found[0]
+    # Of the readouts found while a branch was traced, only the types are used.
+    whole = tuple(unflatten(tuple(own), like) for own, like in zip(read, result.readouts, strict=True))
+    return Result(output, whole, ("products or differences, chosen when the function runs",)), plan
 
 
 def _float64(x: Shaped[Array, "*_"]) -> Any:

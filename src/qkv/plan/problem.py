@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = ["elements_by_trial", "Problem"]
-
-
 _LENGTHS = (11, 13, 17, 19, 23, 29, 31)
 _MIN_ELEMENTS = 2**18
 """Smallest number of pairs times assumed elements for which a trial is made: below, tiles and memory do not matter."""

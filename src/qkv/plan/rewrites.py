@@ -13,8 +13,6 @@ from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
 from qkv.scores.forms import Pairwise
 
-__all__ = ["REWRITES", "Rewrite"]
-
 Rewrite = Callable[[Problem], tuple[Spec, str] | None]
 """Function of a problem that returns a cheaper equivalent spec and an explanation, or None if it does not apply."""
 

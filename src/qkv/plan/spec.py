@@ -16,8 +16,6 @@ from qkv.normalizers.base import require_normalizer
 from qkv.scores import ScaledDot, Score
 from qkv.scores.base import require_score
 
-__all__ = ["CallOptions", "Spec"]
-
 
 class CallOptions(TypedDict, total=False):
     """Keyword arguments of `qkv.attend` and `qkv.observe`."""

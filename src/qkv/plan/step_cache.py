@@ -23,8 +23,6 @@ from qkv.plan.cache import CachedPlan, SpecFields, cached_plan, hollow_problem, 
 from qkv.plan.plan import Plan
 from qkv.plan.problem import Problem
 
-__all__ = ["STEPS", "step_plan", "with_keys", "without_position"]
-
 
 @dataclass(frozen=True)
 class _Step:

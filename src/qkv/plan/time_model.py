@@ -34,19 +34,6 @@ from qkv.scores.forms import (
     Wrapped,
 )
 
-__all__ = [
-    "FEW_KEYS",
-    "WORK",
-    "Table",
-    "coefficients_of",
-    "estimated_seconds",
-    "is_tuned",
-    "load_table",
-    "processor_name",
-    "table_key",
-    "table_path",
-]
-
 LARGE_BYTES = 2**25
 """Size in bytes from which arrays are slower per element: memory is requested from the operating system every time."""
 WORK = ("call", "batch", "tiles", "rows", "queries", "pairs", "products", "elements", "large_pairs", "large_elements")

@@ -36,8 +36,6 @@ from qkv.plan.problem import Problem
 from qkv.scores import Score
 from qkv.scores.base import broadcasts_to
 
-__all__ = ["bind_functions", "check_functions"]
-
 _PAIRS = 32
 _MAX_ELEMENTS = 2**22
 """Largest number of pairs × features of a trial."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import namespace
+import numpy as np
+
+from qkv.core.arrays import is_ndarray, namespace
 from qkv.core.batch import with_equal_batch
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
@@ -111,5 +113,6 @@ class Additive(GeneralScore):
         """Return the logits vᵀ tanh(left_i + right_j) of all pairs of a projected query and a projected key."""
         xp = namespace(left)
         left, right = with_equal_batch(left, right)
-        hidden = xp.tanh(left[..., :, None, :] + right[..., None, :, :])
+        both = left[..., :, None, :] + right[..., None, :, :]
+        hidden = np.tanh(both, out=both) if is_ndarray(both) and both.dtype.kind == "f" else xp.tanh(both)
         return xp.matmul(hidden, self.vector[..., None, :, None])[..., 0]

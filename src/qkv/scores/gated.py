@@ -81,7 +81,10 @@ class Gated(GateWeights, GeneralScore):
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
     ) -> Num[Array, "*#batch q k"]:
         """Return the logits σ(<w_q, q> + <w_k, k> + b) · <q, k> of all pairs of a query q and a key k."""
-        return self.projected_logits(*self.project(query, key))
+        xp, bias = namespace(query), expand_to_pairs(self.bias)
+        of_query = gate_logits(query, self.query_weight)[..., :, None] + bias
+        gate = sigmoid(of_query + gate_logits(key, self.key_weight)[..., None, :])
+        return gate * xp.matmul(query, xp.matrix_transpose(key))
 
     def project(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from qkv.core.arrays import is_ndarray, namespace, where
+from qkv.core.arrays import is_array, is_ndarray, namespace, where
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
@@ -52,7 +52,8 @@ class Softcap(PointwiseScore):
     def transform(self, logits: Num[Array, "*#batch #q #k"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
         """Return cap · tanh(logit / cap) for each logit; logits of −inf are unchanged."""
         cap = expand_to_pairs(self.cap)
-        # A logit of −inf, which excludes the pair, must not become −cap, and has no gradient.
+        # A logit of −inf, which excludes the pair, must not become −cap, and gives a learned cap no gradient.
         excluded = logits == -math.inf
-        finite = logits if is_ndarray(logits) else where(excluded, 0.0, logits)
-        return where(excluded, -math.inf, cap * namespace(logits).tanh(finite / cap))
+        finite = where(excluded, 0.0, logits) if is_array(self.cap) else logits
+        capped = cap * namespace(logits).tanh(finite / cap)
+        return capped if is_ndarray(excluded) and not excluded.any() else where(excluded, -math.inf, capped)

@@ -10,8 +10,8 @@ import typing
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import ClassVar, cast
+from functools import cache, partial
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -35,9 +35,6 @@ from qkv.readouts import Readout
 from qkv.scores.base import Score
 from qkv.scores.forms import Tanh
 
-__all__ = ["DenseKernel"]
-
-
 _Parts = tuple[Score, Normalizer, Mask | None, Positions | None]
 _Seed = tuple[Shaped[Array, ""], Shaped[Array, ""]] | None
 _Run = Callable[[BoundCall, tuple[Readout, ...]], Result]
@@ -51,7 +48,7 @@ class _StaticCall:
     lengths: tuple[int, int]
     batch: tuple[int, ...]
     dropout: float
-    finite: tuple[bool, bool]
+    finite: tuple[bool, bool] | None
     out_dtype: DType
     readouts: tuple[Readout, ...] = field(compare=False)
     signatures: tuple[Hashable, ...]
@@ -75,12 +72,20 @@ def compilable(value: object) -> bool:
     return all(compilable(getattr(value, each.name)) for each in dataclasses.fields(value))
 
 
-def run_compiled(call: BoundCall, problem: Problem, run: _Run) -> Result:
+def run_compiled(
+    call: BoundCall,
+    problem: Problem,
+    run: _Run,
+    finite: tuple[bool, bool] | None,
+    around: Callable[..., Any] = lambda function, *arguments: function(*arguments),
+) -> Result:
     """Run `run(call, readouts)` as a function that is compiled once for each signature of a call.
 
     Args:
-        problem: the problem of the call, whose parts `compilable` accepts.
-        run: function that computes output and readouts.
+        problem: the problem of the call.
+        run: function that computes output and readouts, compared by equality.
+        finite: `BoundCall.finite` of the compiled call.
+        around: function that is called with the compiled function and its arguments, and returns its result.
     """
     tile = call.tile
     seed = None
@@ -93,13 +98,14 @@ def run_compiled(call: BoundCall, problem: Problem, run: _Run) -> Result:
         (tile.q_total, tile.k_total),
         tile.batch,
         call.dropout,
-        _finite(call),
+        finite,
         call.out_dtype,
         tuple(problem.readouts),
         tuple(readout.signature() for readout in problem.readouts),
     )
     parts = call.score, call.normalizer, call.mask, tile.positions
-    return Result(*_functions()[0](static, call.query, call.key, call.value, parts, seed))
+    output, read = around(partial(_functions()[0], static), call.query, call.key, call.value, parts, seed)
+    return Result(output, tuple(read))
 
 
 def _finite(call: BoundCall) -> tuple[bool, bool]:
@@ -179,7 +185,7 @@ class DenseKernel(Kernel):
         if problem.device.is_gpu:  # whether the data is finite is not read back, which would make the GPU wait
             call = replace(call, finite=(False, False))
         if problem.library == "jax" and compilable((call.score, call.normalizer, call.mask, *problem.readouts)):
-            return run_compiled(call, problem, _run)
+            return run_compiled(call, problem, _run, _finite(call))
         return _run(call, problem.readouts)
 
 

@@ -28,8 +28,6 @@ from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work, visible_pairs
 from qkv.scores import Dot, ScaledDot
 
-__all__ = ["Implementation", "JaxFusedKernel"]
-
 
 def fused_attention(call: BoundCall, implementation: str) -> Float[Array, "*batch q value_width"]:
     """Return the output of a scaled dot product under softmax.

@@ -21,20 +21,6 @@ from qkv.core.typing import Array, Bool, Float, Num, Shaped
 from qkv.masks.base import Mask
 from qkv.scores.base import Score
 
-__all__ = [
-    "add_to_slice",
-    "axis_names",
-    "DynamicCall",
-    "DynamicTile",
-    "slice_array",
-    "slice_axis",
-    "slice_part",
-    "Start",
-    "vary_alike",
-    "vary_like",
-]
-
-
 Tree = TypeVar("Tree")
 
 

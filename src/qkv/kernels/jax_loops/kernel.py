@@ -12,9 +12,8 @@ run tile by tile (`tiles.py`).
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -23,10 +22,9 @@ import numpy as np
 from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall, apply_dropout
 from qkv.core.guard import apply_weights, is_traced
-from qkv.core.positions import Positions
-from qkv.core.threefry import seed_words
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Num, Shaped
+from qkv.kernels.dense.kernel import run_compiled
 from qkv.kernels.jax_loops.dynamic_tiles import (
     DynamicCall,
     DynamicTile,
@@ -45,21 +43,15 @@ from qkv.kernels.runtime.tile_sizes import (
     size_text,
     tile_shape,
 )
-from qkv.masks.base import Mask
-from qkv.normalizers.base import Normalizer
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work
 from qkv.readouts import Readout
 from qkv.readouts.base import Reduction, flatten, unflatten
 from qkv.readouts.cells import pool_cells
-from qkv.scores.base import Score
 
 if TYPE_CHECKING:
     from jax.sharding import PartitionSpec
-
-
-__all__ = ["JaxLoopsKernel"]
 
 
 def combine_kinds(readout: Readout, tile: Tile, rows: int) -> list[str] | None:
@@ -328,8 +320,6 @@ ROW_BLOCK_BUDGET = 2**23
 _GPU_TILE_FACTOR = 16
 """Ratio of the elements of a tile on a GPU and on a CPU: 64 MiB in float32, so that launches take little time."""
 
-Parts = tuple[Score, Normalizer, Mask | None, Positions | None]
-
 
 @dataclass(frozen=True)
 class JaxLoopsKernel(Kernel):
@@ -395,29 +385,17 @@ class JaxLoopsKernel(Kernel):
 
         The loop is compiled once per plan, or as part of a function that JAX traces.
         """
-        tile = call.tile
-        # Arrays, so that the compiled function takes the words of the seed as arguments.
-        seed = None
-        if tile.seed is not None:
-            low, high = (np.uint32(x) if isinstance(x, int) else x for x in seed_words(tile.seed))
-            seed = low, high
-        sides = (call.query, call.key, call.value)
-        static = _StaticCall(
-            lengths=(tile.q_total, tile.k_total),
-            batch=tile.batch,
-            dropout=call.dropout,
-            tile_shape=self._tile(problem) if _in_tiles(problem) else None,
-            nonfinite_tile=replace(self, budget=max(1, self.budget // 16))._tile(problem),
-            row_block=(rows, self._cols(problem, rows)) if (rows := self._rows(problem)) else None,
-            # On a GPU, reading back whether the data is finite would wait for all earlier operations.
-            finite=None if problem.device.is_gpu or is_traced(*sides) else (call.finite_sides, call.finite_value),
-            readouts=tuple(problem.readouts),
-            signatures=tuple(readout.signature() for readout in problem.readouts),
+        # On a GPU, reading back whether the data is finite would wait for all earlier operations.
+        unknown = problem.device.is_gpu or is_traced(call.query, call.key, call.value)
+        rows = self._rows(problem)
+        loops = _Loops(
+            self._tile(problem) if _in_tiles(problem) else None,
+            replace(self, budget=max(1, self.budget // 16))._tile(problem),
+            (rows, self._cols(problem, rows)) if rows else None,
         )
-        parts = (call.score, call.normalizer, call.mask, tile.positions)
-        run = partial(_compiled(), static)
-        output, readouts = with_automatic_axes(run, *sides, parts, seed)
-        return Result(cast(output, call.out_dtype), tuple(readouts))
+        finite = None if unknown else (call.finite_sides, call.finite_value)
+        result = run_compiled(call, problem, loops, finite, with_automatic_axes)
+        return replace(result, output=cast(result.output, call.out_dtype))
 
     def _tile(self, problem: Problem) -> tuple[int, int]:
         budget = self.budget * (_GPU_TILE_FACTOR if problem.device.is_gpu else 1)
@@ -452,53 +430,38 @@ def _tile_arrays(problem: Problem) -> int:
 
 
 @dataclass(frozen=True)
-class _StaticCall:
-    """Static argument of the compiled function: shapes, sizes and options of a call, without its arrays."""
+class _Loops:
+    """Function that computes a call in loops.
 
-    lengths: tuple[int, int]
-    batch: tuple[int, ...]
-    dropout: float
+    Attributes:
+        tile_shape: queries and keys of a tile; None if no tiles are computed.
+        nonfinite_tile: those for data that a compiled function finds not to be finite, few as XLA allocates memory
+            for both ways.
+        row_block: queries of a row block and keys of a tile of its logits; None if no row blocks are computed.
+    """
+
     tile_shape: tuple[int, int] | None
     nonfinite_tile: tuple[int, int]
-    """Tile for data that a compiled function finds not to be finite, small as XLA allocates memory for both ways."""
     row_block: tuple[int, int] | None
-    finite: tuple[bool, bool] | None
-    readouts: tuple[Readout, ...] = field(compare=False)
-    signatures: tuple[Hashable, ...]
-    """Signatures of the readouts, which are compared in place of the readouts because those hold no arrays."""
 
-
-@cache
-def _compiled() -> Callable[..., tuple[Float[Array, "*batch q value_width"], tuple[object, ...]]]:
-    """Return the compiled function that runs a call. It is defined on first use, because JAX is optional."""
-    import jax
-
-    return typing.cast("Callable[..., tuple[Array, tuple[object, ...]]]", jax.jit(_attend, static_argnums=0))
-
-
-def _attend(
-    static: _StaticCall,
-    query: Num[Array, "*#batch q query_width"],
-    key: Num[Array, "*#batch k key_width"],
-    value: Float[Array, "*#batch k value_width"],
-    parts: Parts,
-    seed: tuple[Shaped[Array, ""], Shaped[Array, ""]] | None,
-) -> tuple[Float[Array, "*batch q value_width"] | None, tuple[object, ...]]:
-    query, key, value, (score, normalizer, mask, positions), seed = vary_alike((query, key, value, parts, seed))
-    tile = Tile.whole(*static.lengths, static.batch, positions, seed=seed)
-    call = BoundCall(
-        query, key, value, score, normalizer, mask, tile, static.dropout, value.dtype, finite=static.finite
-    )
-
-    readouts: tuple[object, ...] = ()
-    output = None
-    if static.row_block is not None:
-        # Differentiating whole rows without guards gave NaN for some finite data, when XLA compiled it as one function.
-        guarded = call if static.finite else replace(call, finite=(False, False))
-        # If tiles compute the output, the compiler removes the output of row blocks as dead code.
-        output, readouts = RowBlockLoop(guarded, static.readouts, *static.row_block).attend()
-    if (shape := static.tile_shape) is not None:
-        output = call.by_finiteness(
-            lambda call: attend_tiles(call, shape if static.finite or call.finite_value else static.nonfinite_tile)
+    def __call__(self, call: BoundCall, readouts: tuple[Readout, ...]) -> Result:
+        tile = call.tile
+        arrays = (call.query, call.key, call.value, call.score, call.normalizer, call.mask, tile.positions, tile.seed)
+        query, key, value, score, normalizer, mask, positions, seed = vary_alike(arrays)
+        tile = replace(tile, positions=positions, seed=seed)
+        call = replace(
+            call, query=query, key=key, value=value, score=score, normalizer=normalizer, mask=mask, tile=tile
         )
-    return output, readouts
+        output: Any = None
+        read: tuple[object, ...] = ()
+        if self.row_block is not None:
+            # Differentiating whole rows without guards gave NaN for some finite data, when XLA compiled it as one.
+            guarded = call if call.finite else replace(call, finite=(False, False))
+            # If tiles compute the output, the compiler removes the output of row blocks as dead code.
+            output, read = RowBlockLoop(guarded, readouts, *self.row_block).attend()
+        if (shape := self.tile_shape) is not None:
+            known = call.finite
+            output = call.by_finiteness(
+                lambda call: attend_tiles(call, shape if known or call.finite_value else self.nonfinite_tile)
+            )
+        return Result(output, read)

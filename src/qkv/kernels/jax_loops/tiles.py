@@ -41,8 +41,6 @@ from qkv.kernels.runtime.tile_loop import fully_masked
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Summary
 
-__all__ = ["TileLoop", "arrays_of_partial", "attend_tiles", "sum_to", "with_arrays"]
-
 Item = TypeVar("Item")
 Partial = TypeVar("Partial", bound=PartialResult)
 _Constants = tuple[Any, ...]

@@ -14,10 +14,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from qkv.core.arrays import cast, ignore_numpy_warnings
+from qkv.core.arrays import cast, excluding, ignore_numpy_warnings
 from qkv.core.batch import BatchIndex, batch_indices
-from qkv.core.equation import BoundCall, apply_dropout
-from qkv.core.guard import apply_weights
+from qkv.core.equation import BoundCall
 from qkv.core.ordering import RunningTopK
 from qkv.core.partial import ExponentialSums, TopKeys
 from qkv.core.progress import checkpoint
@@ -37,9 +36,6 @@ from qkv.plan.time_model import amounts_of_work
 from qkv.readouts import Readout
 from qkv.readouts.base import Result as ReadoutResult
 from qkv.scores.forms import Product
-
-__all__ = ["ExponentialAccumulator", "NumpyBlocksKernel"]
-
 
 _MAX_KEYS = 2**16
 """Largest number of keys in a tile, at which Python overhead is negligible even for few queries."""
@@ -125,6 +121,8 @@ _WriteLogits = Callable[[Float[np.ndarray, "*batch q 1"] | None], Float[np.ndarr
 
 _MAX_TILE_SUM = 2.0**60
 """Largest sum over a tile for which the shift is not changed."""
+_MIN_TILE_SUM = 2.0**-30
+"""Smallest sum over a tile, of a row without an earlier key, for which the shift is not changed."""
 _MAX_UNSHIFTED = 22.0
 """Largest magnitude of a row's maximum without a shift, at which exponentials neither overflow nor lose precision."""
 _CHUNK = 2**12
@@ -175,10 +173,14 @@ class ExponentialAccumulator:
         """
         for again in (False, True):
             e = write_logits(self.shift if self._shifted else None)
-            if (again or not self._all_have_keys) and not self._move_shift(e):
+            if again and not self._move_shift(e):
                 return
             total = self._exponentials(e, ones)
-            if total.max(initial=0) <= _MAX_TILE_SUM:  # False for NaN
+            # No maximum is needed where the sums show that it is near the shift. Comparisons with NaN are False.
+            near = self._all_have_keys or total.min(initial=1) >= _MIN_TILE_SUM
+            if near and total.max(initial=0) <= _MAX_TILE_SUM:
+                self._has_key |= True
+                self._all_have_keys = True
                 break
         else:
             self.non_finite = True
@@ -363,7 +365,9 @@ def _write_logits(
     e: np.ndarray = buffer[: math.prod(shape)].reshape(shape).swapaxes(-1, -2)
     logits.write(queries, keys, tile.rows, tile.cols, shift, e)
     if mask is not None:
-        np.copyto(e, -np.inf, where=~np.asarray(mask.allowed(tile, e)))
+        # In the order of the buffer, so that both are read along the same axis.
+        allowed = np.asarray(mask.allowed(tile, e)).swapaxes(-1, -2)
+        np.fmin(e, excluding(np.ascontiguousarray(allowed), e.dtype).swapaxes(-1, -2), out=e)
     return e
 
 
@@ -383,7 +387,7 @@ def _results(
     call, step = call.with_all_cast(), max(1, sizes.rows * sizes.cols // max(1, call.tile.k_total))
     for start, stop in ranges(block.rows[1] - block.rows[0], step):
         rows = (block.rows[0] + start, block.rows[0] + stop)
-        few, read = weigh_rows(call, rows, row_logits(call, rows, sizes.cols), tuple(readouts))
+        few, read = weigh_rows(call, rows, row_logits(call, rows, sizes.cols), [readout.read for readout in readouts])
         assert few is not None
         yield rows, few, read
 
@@ -518,12 +522,10 @@ class NumpyBlocksKernel(Kernel):
         """Return whether the keys are so few that blocks of whole rows take less time, and lose no precision.
 
         One pass takes a fifth less from 128 keys on if a matrix product computes the logits in place and no mask
-        excludes some, and from 512 keys on if only some keys are selected.
+        excludes some.
         """
-        axes, limit = problem.axes, _CHUNK
-        if _selects(problem.normalizer):
-            limit = 512
-        elif problem.score.form.lift == "exact" and problem.normalizer.log_sum_exp and problem.spec.mask is None:
+        axes, limit, form = problem.axes, _CHUNK, problem.score.form
+        if form.lift == "exact" and problem.normalizer.log_sum_exp and not (problem.spec.mask or problem.readouts):
             limit = 128
         return 0 < axes.k <= limit and axes.k * min(axes.q, _FEW_QUERIES) <= self._pairs(problem, self.budget)
 
@@ -555,25 +557,18 @@ class NumpyBlocksKernel(Kernel):
 def _weigh_rows(
     call: BoundCall, rows: Limits, cols: int, accumulators: Sequence[ReadoutAccumulator], index: BatchIndex
 ) -> Float[Array, "*batch q value_width"]:
-    """Return the output of a range of queries, computed from all their logits, and update readouts.
+    """Return the output of a range of queries, and update the readouts of the batch elements at `index`.
 
     Without readouts, only keys in the key range of the mask are read.
-
-    Args:
-        cols: number of keys in a tile of logits.
-        index: index of the batch elements of the call in that of the accumulators; () for all.
     """
     limits = (0, call.tile.k_total)
     if call.mask is not None and limits[1] and not accumulators:
         start, stop = call.mask.key_range(call.tile.restrict(rows, limits))
         limits = (start, stop) if start < stop else (0, 1)  # at least one key, which may be masked
-    normalizer, tile = call.normalizer, call.tile.restrict(rows, limits)
-    logits = row_logits(call, rows, cols, limits)
-    weights = normalizer.weights(logits, tile)
-    for accumulator in accumulators:
-        accumulator.update(logits, weights, normalizer, tile, index)
-    dropped = apply_dropout(weights, tile, call.dropout)
-    return apply_weights(dropped, call.values(limits), lambda: normalizer.support(logits, weights), call.finite_value)
+    update = [partial(each.update, index=index) for each in accumulators]
+    output, _ = weigh_rows(call, rows, row_logits(call, rows, cols, limits), update, cols=limits)
+    assert output is not None
+    return output
 
 
 def _selects(normalizer: Normalizer) -> bool:

@@ -35,8 +35,6 @@ from qkv.kernels.runtime.tile_loop import Limits
 from qkv.scores.base import Score
 from qkv.scores.forms import Product
 
-__all__ = ["BINARY", "block_logits", "BlockLogits", "Exponential", "faster_exponential", "NATURAL", "ProjectedQueries"]
-
 
 @dataclass(frozen=True)
 class Exponential:

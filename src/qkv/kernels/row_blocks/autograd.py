@@ -268,7 +268,9 @@ class RowBlocks(DifferentiableRows):
         assert self.search is not None
         for start, stop in ranges(rows[1] - rows[0], self.search.recomputed_rows):
             few = (rows[0] + start, rows[0] + stop)
-            output, read = weigh_rows(call, few, row_logits(call, few, self.search.tile_keys), self.readouts)
+            output, read = weigh_rows(
+                call, few, row_logits(call, few, self.search.tile_keys), [each.read for each in self.readouts]
+            )
             take_range(take_batch(saved.results[0], index, 2), few).copy_(cast("Tensor", output))
             for accumulator, result in zip(saved.read, read, strict=True):
                 accumulator.add_result(result, few, index)

@@ -108,7 +108,7 @@ class DifferentiableRows:
                 fully_masked(call, rows, cols[1] - cols[0]) if traced is None else traced
             )
             call = replace(call, value=tensors[2], normalizer=normalizer)
-            output, read = weigh_rows(call, rows, logits, self.readouts, self.with_output, cols)
+            output, read = weigh_rows(call, rows, logits, [each.read for each in self.readouts], self.with_output, cols)
         found: list[Array] = [] if output is None else [output]
         for n, result in enumerate(read):
             self.result_types[n] = type(result)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar, cast
 
 from qkv.core.arrays import library, namespace, zeros
 from qkv.core.equation import BoundCall, apply_dropout
@@ -16,9 +16,8 @@ from qkv.core.typing import Array, Float, Tensor
 from qkv.kernels.runtime.thresholds import sparse_weights
 from qkv.masks.base import Coverage, Mask
 from qkv.normalizers.base import Normalizer, Summary
-from qkv.readouts import Readout
-from qkv.readouts.base import Result
 
+AnyResult = TypeVar("AnyResult")
 Limits = tuple[int, int]
 """Index of the first query or key of a range, and one past the index of the last."""
 
@@ -104,18 +103,19 @@ def weigh_rows(
     call: BoundCall,
     rows: Limits,
     logits: Float[Array, "*batch q k"],
-    readouts: tuple[Readout, ...],
+    readers: Iterable[Callable[..., AnyResult]],
     with_output: bool = True,
     cols: Limits | None = None,
-) -> tuple[Float[Array, "*batch q value_width"] | None, tuple[Result, ...]]:
-    """Return the output and the readouts of a range of queries, computed from all their logits.
+) -> tuple[Float[Array, "*batch q value_width"] | None, tuple[AnyResult, ...]]:
+    """Return the output of a range of queries, computed from all their logits, and the results of readouts.
 
     Args:
         rows: range of the queries.
         logits: logits of these queries, −inf where a key is masked.
+        readers: functions with the arguments of `Readout.read`.
         with_output: whether to compute the output; if False, it is returned as None.
-        cols: range of keys to which `logits` and the values of the call are restricted, because the mask excludes all
-            others; None if they hold all keys.
+        cols: range of keys to which `logits` are restricted, because the mask excludes all others, and the values of
+            the call may be; None if they hold all keys.
     """
     normalizer = call.normalizer
     tile = call.tile.restrict(rows, (0, call.tile.k_total) if cols is None else cols)
@@ -123,8 +123,9 @@ def weigh_rows(
     output = None
     if with_output:
         dropped = apply_dropout(weights, tile, call.dropout)
-        output = apply_weights(dropped, call.value, lambda: normalizer.support(logits, weights), call.finite_value)
-    return output, tuple(readout.read(logits, weights, normalizer, tile) for readout in readouts)
+        value = call.value if call.value.shape[-2] == logits.shape[-1] else call.values(tile.cols)
+        output = apply_weights(dropped, value, lambda: normalizer.support(logits, weights), call.finite_value)
+    return output, tuple(read(logits, weights, normalizer, tile) for read in readers)
 
 
 def row_weights(normalizer: Normalizer, logits: Float[Array, "*batch q k"], tile: Tile) -> Float[Array, "*batch q k"]:

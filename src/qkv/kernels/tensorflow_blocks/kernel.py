@@ -20,9 +20,6 @@ from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work
 
-__all__ = ["TensorflowBlocksKernel"]
-
-
 AnyPart = TypeVar("AnyPart", bound=Part)
 Axes = tuple[str, ...] | None
 _Index = Int[Array, ""]
