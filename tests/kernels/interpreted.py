@@ -18,7 +18,7 @@ from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import Setting
 from tests.kernels.on_gpu import no_synchronization
 
-__all__ = ["InterpretedContract", "NoProgram", "Run", "check_nothing_is_read_back", "errors"]
+__all__ = ["InterpretedContract", "NoProgram", "Run", "check_nothing_is_read_back", "errors", "program_names"]
 
 pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -32,6 +32,12 @@ def errors(run: Run, kernel: Kernel | str, dtype: torch.dtype, least: float = 1e
     """Return the largest errors of the output and of each gradient, relative to the largest element, or to `least`."""
     pairs = zip(run(kernel, dtype), run("dense", torch.float64), strict=True)
     return np.array([float((x - y).abs().max() / (y.abs().max() + least)) for x, y in pairs])
+
+
+def program_names(module: Any) -> list[str]:
+    """Return the names of the programs that a module defines."""
+    own = {name for name, thing in vars(module).items() if getattr(thing, "__module__", "") == module.__name__}
+    return [name for name in own if not name.startswith("_")]
 
 
 class NoProgram:

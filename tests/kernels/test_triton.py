@@ -9,7 +9,14 @@ from qkv import masks, normalizers, scores
 from qkv.kernels.triton import additive_programs
 from qkv.kernels.triton.kernel import TritonKernel
 from qkv.plan import Kernel
-from tests.kernels.interpreted import InterpretedContract, NoProgram, Run, check_nothing_is_read_back, errors
+from tests.kernels.interpreted import (
+    InterpretedContract,
+    NoProgram,
+    Run,
+    check_nothing_is_read_back,
+    errors,
+    program_names,
+)
 
 KERNEL = TritonKernel(interpreted=True, block=(16, 16))
 
@@ -58,7 +65,7 @@ def test_two_runs_are_equal_to_the_last_bit() -> None:
 
 
 def test_nothing_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in additive_programs.__all__:
+    for name in program_names(additive_programs):
         monkeypatch.setattr(additive_programs, name, NoProgram())
     score = scores.Additive(torch.eye(4), torch.eye(4), None, torch.ones(4, requires_grad=True))
     check_nothing_is_read_back("triton", {"score": score})

@@ -10,7 +10,14 @@ from qkv.kernels.triton import product_programs
 from qkv.kernels.triton.product_kernel import TritonProductsKernel
 from qkv.plan import Kernel
 from qkv.testing.libraries import turn
-from tests.kernels.interpreted import InterpretedContract, NoProgram, Run, check_nothing_is_read_back, errors
+from tests.kernels.interpreted import (
+    InterpretedContract,
+    NoProgram,
+    Run,
+    check_nothing_is_read_back,
+    errors,
+    program_names,
+)
 
 KERNEL = TritonProductsKernel(interpreted=True, block=(16, 16))
 NORMALIZERS = {
@@ -151,7 +158,7 @@ def test_two_runs_are_equal_to_the_last_bit() -> None:
 
 @pytest.mark.parametrize("name", NORMALIZERS)
 def test_nothing_is_read_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for program in product_programs.__all__:
+    for program in program_names(product_programs):
         monkeypatch.setattr(product_programs, program, NoProgram())
     # Of distances one number is read, which decides between products and differences.
     score = scores.Gated(torch.ones(4), torch.ones(4)) if name == "softmax" else scores.Cosine()

@@ -19,7 +19,7 @@ from qkv.testing.cases import Case
 from qkv.testing.execution import run_eagerly
 from qkv.testing.libraries import Setting, assert_close, to_float64
 from qkv.testing.readouts import ReadoutContract
-from tests.kernels.interpreted import NoProgram, check_nothing_is_read_back
+from tests.kernels.interpreted import NoProgram, check_nothing_is_read_back, program_names
 from tests.readouts import test_contracts
 
 KERNEL = TritonReadoutsKernel(interpreted=True, block=(16, 16))
@@ -155,7 +155,7 @@ def test_two_runs_are_equal_to_the_last_bit() -> None:
 @pytest.mark.parametrize("score", ["scaled dot", "additive"])
 def test_nothing_is_read_back(score: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of distances one number is read, which decides between products and differences."""
-    for name in readout_programs.__all__:
+    for name in program_names(readout_programs):
         monkeypatch.setattr(readout_programs, name, NoProgram())
     asked = [*CHEAP, readouts.TopWeights(2), readouts.Heads(readouts.TopWeights(2), (0,))]
     check_nothing_is_read_back("triton_readouts", {"score": SCORES[score](torch.float32, 4)}, asked)

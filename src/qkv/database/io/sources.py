@@ -486,7 +486,7 @@ def _array(values: Shaped[np.ndarray, " rows"]) -> pa.Array:
     """Return a NumPy array as an Arrow array; numbers without `pa.array`, which imports pandas if it is installed."""
     import pyarrow as pa
 
-    if values.dtype.kind not in "iuf" or not values.dtype.isnative:
+    if type(values) is not np.ndarray or values.dtype.kind not in "iuf" or not values.dtype.isnative:
         return pa.array(values)
     buffer = pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, buffer])
