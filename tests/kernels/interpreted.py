@@ -36,8 +36,8 @@ def errors(run: Run, kernel: Kernel | str, dtype: torch.dtype, least: float = 1e
 
 def program_names(module: Any) -> list[str]:
     """Return the names of the programs that a module defines."""
-    own = {name for name, thing in vars(module).items() if getattr(thing, "__module__", "") == module.__name__}
-    return [name for name in own if not name.startswith("_")]
+    functions = {name: getattr(thing, "fn", None) for name, thing in vars(module).items() if not name.startswith("_")}
+    return [name for name, function in functions.items() if getattr(function, "__module__", "") == module.__name__]
 
 
 class NoProgram:
