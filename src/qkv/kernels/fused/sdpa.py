@@ -169,6 +169,7 @@ def results_are_finite(output: Float[Tensor, "b heads q width"], log_sum_exp: Fl
     return torch.equal(ratio, ratio) and math.isfinite(rows.sum().item())
 
 
+_EPSILON = 2.0**-23
 _LARGEST_ROUNDING = 2.0**-11
 """Largest rounding error of a log-sum-exp with which PyTorch's operator computes gradients."""
 _FEW_ELEMENTS = 4096
@@ -195,7 +196,11 @@ def _rounding(log_sum_exp: Float[Tensor, "b heads q"]) -> float:
     """Return the largest rounding error of the finite elements of a log-sum-exp."""
     if not log_sum_exp.numel():
         return 0.0
-    return log_sum_exp.abs().nan_to_num(0, 0, 0).amax().item() * torch.finfo(log_sum_exp.dtype).eps
+    low, high = torch.aminmax(log_sum_exp)
+    largest = max(-low.item(), high.item())
+    if not math.isfinite(largest):  # of a row without keys, or of data that is not finite
+        largest = log_sum_exp.abs().nan_to_num(0, 0, 0).amax().item()
+    return largest * (_EPSILON if log_sum_exp.dtype == torch.float32 else torch.finfo(log_sum_exp.dtype).eps)
 
 
 def attend(attention: FusedAttention, sides: Sides) -> tuple[Float[Tensor, "b heads q width"], bool]:
