@@ -103,7 +103,7 @@ class FusedAttention:
         far = run(query, key[:, :, :offset], value[:, :, :offset], 0.0, False, scale=self.scale)
         near = run(query, key[:, :, offset:], value[:, :, offset:], 0.0, True, scale=self.scale)
         share = torch.sigmoid(near[1] - far[1])[..., None]  # of the near keys, exactly 1 less that of the far
-        return torch.lerp(far[0], near[0], share), torch.logaddexp(far[1], near[1])
+        return far[0] * (1 - share) + near[0] * share, torch.logaddexp(far[1], near[1])
 
     def backward(
         self,
