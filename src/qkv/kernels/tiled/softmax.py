@@ -431,5 +431,6 @@ def _apply_dropout(
     if x.device.type != "cpu":
         return torch.mul(x, mask, out=out)
     # Multiplying by the mask or selecting with it in PyTorch takes three to eight times as long.
-    np.multiply(x.numpy(), mask.numpy(), out=out.numpy())
+    with np.errstate(invalid="ignore"):  # a weight of infinity gives NaN, which is noticed later
+        np.multiply(x.numpy(), mask.numpy(), out=out.numpy())
     return out
