@@ -10,7 +10,7 @@ import pytest
 import qkv
 from qkv import masks, normalizers, readouts, scores
 from qkv.errors import KindError, OptionError, PositionError, RefusedError, ShapeError
-from qkv.kernels import KERNELS, TiledKernel
+from qkv.kernels import KERNELS, LAZY_KERNELS, TiledKernel
 from qkv.plan import plan_problem
 
 SMALL, LONG = ((4, 8), (6, 8), (6, 3)), ((40_000, 8), (40_000, 8), (40_000, 3))
@@ -209,3 +209,8 @@ def test_what_cannot_be_planned_is_an_error_that_says_what_to_do(
 ) -> None:
     with pytest.raises(error, match=said):
         explain(**options)
+
+
+def test_kernels_have_the_names_and_libraries_by_which_they_are_imported() -> None:
+    stated = [(each.name, each.libraries) for each in LAZY_KERNELS]
+    assert stated == [(kernel.name, kernel.libraries) for kernel in KERNELS]

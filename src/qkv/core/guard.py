@@ -60,14 +60,19 @@ def by_finiteness(arrays: Sequence[Shaped[Array, "*_"]], run: Callable[[bool], A
         arrays: arrays of JAX or TensorFlow.
         run: function that returns arrays, given whether all elements are finite.
     """
-    checkpoint = sys.modules["jax"].checkpoint if library(*arrays) == "jax" else (lambda function: function)
-    return choose(_finite_sums(arrays), lambda: run(True), checkpoint(lambda: run(False)))
+    return _choose_by_sums(arrays, lambda: run(True), lambda: run(False))
 
 
-def _finite_sums(arrays: Sequence[Shaped[Array, "*_"]]) -> Bool[Array, ""]:
-    """Return whether the sums of all arrays are finite, and with them all terms; sums of huge ones may overflow."""
+def _choose_by_sums(arrays: Sequence[Shaped[Array, "*_"]], usual: Callable[[], Any], careful: Callable[[], Any]) -> Any:
+    """Return `usual()` if the sums of all arrays are finite, and with them all terms, and otherwise `careful()`.
+
+    Sums of huge terms may overflow. JAX saves nothing of `careful()` for the gradient.
+    """
     xp = namespace(arrays[0])
-    return xp.all(xp.isfinite(xp.stack([cast(xp.sum(x), xp.float32) for x in arrays if is_floating(x)])))
+    if library(*arrays) == "jax":
+        careful = sys.modules["jax"].checkpoint(careful)
+    finite = xp.all(xp.isfinite(xp.stack([cast(xp.sum(x), xp.float32) for x in arrays if is_floating(x)])))
+    return choose(finite, usual, careful)
 
 
 def zero_nonfinite(x: Num[Array, "*axes"]) -> Num[Array, "*axes"]:
@@ -101,11 +106,9 @@ def _unless_finite(inputs: tuple[Array, ...], result: Array, repaired: Callable[
 
     Both branches share `result`, and JAX stores nothing else of `repaired` for the gradient.
     """
-    name = library(*inputs)
-    if name not in ("jax", "tensorflow"):
+    if library(*inputs) not in ("jax", "tensorflow"):
         return repaired()
-    checkpoint = sys.modules["jax"].checkpoint if name == "jax" else (lambda function: function)
-    return typing.cast("Array", choose(_finite_sums(inputs), lambda: result, checkpoint(repaired)))
+    return typing.cast("Array", _choose_by_sums(inputs, lambda: result, repaired))
 
 
 def apply_weights(

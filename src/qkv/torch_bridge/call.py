@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch.autograd.function import FunctionCtx
 
     class _Context(FunctionCtx):

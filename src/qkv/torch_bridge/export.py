@@ -7,15 +7,14 @@ static. A kernel in `EXPORT_KERNEL` takes precedence over both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextvars import ContextVar
 
 from qkv.errors import RefusedError
 from qkv.kernels.dense.kernel import DenseKernel
 from qkv.plan.cost import Cost
-from qkv.plan.kernel_protocol import Kernel, LazyKernel
+from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.plan import Plan
-from qkv.plan.planner import plan_problem, rewrite
+from qkv.plan.planner import Kernels, plan_problem, rewrite
 from qkv.plan.problem import Problem
 
 EXPORT_KERNEL: ContextVar[Kernel | None] = ContextVar("export_kernel", default=None)
@@ -24,7 +23,7 @@ EXPORT_KERNEL: ContextVar[Kernel | None] = ContextVar("export_kernel", default=N
 _NO_COST = Cost(0.0, 0.0)
 
 
-def export_plan(problem: Problem, kernels: Sequence[Kernel | LazyKernel], kernel: str | Kernel | None) -> Plan:
+def export_plan(problem: Problem, kernels: Kernels, kernel: str | Kernel | None) -> Plan:
     """Return the plan of a call that `torch.export` is tracing.
 
     Raises:

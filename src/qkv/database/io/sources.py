@@ -484,8 +484,6 @@ def _column(values: Any, name: str) -> pa.Array | pa.ChunkedArray:
 
 def _array(values: Shaped[np.ndarray, " rows"]) -> pa.Array:
     """Return a NumPy array as an Arrow array; numbers without `pa.array`, which imports pandas if it is installed."""
-    import pyarrow as pa
-
     if type(values) is not np.ndarray or values.dtype.kind not in "iuf" or not values.dtype.isnative:
         return pa.array(values)
     buffer = pa.py_buffer(np.ascontiguousarray(values))

@@ -21,13 +21,11 @@ from qkv.encoders.columns import Column, arc_lengths
 from qkv.errors import QueryError
 from qkv.normalizers import Softmax, Sum
 from qkv.normalizers.base import Normalizer
+from qkv.plan.precise_call import selects_near_keys
 from qkv.scores.base import Score
 from qkv.scores.by_column import ByColumn
 from qkv.scores.exact import Exact
 from qkv.scores.gaussian import Gaussian
-
-_MOST_COLUMNS = 8
-"""Number of key columns up to which keys are selected by differences; for more, a matrix product is much faster."""
 
 
 def from_differences(score: Score, normalizer: Normalizer, width: int) -> Score:
@@ -42,7 +40,7 @@ def from_differences(score: Score, normalizer: Normalizer, width: int) -> Score:
         normalizer: the normalizer of the call.
         width: number of key columns.
     """
-    few = width == 1 or (normalizer.selects_keys and width <= _MOST_COLUMNS)
+    few = width == 1 or selects_near_keys(normalizer, (), width)
     return score.by_differences() if few else score
 
 

@@ -35,9 +35,6 @@ from qkv.scores.position_bias import bucket
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-    from qkv.core.equation import TorchCall
-    from qkv.scores import Score
-
 
 ScoreFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -380,8 +377,6 @@ class FlexKernel(Kernel):
     eager: bool = False
 
     def limits(self, problem: Problem) -> Iterator[str]:
-        from qkv.kernels.fused.layout import layout_of
-
         axes = problem.axes
         inner, modifications = modifications_of(problem.score)
         if not (problem.device.is_gpu or self.eager):

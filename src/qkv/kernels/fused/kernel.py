@@ -15,7 +15,7 @@ import math
 import typing
 from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from qkv.core.arrays import itemsize
 from qkv.core.equation import BoundCall, TorchCall
@@ -31,9 +31,6 @@ from qkv.plan.problem import Problem
 from qkv.plan.time_model import LARGE_BYTES, amounts_of_work, visible_pairs
 from qkv.scores import Dot, ScaledDot
 from qkv.scores.forms import ScaledProduct
-
-if TYPE_CHECKING:
-    from qkv.core.equation import TorchCall
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
@@ -26,9 +26,6 @@ from qkv.plan.kernel_protocol import PreparedCall, Result
 from qkv.plan.problem import Problem
 from qkv.scores import Score
 from qkv.scores.forms import ScaledProduct
-
-if TYPE_CHECKING:
-    from qkv.core.equation import TorchCall
 
 
 def prepare_call(problem: Problem) -> PreparedCall | None:

@@ -102,7 +102,7 @@ class FusedAttention:
             return output, log_sum_exp
         far = run(query, key[:, :, :offset], value[:, :, :offset], 0.0, False, scale=self.scale)
         near = run(query, key[:, :, offset:], value[:, :, offset:], 0.0, True, scale=self.scale)
-        share = torch.sigmoid(near[1] - far[1])[..., None]  # of the near keys, exactly 1 less that of the far
+        share = torch.sigmoid(near[1] - far[1])[..., None]  # of the near keys: both shares sum to 1
         return far[0] * (1 - share) + near[0] * share, torch.logaddexp(far[1], near[1])
 
     def backward(
@@ -169,7 +169,6 @@ def results_are_finite(output: Float[Tensor, "b heads q width"], log_sum_exp: Fl
     return torch.equal(ratio, ratio) and math.isfinite(rows.sum().item())
 
 
-_EPSILON = 2.0**-23
 _LARGEST_ROUNDING = 2.0**-11
 """Largest rounding error of a log-sum-exp with which PyTorch's operator computes gradients."""
 _FEW_ELEMENTS = 4096
@@ -200,7 +199,7 @@ def _rounding(log_sum_exp: Float[Tensor, "b heads q"]) -> float:
     largest = max(-low.item(), high.item())
     if not math.isfinite(largest):  # of a row without keys, or of data that is not finite
         largest = log_sum_exp.abs().nan_to_num(0, 0, 0).amax().item()
-    return largest * (_EPSILON if log_sum_exp.dtype == torch.float32 else torch.finfo(log_sum_exp.dtype).eps)
+    return largest * torch.finfo(log_sum_exp.dtype).eps
 
 
 def attend(attention: FusedAttention, sides: Sides) -> tuple[Float[Tensor, "b heads q width"], bool]:

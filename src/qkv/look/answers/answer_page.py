@@ -22,8 +22,6 @@ from qkv.look.answers.query_axis import QueryAxis
 from qkv.look.figure import figure_png
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from qkv.database.answer import Answer
     from qkv.database.protocol import Queryable
 
