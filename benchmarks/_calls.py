@@ -186,11 +186,7 @@ def _parts(name: str, query: Any, trains: bool) -> tuple[dict[str, Any], tuple[A
     if name == "softcap":
         return {"score": scores.Softcap(dot, 20.0)}, ()
     if name == "additive":
-        one, two, v = (
-            weight(width, width, size=root),
-            weight(width, width, size=root),
-            weight(width, size=root),
-        )
+        one, two, v = (weight(width, width, size=root), weight(width, width, size=root), weight(width, size=root))
         return {"score": scores.Additive(one, two, None, v)}, (one, two, v)
     if name == "additive_plain":
         # For peers without maps of query and key: here both are the identity.

@@ -270,9 +270,7 @@ METHODS: dict[str, Method] = {
         },
     ),
     "CatBoost": Method(
-        "catboost",
-        _catboost,
-        {"learning_rate": _log(0.02, 0.3), "depth": _one_of(4, 6, 8), "l2_leaf_reg": _log(1, 10)},
+        "catboost", _catboost, {"learning_rate": _log(0.02, 0.3), "depth": _one_of(4, 6, 8), "l2_leaf_reg": _log(1, 10)}
     ),
     "Gaussian process, exact": Method(
         "gpytorch", _process(0), {"steps": _one_of(50, 100, 200), "learning_rate": _log(0.03, 0.3)}, False, 3000

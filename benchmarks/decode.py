@@ -76,10 +76,7 @@ def _contest(n: int, batch: int, dtype: torch.dtype) -> dict[str, Any]:
     """Return calls that decode `STEPS` tokens, the first of which attends to n keys, and check that they agree."""
     attention, cache, key, value = _layer(n - 1, batch, dtype)
     x = torch.randn(batch, 1, WIDTH, dtype=dtype)
-    peers = {
-        "static buffer": _Peer(attention, key, value, n + STEPS),
-        "torch.cat": _Peer(attention, key, value, None),
-    }
+    peers = {"static buffer": _Peer(attention, key, value, n + STEPS), "torch.cat": _Peer(attention, key, value, None)}
 
     def ours() -> Any:
         cache.crop(n - 1)

@@ -85,10 +85,7 @@ def _smooth(key: torch.Tensor, value: torch.Tensor) -> None:
 
 def _nearest(call: Any, setting: Setting) -> Row:
     neighbours = _peers.peer("sklearn.neighbors").KNeighborsRegressor
-    options = {
-        "score": scores.Gaussian(0.5),
-        "normalizer": normalizers.TopK(NEIGHBOURS, normalizer=normalizers.Mean()),
-    }
+    options = {"score": scores.Gaussian(0.5), "normalizer": normalizers.TopK(NEIGHBOURS, normalizer=normalizers.Mean())}
     key, value, query = (x.numpy() for x in (call.key, call.value, call.query))
     model = neighbours(NEIGHBOURS, algorithm="kd_tree", n_jobs=1).fit(key, value)
 

@@ -25,10 +25,7 @@ def _cases(dtype: torch.dtype) -> dict[str, tuple[dict[str, Any], float]]:
     kept = torch.rand(1, 1, TOKENS) > 0.3
     kept[..., 0] = True
     weights = torch.randn(8, WIDTH, dtype=dtype), torch.randn(8, WIDTH, dtype=dtype)
-    masked: dict[str, Any] = {
-        "lengths": masks.Lengths(torch.tensor([[12]])),
-        "key mask": masks.AllowedKeys(kept),
-    }
+    masked: dict[str, Any] = {"lengths": masks.Lengths(torch.tensor([[12]])), "key mask": masks.AllowedKeys(kept)}
     scored: dict[str, Any] = {
         "Gaussian": scores.Gaussian(2.0),
         "Laplace": scores.Laplace(2.0),
@@ -185,10 +182,7 @@ def rows(setting: Setting) -> Iterator[Row]:
 
     torch_module = torch.nn.MultiheadAttention(HEADS * WIDTH, HEADS, batch_first=True)
     x = inputs[0]
-    for case, change in (
-        ("forward", lambda run, _: without_gradient(run)),
-        ("forward + backward", _with_backward),
-    ):
+    for case, change in (("forward", lambda run, _: without_gradient(run)), ("forward + backward", _with_backward)):
         calls = {
             "qkv": change(module, inputs),
             "torch.nn.MultiheadAttention": change(

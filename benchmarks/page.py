@@ -106,16 +106,10 @@ VERDICTS = (
         "^(?!additive)",
     ),
     Verdict(
-        "150 random calls, sparse weights and masks",
-        "written by hand in PyTorch",
-        "short_parts",
-        "qkv / best by hand",
+        "150 random calls, sparse weights and masks", "written by hand in PyTorch", "short_parts", "qkv / best by hand"
     ),
     Verdict(
-        "bilinear, Gaussian, cosine, gated scores, training",
-        "PyTorch's fused dot product",
-        "lifted",
-        "qkv / SDPA",
+        "bilinear, Gaussian, cosine, gated scores, training", "PyTorch's fused dot product", "lifted", "qkv / SDPA"
     ),
     Verdict("the 32 best keys of each query", "PyTorch's softmax over all keys", "top_k", "qkv / SDPA"),
     Verdict(
@@ -138,11 +132,7 @@ VERDICTS = (
         "training of a model of 6 layers, dot product", "the same layers on PyTorch", "model", "qkv / torch", "dot"
     ),
     Verdict(
-        "the 10 nearest of 500,000 vectors",
-        "a loop of torch products and topk",
-        "nearest",
-        r".* / loop",
-        readme=True,
+        "the 10 nearest of 500,000 vectors", "a loop of torch products and topk", "nearest", r".* / loop", readme=True
     ),
     Verdict("a softmax over a million rows on disk", "NumPy", "scaling", "NumPy", "softmax over 1000000 "),
     Verdict("the 10 nearest of 10,000 or more rows on disk", "DuckDB", "scaling", "DuckDB", "nearest of "),

@@ -83,11 +83,7 @@ def rows(setting: Setting) -> Iterator[Row]:
             "chosen one",
         )
     yield Row(
-        f"all, {right} of {counted} counted rows",
-        "share of correct choices",
-        right / max(1, counted),
-        "",
-        AtLeast(0.9),
+        f"all, {right} of {counted} counted rows", "share of correct choices", right / max(1, counted), "", AtLeast(0.9)
     )
 
 

@@ -184,10 +184,7 @@ def _random(setting: Setting) -> Iterator[Row]:
         if len(ratios) % 20 == 0:
             setting.say(f"{len(ratios)} of {wanted} random calls")
     case = f"{wanted} random calls of at least 500 µs"
-    for measure, numbers, limit in (
-        ("best by hand", ratios, SAME),
-        ("fastest kernel of qkv", losses, PLAN),
-    ):
+    for measure, numbers, limit in (("best by hand", ratios, SAME), ("fastest kernel of qkv", losses, PLAN)):
         share = sum(number <= limit for number in numbers) / wanted
         text = f"share with qkv ≤ {limit} × {measure}"
         yield Row(case, text, share, "", AtLeast(1.0), note="each random call above a limit has a row below")

@@ -17,10 +17,7 @@ BASE = "import numpy, pyarrow, duckdb"
 PEOPLE = str(ROOT / "examples" / "people.csv")
 COMMANDS = {
     BASE: [sys.executable, "-c", BASE],
-    "qkv ask": [
-        *[sys.executable, "-m", "qkv", "ask", PEOPLE],
-        *["--key", "name", "--value", "income", "Jon Smiht"],
-    ],
+    "qkv ask": [*[sys.executable, "-m", "qkv", "ask", PEOPLE], *["--key", "name", "--value", "income", "Jon Smiht"]],
     "import qkv": [sys.executable, "-c", "import qkv"],
 }
 

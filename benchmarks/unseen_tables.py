@@ -31,14 +31,7 @@ from benchmarks.tables import Result, append_result, evaluate, read_results
 __all__ = ["METHODS", "RESULTS", "Table", "compare", "draw_tables", "main"]
 
 RESULTS = Path(__file__).parent / "results" / "unseen_tables.csv"
-METHODS = (
-    "attention, quick",
-    "attention, standard",
-    "linear",
-    "histogram boosting",
-    "random forest",
-    "CatBoost",
-)
+METHODS = ("attention, quick", "attention, standard", "linear", "histogram boosting", "random forest", "CatBoost")
 _KNOWN = {"mcycle", "faithful", "ethanol", "iris", "diabetes", "abalone", "airfoil", "wine", "servo", "AutoMpg", "Auto"}
 """Tables that the estimators were developed on, by the names that other packages give them."""
 _ROWS = 15, 4000

@@ -86,11 +86,7 @@ passed, failed
 def test_the_examples_of_docstrings_run_in_pyodide_where_integers_have_32_bits(tmp_path: Path) -> None:
     passed, failed = eval(pyodide_with_library(DOCSTRINGS, tmp_path, "numpy,pyarrow,matplotlib"))
     # A message of another reader of JSON, a dtype that is printed, and a store, of which two versions are opened.
-    expected = {
-        "core.untrusted_json.parse_json",
-        "core.ordering.RunningTopK",
-        "database.storage.stored.StoredDatabase",
-    }
+    expected = {"core.untrusted_json.parse_json", "core.ordering.RunningTopK", "database.storage.stored.StoredDatabase"}
     assert set(failed) <= {f"qkv.{name}" for name in expected}
     assert passed > 200
 

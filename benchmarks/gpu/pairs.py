@@ -15,14 +15,7 @@ import qkv
 from benchmarks._calls import Call, WrongError, apart
 from benchmarks._claim import AtLeast, AtMost, Row
 from benchmarks.gpu._contest import contest, peak_megabytes, reason_to_skip
-from benchmarks.gpu._peers import (
-    additive_by_hand,
-    available,
-    keops_additive,
-    product_peers,
-    sdpa,
-    splash,
-)
+from benchmarks.gpu._peers import additive_by_hand, available, keops_additive, product_peers, sdpa, splash
 from benchmarks.gpu._setting import Setting, make_call
 from benchmarks.gpu.products import TOLERANCE, checked
 from qkv import normalizers, readouts

@@ -158,13 +158,7 @@ class Text:
         return Result(question, found, no_answer)
 
     def _answer(
-        self,
-        at: int,
-        weight: float,
-        around: int,
-        part: dict[str, float],
-        by_words: float,
-        meant: float | None,
+        self, at: int, weight: float, around: int, part: dict[str, float], by_words: float, meant: float | None
     ) -> Answer:
         sentence = self._sentences[at]
         words: dict[str, float] = {}

@@ -36,10 +36,7 @@ QUESTIONS = {
         "Which life did the soul of Agamemnon choose?": ("an eagle",),
         "Which bird did the soul of Orpheus become?": ("a swan",),
         "At what age may a woman begin to bear children?": ("A woman, I said, at twenty years",),
-        "When does democracy come into being?": (
-            "democracy comes into being after",
-            "democracy comes into power when",
-        ),
+        "When does democracy come into being?": ("democracy comes into being after", "democracy comes into power when"),
         "When will cities have rest from their evils?": (
             "ntil philosophers are kings",
             "cities will not cease from evil until",

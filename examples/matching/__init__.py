@@ -36,11 +36,7 @@ def prepare_pairs(folder: Path, out: Path) -> None:
     for name, table in zip(("left", "right"), tables, strict=True):
         records = [dict(_CELL.findall(text)) for text in table]
         columns = list(records[0])
-        _write(
-            out / f"{name}.csv",
-            columns,
-            [[record.get(column, "") for column in columns] for record in records],
-        )
+        _write(out / f"{name}.csv", columns, [[record.get(column, "") for column in columns] for record in records])
 
 
 def prepare_duplicates(file: Path, out: Path) -> None:

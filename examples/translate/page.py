@@ -95,10 +95,7 @@ def _scores(result: dict[str, Any]) -> dict[str, str]:
 def _speed(raced: dict[str, Any] | None) -> str:
     if raced is None:
         return "Not run yet."
-    lines = [
-        "| `--score` | subwords/s | time of a step, × scaled-dot | lowest – highest |",
-        "|---|---|---|---|",
-    ]
+    lines = ["| `--score` | subwords/s | time of a step, × scaled-dot | lowest – highest |", "|---|---|---|---|"]
     for score, found in raced["race"].items():
         spread = f"{found['lowest']:.2f} – {found['highest']:.2f}"
         speed, ratio = f"{found['subwords_per_second']:,}", f"{found['times_scaled_dot']:.2f}"

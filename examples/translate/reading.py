@@ -57,8 +57,5 @@ class Reader:
         weights = self.model.align(source, lengths, torch.tensor([[BEGIN, *said[:-1]]]))
         [text] = self.target.decode([said])
         return Aligned(
-            text,
-            self.source.pieces(numbers),
-            self.target.pieces(said),
-            None if weights is None else weights[0].numpy(),
+            text, self.source.pieces(numbers), self.target.pieces(said), None if weights is None else weights[0].numpy()
         )

@@ -74,10 +74,7 @@ def search(
     return [
         Found(tuple(row[1 : 1 + int(length)]), float(value))
         for row, length, value in zip(
-            numbers.tolist(),
-            size.gather(1, best[:, None])[:, 0],
-            total.gather(1, best[:, None])[:, 0],
-            strict=True,
+            numbers.tolist(), size.gather(1, best[:, None])[:, 0], total.gather(1, best[:, None])[:, 0], strict=True
         )
     ]
 

@@ -41,17 +41,11 @@ WORKLOADS: dict[str, _Workload] = {
     "table": _Workload((100, 2), (20_640, 2), (20_640, 1), "a hundred queries to California housing, by place"),
     "lesson": _Workload((100, 10, 5), (100, 20, 5), (100, 20, 10), "the batch of a textbook's example, one head"),
     "sentence": _Workload(
-        (1, 12, 16, 32),
-        (1, 12, 16, 32),
-        (1, 12, 16, 32),
-        "a sentence in a MiniLM layer: 12 heads of width 32",
+        (1, 12, 16, 32), (1, 12, 16, 32), (1, 12, 16, 32), "a sentence in a MiniLM layer: 12 heads of width 32"
     ),
     "translate": _Workload((32, 20, 256), (32, 24, 256), (32, 24, 256), "decoder states and encoder states, one head"),
     "grouped": _Workload(
-        (1, 8, 4, 512, 64),
-        (1, 8, 1, 512, 64),
-        (1, 8, 1, 512, 64),
-        "grouped queries: four heads share keys and values",
+        (1, 8, 4, 512, 64), (1, 8, 1, 512, 64), (1, 8, 1, 512, 64), "grouped queries: four heads share keys and values"
     ),
     "decode": _Workload((8, 8, 1, 64), (8, 8, 2048, 64), (8, 8, 2048, 64), "one new token and a cache of 2,048"),
     "long": _Workload((8192, 64), (8192, 64), (8192, 64), "one head over 8,192 tokens"),

@@ -90,12 +90,7 @@ def test_every_format_of_out_holds_every_pair(qkv, tmp_path, suffix):
 
 def test_a_single_table_is_searched_for_duplicates(qkv, tmp_path):
     rows = [*csv.reader((EXAMPLES / "people.csv").read_text(encoding="utf-8").splitlines())]
-    again = [
-        *rows,
-        ["Jon Doe", "52000", "Oslo"],
-        ["Aisha Kahn", "66100", "London"],
-        ["Wei Zang", "71200", "Shanghai"],
-    ]
+    again = [*rows, ["Jon Doe", "52000", "Oslo"], ["Aisha Kahn", "66100", "London"], ["Wei Zang", "71200", "Shanghai"]]
     with (tmp_path / "people.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(again)
     code, out, _ = qkv("join", str(tmp_path / "people.csv"), "--on", "name,income,city")

@@ -86,10 +86,7 @@ def test_ids_name_the_rows_in_the_file(press, tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (
-            ("--label", "3", "--labels", "new.csv"),
-            "left, right and match (row numbers from 0, and 1 for a match",
-        ),
+        (("--label", "3", "--labels", "new.csv"), "left, right and match (row numbers from 0, and 1 for a match"),
         (("--labels", "absent.csv"), "must name an existing file"),
         (("--labels", "same.json", "--label", "3"), ".csv"),
         (("--labels", "guests.csv"), "must have the columns left and right"),

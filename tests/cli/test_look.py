@@ -42,10 +42,7 @@ def test_output_into_a_pipe_has_no_control_characters(qkv, monkeypatch):
 
 def test_the_option_layers_has_no_effect_on_short_texts_and_says_so(qkv):
     code, out, err = qkv("look", "--text", "the cat", "--terminal", "--layers", "5")
-    assert (code, err) == (
-        0,
-        "--layers has no effect on a text of 4 tokens, so all layers are shown\n",
-    )
+    assert (code, err) == (0, "--layers has no effect on a text of 4 tokens, so all layers are shown\n")
     assert "the cat: layer 0, head 0" in out
 
 

@@ -18,12 +18,7 @@ NOTES = {
     "city.txt": "A city is founded on need: farmers, builders and weavers live together.",
     "dogs.txt": "Guardians are like good dogs, gentle to friends and fierce to strangers.",
 }
-QUERIES = {
-    "q1": "golden ring",
-    "q2": "shadows in the den",
-    "q3": "sailors, stars",
-    "q4": "farmers of a city",
-}
+QUERIES = {"q1": "golden ring", "q2": "shadows in the den", "q3": "sailors, stars", "q4": "farmers of a city"}
 JUDGED = {"q1": "ring.txt", "q2": "cave.md", "q3": "ship.txt", "q4": "city.txt"}
 
 
@@ -126,10 +121,7 @@ def test_a_query_without_a_known_word_is_no_match(at):
 def test_queries_are_read_from_a_pipe(folder):
     done = command("search", "notes", "--top", "1", cwd=folder, stdin="golden ring\nsailors\n")
     assert (done.returncode, done.stderr) == (0, "")
-    assert [line for line in done.stdout.splitlines() if not line.startswith(" ")] == [
-        "golden ring",
-        "sailors",
-    ]
+    assert [line for line in done.stdout.splitlines() if not line.startswith(" ")] == ["golden ring", "sailors"]
 
 
 def test_a_line_of_queries_in_another_encoding_is_named(at, folder):

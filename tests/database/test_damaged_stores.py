@@ -49,10 +49,7 @@ def part(number: int) -> pa.Table:
 @pytest.mark.parametrize("seed", seeds(6, 3))
 def test_answers_plans_and_the_database_name_the_missing_fragments_and_rows(seed, tmp_path, capsys):
     files, lost = damaged_store(tmp_path / "s", random.Random(seed))
-    opened = [
-        Database.open(tmp_path / "s", damaged="skip"),
-        Database.open(tmp_path / "s", damaged="skip", memory=1),
-    ]
+    opened = [Database.open(tmp_path / "s", damaged="skip"), Database.open(tmp_path / "s", damaged="skip", memory=1)]
     if seed == 0:
         opened.append(Database.open(tmp_path / "s", damaged="skip", cluster="processes:1"))
     total = len(opened[0].store.block_names()) + len(files)

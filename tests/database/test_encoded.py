@@ -174,11 +174,7 @@ def test_a_query_of_unknown_words_has_no_match_and_gives_no_nan(path, how):
     for each in both(path):
         answers = each.ask(["xylophone", None, "  ", "golden ring"], **how)
         assert answers.found == [False, False, False, True]
-        assert answers.reason[:3] == [
-            UNKNOWN,
-            "the query is missing",
-            "the query is missing",
-        ]
+        assert answers.reason[:3] == [UNKNOWN, "the query is missing", "the query is missing"]
         assert answers.value[:3] == [None] * 3
         assert np.isfinite([row.weight for row in answers[3].rows]).all()
         assert np.isfinite([answers[3].value, answers[3].spread, answers[3].perplexity]).all()
@@ -440,11 +436,7 @@ def test_a_key_of_several_kinds_answers_as_table_vectors_made_by_hand(path, back
 
 def test_a_vector_in_a_key_of_several_columns_must_have_its_width(path):
     draw = np.random.default_rng(0)
-    rows = {
-        "age": draw.uniform(20, 60, 80),
-        "point": draw.standard_normal((80, 3)),
-        "pay": draw.uniform(0, 1, 80),
-    }
+    rows = {"age": draw.uniform(20, 60, 80), "point": draw.standard_normal((80, 3)), "pay": draw.uniform(0, 1, 80)}
     Database.create(path, rows, "age,point", "pay", encoder=TableVectors(), score="gaussian:1")
     assert Database.open(path).ask({"age": 30.0, "point": [0.0, 0.1, 0.2]}).found
     with pytest.raises(QueryError, match="a vector of 3 finite elements"):

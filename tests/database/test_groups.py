@@ -125,8 +125,7 @@ PUBLIC = ["airfoil", "voices 5", "voices 9", "voices 12", "voices 15", "cars", "
 
 @pytest.mark.skipif("QKV_DATA" not in os.environ, reason="QKV_DATA does not name the folder of public data")
 @pytest.mark.parametrize(
-    ("name", "splits"),
-    [("airfoil", 2), *(pytest.param(n, 10, marks=pytest.mark.long) for n in PUBLIC)],
+    ("name", "splits"), [("airfoil", 2), *(pytest.param(n, 10, marks=pytest.mark.long) for n in PUBLIC)]
 )
 def test_rows_of_public_panels_are_predicted_as_well_as_by_one_table_for_each_group(name, splits):
     ratios = [compare_with_splitting(*public_panel(name), seed) for seed in range(splits)]

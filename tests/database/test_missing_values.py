@@ -48,11 +48,7 @@ def _without_some(rng: np.random.Generator, table: dict[str, list]) -> dict[str,
 
 def _databases(folder: str, table: dict[str, list], key: str) -> list:
     Database.create(folder, table, key, "value")
-    return [
-        Database.open(table, key=key, value="value"),
-        Database.open(folder),
-        Database.open(folder, memory=1),
-    ]
+    return [Database.open(table, key=key, value="value"), Database.open(folder), Database.open(folder, memory=1)]
 
 
 @pytest.mark.thinned

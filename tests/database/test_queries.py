@@ -48,8 +48,7 @@ def test_two_vectors_are_one_query_of_two_key_columns():
 
 
 @pytest.mark.parametrize(
-    "query",
-    [(1, 2), [1.0, 2.0], "1,2", " 1 , 2 ", {"x": 1, "y": 2}, {"y": "2", "x": "1"}, np.array([1.0, 2.0])],
+    "query", [(1, 2), [1.0, 2.0], "1,2", " 1 , 2 ", {"x": 1, "y": 2}, {"y": "2", "x": "1"}, np.array([1.0, 2.0])]
 )
 def test_one_query_of_two_columns_however_it_is_written(query):
     answer = points().ask(query, score="gaussian:1")
@@ -107,10 +106,7 @@ def test_a_missing_query_is_no_match(missing):
 
 
 DATES = {"day": [dt.date(2020, 1, 1), dt.date(2020, 1, 11), dt.date(2020, 1, 21)], "n": [1.0, 2.0, 3.0]}
-TIMES = {
-    "at": [dt.datetime(2020, 1, 1, 6, tzinfo=dt.UTC), dt.datetime(2020, 1, 2, 6, tzinfo=dt.UTC)],
-    "n": [1.0, 2.0],
-}
+TIMES = {"at": [dt.datetime(2020, 1, 1, 6, tzinfo=dt.UTC), dt.datetime(2020, 1, 2, 6, tzinfo=dt.UTC)], "n": [1.0, 2.0]}
 
 
 @pytest.mark.parametrize(

@@ -333,11 +333,7 @@ def test_damaged_cached_statistics_are_computed_again(tmp_path):
 # -- writing and versions -------------------------------------------------------------------------------
 
 
-PEOPLE = {
-    "name": ["John Doe", "Jane Roe", "Li Mu"],
-    "income": [1000, 2000, None],
-    "city": ["Oslo", "Rome", "Oslo"],
-}
+PEOPLE = {"name": ["John Doe", "Jane Roe", "Li Mu"], "income": [1000, 2000, None], "city": ["Oslo", "Rome", "Oslo"]}
 
 
 def test_key_value_and_defaults_of_ask_are_saved(tmp_path):

@@ -329,10 +329,7 @@ def test_zero_and_minus_zero_are_equal():
 # -- identifiers
 
 
-@pytest.mark.parametrize(
-    ("name", "identifier"),
-    [("ZIP Code", True), ("year", False)],
-)
+@pytest.mark.parametrize(("name", "identifier"), [("ZIP Code", True), ("year", False)])
 def test_whole_numbers_named_like_identifiers_are_compared_by_equality(name, identifier):
     assert has_identifier_name(name) is identifier
     database = Database.open({name: [1, 2, 3, 4, 5], "v": [1.0, 2.0, 3.0, 4.0, 5.0]}, key=name, value="v")
@@ -404,11 +401,7 @@ LONG_NUMBER = f"-{'9' * 40}.{'9' * 30}"
         ("t.csv", "k,v\n9007199254740993.0,1\n9007199254740992.0,2\n", ("9007199254740993.0", "9007199254740992.0")),
         ("t.csv", f"k,v\n{LONG_NUMBER},1\n1.5,2\n", (LONG_NUMBER, "1.5")),
         ("t.csv", f"k,v\n{LONG_NUMBER},1\n0.12345678901234567890,2\n", (LONG_NUMBER, "0.12345678901234567890")),
-        (
-            "t.jsonl",
-            '{"k": -1180591620717411303423, "v": 1}\n{"k": 1e-05, "v": 2}\n',
-            (-1180591620717411303423, 1e-05),
-        ),
+        ("t.jsonl", '{"k": -1180591620717411303423, "v": 1}\n{"k": 1e-05, "v": 2}\n', (-1180591620717411303423, 1e-05)),
     ],
 )
 def test_numbers_of_a_text_file_that_are_one_float_or_have_more_digits_than_a_decimal_equal_themselves(

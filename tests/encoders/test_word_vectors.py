@@ -88,16 +88,8 @@ def test_the_first_vector_of_a_repeated_word_is_kept(tmp_path):
             "a.bin",
             "a.bin must hold 2 words, as its first line states, but ends after 1 words, at byte 14",
         ),
-        (
-            b"1 2\na " + struct.pack("<f", 1),
-            "a.bin",
-            "ends at byte 10, within the vector of word 1",
-        ),
-        (
-            b"1 1\na " + struct.pack("<f", float("inf")),
-            "a.bin",
-            "the vector of 'a' at byte 6 of a.bin must be finite",
-        ),
+        (b"1 2\na " + struct.pack("<f", 1), "a.bin", "ends at byte 10, within the vector of word 1"),
+        (b"1 1\na " + struct.pack("<f", float("inf")), "a.bin", "the vector of 'a' at byte 6 of a.bin must be finite"),
         (b"1 1\n" + b"x" * 20_000, "a.bin", "word at byte 4 of a.bin must have at most 10,000 bytes"),
         (b"1 1\n\xff " + struct.pack("<f", 1), "a.bin", "word at byte 4 of a.bin must be valid UTF-8"),
         (gzip.compress(b"a 1 2\n" * 999, mtime=0)[:30], "a.txt.gz", "must be a complete gzip file"),

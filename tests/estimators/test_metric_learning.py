@@ -10,14 +10,7 @@ import torch
 from qkv.estimators.batch_training import TrainingOptions
 from qkv.estimators.features import Features
 from qkv.estimators.metric import Metric, _one_hot
-from qkv.estimators.metric_learning import (
-    _split_rows,
-    _Trainer,
-    _TrainingRows,
-    as_tensors,
-    embed_rows,
-    train_metric,
-)
+from qkv.estimators.metric_learning import _split_rows, _Trainer, _TrainingRows, as_tensors, embed_rows, train_metric
 
 RNG = np.random.default_rng(0)
 ROWS, COLUMNS = 70, 3

@@ -151,12 +151,7 @@ def mixed(rows=90):
     y = size + 3 * (colour == "red")
     cells = [None if row % 10 == 0 else each for row, each in enumerate(size.tolist())]
     days = [dt.datetime(2020, 1, 1) + dt.timedelta(days=row) for row in range(rows)]
-    return {
-        "size": cells,
-        "colour": colour.tolist(),
-        "old": [bool(row % 2) for row in range(rows)],
-        "day": days,
-    }, y
+    return {"size": cells, "colour": colour.tolist(), "old": [bool(row % 2) for row in range(rows)], "day": days}, y
 
 
 def frames(table):

@@ -99,10 +99,7 @@ def test_evaluate_prints_bleu_and_its_signature_and_keeps_them(capsys, trained, 
 
 
 def test_bleu_is_100_for_any_of_the_references_and_less_for_a_wrong_word():
-    asked = [
-        Asked("a", ("un deux trois quatre cinq", "six sept huit neuf dix")),
-        Asked("b", ("a b c d e f",)),
-    ]
+    asked = [Asked("a", ("un deux trois quatre cinq", "six sept huit neuf dix")), Asked("b", ("a b c d e f",))]
     assert bleu(["six sept huit neuf dix", "a b c d e f"], asked)["bleu"] == 100
     worse = bleu(["six sept huit neuf dix", "a b c d e x"], asked)
     assert 50 < worse["bleu"] < 100

@@ -428,10 +428,7 @@ def test_labels_are_read_by_number_and_by_id():
             "must be an integer from 0 to 23, got 99",
         ),
         (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"left": 0, "right": 0, "match": 7}]), "must be 0 or 1, got 7"),
-        (
-            lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"left": 0, "right": 0, "match": 1}]),
-            "got 1 matches among 1",
-        ),
+        (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"left": 0, "right": 0, "match": 1}]), "got 1 matches among 1"),
         (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, valid=SAME), "Pass the training pairs"),
         (lambda: SoftJoin(ON).join(PEOPLE, GUESTS, threshold=0.0), "threshold must be above 0"),
         (lambda: SoftJoin(ON).join(PEOPLE, GUESTS, one_to_one=True, many=True), "must not both be True"),

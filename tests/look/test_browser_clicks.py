@@ -31,14 +31,7 @@ TYPED = ["happi", "<b>", "12", "\\", "%", "(", "\u202e", "x" * 300]
 def everything():
     """Short and long maps, generated tokens, tokens with markup, a single token, and another shape to compare with."""
     rng = np.random.default_rng(0)
-    evil = [
-        "</script><script>alert(1)</script>",
-        "<img src=x onerror=alert(1)>",
-        "",
-        "\u202eabc",
-        "w" * 5000,
-        "😀",
-    ]
+    evil = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "", "\u202eabc", "w" * 5000, "😀"]
     middle = [f"w{i}" for i in range(300)]
     pair = Axis(tuple("abcd"), tuple("abcd"), (0, 1, 2, 3), (False,) * 4, segments=(0, 0, 1, 1))
     rows = rng.normal(size=(2, 3000, 8)).astype(np.float32)

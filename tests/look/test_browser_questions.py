@@ -171,8 +171,7 @@ def test_the_difference_of_two_texts_has_a_signed_scale_and_certain_digits(page,
     largest = np.nan_to_num(np.abs(found.weights[top.layer][top.head]))
     row, column = np.unravel_index(largest.argmax(), largest.shape)
     page.wait_for_function(
-        "start => document.querySelector('.readout').textContent.startsWith(start)",
-        arg=f"“{found.query_names[row]}” (",
+        "start => document.querySelector('.readout').textContent.startsWith(start)", arg=f"“{found.query_names[row]}” ("
     )
     assert f"→ “{found.key_names[column]}” (" in page.locator(".readout").first.text_content()
 
@@ -326,10 +325,7 @@ def test_links_and_saved_files_keep_the_pins_of_both_maps(page, address, tmp_pat
         page.wait_for_selector(".detail:nth-child(2) .pin:visible")
         return page.locator("h2, .readout, .pin, caption").all_text_contents()
 
-    assert [text for text in state() if "pinned" in text] == [
-        "“he” is pinned · release",
-        "“that” is pinned · release",
-    ]
+    assert [text for text in state() if "pinned" in text] == ["“he” is pinned · release", "“that” is pinned · release"]
     page.get_by_role("button", name="Copy link").click()
     page.wait_for_function("() => document.querySelector('.status').textContent")
     said = page.locator(".status")

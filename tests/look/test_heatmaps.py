@@ -83,8 +83,7 @@ def test_a_single_weight_of_one_among_thousands_squared_is_visible(tokens):
     picture = pixels(figure)
     box = figure.axes[0].get_window_extent()
     inside = picture[
-        int(picture.shape[0] - box.y1) + 2 : int(picture.shape[0] - box.y0) - 2,
-        int(box.x0) + 2 : int(box.x1) - 2,
+        int(picture.shape[0] - box.y1) + 2 : int(picture.shape[0] - box.y0) - 2, int(box.x0) + 2 : int(box.x1) - 2
     ]
     places = np.argwhere(red(inside))
     assert len(places) >= 4

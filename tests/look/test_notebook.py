@@ -15,10 +15,7 @@ from .chromium import DARKEST, PAPER, needs_chromium, spot
 
 PARTS = ("nbclient", "nbformat", "ipykernel", "jupyterlab", "anywidget", "ipywidgets")
 missing = [name for name in PARTS if importlib.util.find_spec(name) is None]
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")]
 
 CELL = """
 import numpy as np

@@ -253,11 +253,7 @@ def test_an_unknown_path_is_not_found(server, path):
 
 @pytest.mark.parametrize(
     ("path", "headers"),
-    [
-        ("map/0/0/" + "9" * 100_000, {}),
-        ("web/" + "../" * 30_000 + "etc/passwd", {}),
-        ("", {"Cookie": "a" * 200_000}),
-    ],
+    [("map/0/0/" + "9" * 100_000, {}), ("web/" + "../" * 30_000 + "etc/passwd", {}), ("", {"Cookie": "a" * 200_000})],
     ids=["number", "way up", "header"],
 )
 def test_a_request_that_is_too_large_is_refused_and_the_next_is_answered(server, path, headers):
@@ -309,11 +305,7 @@ def test_the_server_reports_progress_and_errors_while_the_page_is_created():
     with serve_in_thread(served) as given:
         address = urlsplit(given)
         served.progress("reading", 3, 7)
-        assert json.loads(get(address, address.path + "meta.json")[1]) == {
-            "task": "reading",
-            "done": 3,
-            "total": 7,
-        }
+        assert json.loads(get(address, address.path + "meta.json")[1]) == {"task": "reading", "done": 3, "total": 7}
         assert get(address, address.path + "map/0/0/0")[0].status == 503
         served.error = "the text is too long"
         answer, body = get(address, address.path + "meta.json")
@@ -373,11 +365,7 @@ def test_a_port_in_use_is_refused(server):
 def test_the_kernel_answers_requests_for_maps_and_refuses_others():
     page = Page.from_views(view())
     assert respond(page, {"id": 4, "what": "map", "place": [0, 1, 2]}) == ({"id": 4}, [page.read("map", (0, 1, 2))])
-    for wrong in (
-        {"id": 5, "what": "map", "place": [0, 1, 9]},
-        {"id": 5, "what": "__init__", "place": []},
-        {"id": 5},
-    ):
+    for wrong in ({"id": 5, "what": "map", "place": [0, 1, 9]}, {"id": 5, "what": "__init__", "place": []}, {"id": 5}):
         answer, data = respond(page, wrong)
         assert answer["id"] == 5
         assert "must be one of thumbnails" in answer["error"]

@@ -62,8 +62,7 @@ def test_without_a_query_a_fitted_row_is_used_and_columns_go_by_index_too(model)
 
 
 @pytest.mark.parametrize(
-    ("feature", "says"),
-    [("colour", "holds text"), ("size", "got 'size'"), (7, "from 0 to 1"), (True, "got True")],
+    ("feature", "says"), [("colour", "holds text"), ("size", "got 'size'"), (7, "from 0 to 1"), (True, "got True")]
 )
 def test_a_column_that_cannot_be_drawn_is_refused(model, feature, says):
     with pytest.raises(OptionError, match=says):

@@ -10,14 +10,7 @@ from hypothesis import given
 from qkv.encoders import LatentEncoder
 from qkv.encoders.vocabulary import Vocabulary
 from qkv.search import Document, Index
-from qkv.search.choose_settings import (
-    DEFAULT_MIX,
-    _draw,
-    _log_ranks,
-    _sample,
-    choose_components_and_mix,
-    choose_mix,
-)
+from qkv.search.choose_settings import DEFAULT_MIX, _draw, _log_ranks, _sample, choose_components_and_mix, choose_mix
 
 
 def topics(synonyms, passages=120, subjects=8, words=30, seed=0):

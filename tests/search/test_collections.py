@@ -51,11 +51,7 @@ def _beir(tmp_path):
 
 def test_smart_records_have_numbers_titles_and_texts(smart):
     first, second = read_documents(smart / "x.all.gz")
-    assert (first.name, first.title, first.text) == (
-        "1",
-        "wings in a\nslipstream",
-        "lift of a wing .\n.5 is no field",
-    )
+    assert (first.name, first.title, first.text) == ("1", "wings in a\nslipstream", "lift of a wing .\n.5 is no field")
     assert (second.name, second.title, second.text) == ("2", "", "heat in slabs")
 
 
@@ -111,10 +107,7 @@ def test_a_folder_gives_its_texts_and_no_hidden_files(tmp_path):
     (tmp_path / "blank.txt").write_text(" \n")
     (tmp_path / ".git" / "three.txt").write_text("Three.")
     (tmp_path / "four.py").write_text("Four.")
-    assert [(each.name, each.text) for each in read_texts(tmp_path)] == [
-        ("a/one.md", "One."),
-        ("two.txt.gz", "Two."),
-    ]
+    assert [(each.name, each.text) for each in read_texts(tmp_path)] == [("a/one.md", "One."), ("two.txt.gz", "Two.")]
 
 
 def test_repeated_ids_of_a_table_are_refused():

@@ -11,8 +11,7 @@ from qkv.search.index import passages_of, split
 from qkv.search.text_sources import Document
 
 TEXT = st.lists(
-    st.sampled_from(["a", "ring", "Den.", "Who?", "Mr.", "e.g.", "\n\n", "\n", " ", "“So!”", "x" * 30]),
-    max_size=80,
+    st.sampled_from(["a", "ring", "Den.", "Who?", "Mr.", "e.g.", "\n\n", "\n", " ", "“So!”", "x" * 30]), max_size=80
 ).map(" ".join)
 
 

@@ -184,8 +184,7 @@ def test_a_request_with_the_token_is_answered_and_health_needs_none(served):
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [{"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}],
+    "headers", [{"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}]
 )
 def test_a_page_of_another_site_is_refused_by_403_where_there_is_no_token(served, headers):
     send = sender(served, hosts={"127.0.0.1:8000"})

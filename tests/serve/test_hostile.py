@@ -143,11 +143,7 @@ def test_more_values_rows_and_evidence_than_the_limits_are_refused_naming_the_op
 
 def test_large_bodies_and_large_answers_are_those_of_small_ones(served):
     queries = [float(number % 7) for number in range(3000)]
-    large = sender(served)(
-        "POST",
-        "/ask",
-        json={"queries": queries, "score": "boxcar:1" + " " * 70_000},
-    )
+    large = sender(served)("POST", "/ask", json={"queries": queries, "score": "boxcar:1" + " " * 70_000})
     assert large.status_code == 422
     large = sender(served)("POST", "/ask", json={"queries": queries, "score": "boxcar:1"}).json()["answers"]
     small = sender(served)("POST", "/ask", json={"queries": queries[:7], "score": "boxcar:1"}).json()["answers"]

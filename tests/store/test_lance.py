@@ -190,8 +190,7 @@ def test_a_full_disk_is_reported_and_loses_nothing(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "line"),
-    [("  one. \ntwo", "one"), ("", "ValueError"), ("x" * 300, "x" * 200), ("why: ...", "why:")],
+    ("message", "line"), [("  one. \ntwo", "one"), ("", "ValueError"), ("x" * 300, "x" * 200), ("why: ...", "why:")]
 )
 def test_an_error_of_lance_is_cut_to_its_first_line(message: str, line: str) -> None:
     assert first_line(ValueError(message)) == line

@@ -57,12 +57,10 @@ class AskCommand:
         None
     )
     queries: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Read queries from a file, one per line; - reads standard input."),
+        str | None, typer.Option(metavar="FILE", help="Read queries from a file, one per line; - reads standard input.")
     ] = None
     output: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write the answers to a .parquet, .arrow, .csv or .jsonl file."),
+        str | None, typer.Option(metavar="FILE", help="Write the answers to a .parquet, .arrow, .csv or .jsonl file.")
     ] = None
     on: Annotated[
         str | None,

@@ -29,12 +29,10 @@ def explain(
     normalizer: NormalizerName = None,
     causal: Annotated[bool, typer.Option("--causal", help="Mask later keys.")] = False,
     align: Annotated[
-        str,
-        typer.Option(metavar="start|end", help="Align queries with the first or the last keys, if lengths differ."),
+        str, typer.Option(metavar="start|end", help="Align queries with the first or the last keys, if lengths differ.")
     ] = "end",
     window: Annotated[
-        str | None,
-        typer.Option(metavar="BEFORE,AFTER", help="Mask keys outside this window around the query."),
+        str | None, typer.Option(metavar="BEFORE,AFTER", help="Mask keys outside this window around the query.")
     ] = None,
     readout: Annotated[
         list[str] | None,
@@ -78,11 +76,7 @@ def explain(
     if not query or not key:
         missing = "key" if query else "query"
         raise OptionError(f"--{missing} must be given. Write a shape, for example --query 8,1024,64 --key 8,4096,64.")
-    for name, given, known in (
-        ("dtype", dtype, _DTYPES),
-        ("library", library, _LIBRARIES),
-        ("align", align, _ALIGNS),
-    ):
+    for name, given, known in (("dtype", dtype, _DTYPES), ("library", library, _LIBRARIES), ("align", align, _ALIGNS)):
         check_choice(f"--{name}", given, known)
     shapes = [_shape("query", query), _shape("key", key), _shape("value", key if value is None else value)]
 

@@ -33,8 +33,7 @@ def evaluate(
     judged: JudgedCollection,
     *,
     run: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="TREC run to evaluate; may be repeated."),
+        list[str] | None, typer.Option(metavar="FILE", help="TREC run to evaluate; may be repeated.")
     ] = None,
     measures: Annotated[
         str, typer.Option(metavar="NAMES", help="Measures of ir-measures, separated by spaces.")

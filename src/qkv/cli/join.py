@@ -233,8 +233,7 @@ class JoinCommand:
     one_to_one: Annotated[bool, typer.Option("--one-to-one", help="Match each row at most once.")] = False
     many: Annotated[bool, typer.Option("--many", help="Allow several right rows per left row.")] = False
     threshold: Annotated[
-        float | None,
-        typer.Option(metavar="NUMBER", help="Minimum weight of a match; default: that of the model."),
+        float | None, typer.Option(metavar="NUMBER", help="Minimum weight of a match; default: that of the model.")
     ] = None
     candidates: Candidates = None
     out: Annotated[

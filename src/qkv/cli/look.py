@@ -101,8 +101,7 @@ def check_head(view: View, layer: int, head: int) -> None:
 
 def look(
     file: Annotated[
-        str | None,
-        typer.Argument(metavar="FILE", help="Text file with one text per line.", show_default=False),
+        str | None, typer.Argument(metavar="FILE", help="Text file with one text per line.", show_default=False)
     ] = None,
     text: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Text; may be repeated.")] = None,
     image: Annotated[
@@ -123,8 +122,7 @@ def look(
         bool, typer.Option("--small", help="Halve the exported .html file; the median error of a weight is then 1 %.")
     ] = False,
     fragment: Annotated[
-        bool,
-        typer.Option("--fragment", help="Write static pictures to the .html file, as a part of another page."),
+        bool, typer.Option("--fragment", help="Write static pictures to the .html file, as a part of another page.")
     ] = False,
     width: Annotated[
         str, typer.Option(metavar="WIDTH", help="Width of the figure: single or double (columns), or inches.")

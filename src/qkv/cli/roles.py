@@ -24,8 +24,7 @@ def roles(
         str, typer.Option(metavar="|".join(_KINDS), help="Format of the files; text has one sentence per line.")
     ] = "text",
     occupations: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="Occupations for winobias, one per line; may be repeated."),
+        list[str] | None, typer.Option(metavar="FILE", help="Occupations for winobias, one per line; may be repeated.")
     ] = None,
     most: Annotated[
         int, typer.Option("--max", metavar="N", min=0, help="Maximum sentences to read per file; 0 reads all.")

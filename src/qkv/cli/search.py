@@ -30,12 +30,10 @@ def search(
         str | None, typer.Argument(metavar="SOURCE", help="Texts, a collection or an index.", show_default=False)
     ] = None,
     query: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="QUERY", help="One or more queries.", show_default=False),
+        list[str] | None, typer.Argument(metavar="QUERY", help="One or more queries.", show_default=False)
     ] = None,
     queries: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Read queries from a file, one per line; - reads standard input."),
+        str | None, typer.Option(metavar="FILE", help="Read queries from a file, one per line; - reads standard input.")
     ] = None,
     top: Annotated[int, typer.Option(metavar="N", min=1, help="Passages to show per query.")] = 5,
     *,

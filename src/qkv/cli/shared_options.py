@@ -163,8 +163,7 @@ class IndexOptions:
         str | None, typer.Option(metavar="NAME|FOLDER", help="Text encoder; default: latent. Others: qkv search -h.")
     ] = None
     n_components: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Dimensions of latent semantics; default: chosen from the passages."),
+        int | None, typer.Option(metavar="N", help="Dimensions of latent semantics; default: chosen from the passages.")
     ] = None
     passage: Annotated[
         int | None,
@@ -222,8 +221,7 @@ RightTable = Annotated[
     str | None, typer.Argument(metavar="RIGHT", help="Table whose rows are the keys.", show_default=False)
 ]
 JoinedOn = Annotated[
-    str | None,
-    typer.Option(metavar="A[,B=C]", help="Columns to compare; default: all common columns."),
+    str | None, typer.Option(metavar="A[,B=C]", help="Columns to compare; default: all common columns.")
 ]
 Candidates = Annotated[
     int | None,

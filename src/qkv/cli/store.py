@@ -312,11 +312,7 @@ def append(
     opened = _open(path)
     before = len(opened.store)
     with ProgressBar() as progress:
-        opened.append(
-            iter(files),
-            progress=progress,
-            **arguments,
-        )
+        opened.append(iter(files), progress=progress, **arguments)
     print(printable(f"{counted(len(opened.store) - before, 'row', 'rows')} added; {opened}"))
     _print_notes(opened)
 

@@ -67,11 +67,7 @@ class Axes:
         """
         query, key, value = tuple(query), tuple(key), tuple(value)
         core = 1 if text else 2
-        expected = {
-            "query": "(*batch, q, width)",
-            "key": "(*batch, k, width)",
-            "value": "(*batch, k, value_width)",
-        }
+        expected = {"query": "(*batch, q, width)", "key": "(*batch, k, width)", "value": "(*batch, k, value_width)"}
         if text:
             expected |= {"query": "(*batch, q)", "key": "(*batch, k)"}
         for name, shape, least in (("query", query, core), ("key", key, core), ("value", value, 2)):

@@ -128,11 +128,7 @@ def fsync(path: Path) -> None:
 
 
 def write_atomic(
-    target: Path,
-    content: bytes | Callable[[IO[bytes]], object],
-    description: str = "the file",
-    *,
-    sync: bool = False,
+    target: Path, content: bytes | Callable[[IO[bytes]], object], description: str = "the file", *, sync: bool = False
 ) -> None:
     """Write a file such that a reader sees either the old or the new content, never a partial file.
 

@@ -17,16 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from qkv.core.arrays import (
-    asarray_like,
-    cast,
-    dtype_name,
-    is_array,
-    is_floating,
-    library,
-    namespace,
-    variable_value,
-)
+from qkv.core.arrays import asarray_like, cast, dtype_name, is_array, is_floating, library, namespace, variable_value
 from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.checks import is_int
 from qkv.core.typing import Array, DType, Num, Shaped
@@ -330,9 +321,7 @@ class Part:
         yield from _parts_in(tuple(getattr(self, name) for name in _fields(self)))
 
     def _map(
-        self,
-        function: Callable[[Any, tuple[str, ...] | None], Any],
-        is_leaf: Callable[[object], bool] = is_array,
+        self, function: Callable[[Any, tuple[str, ...] | None], Any], is_leaf: Callable[[object], bool] = is_array
     ) -> Self:
         """Return a copy of the part in which each leaf is replaced by `function(leaf, axis names of its field)`.
 

@@ -20,14 +20,7 @@ from typing import TypeAlias, TypeGuard
 
 import numpy as np
 
-from qkv.core.arrays import (
-    arange,
-    asarray_like,
-    cast,
-    is_tensor,
-    library,
-    namespace,
-)
+from qkv.core.arrays import arange, asarray_like, cast, is_tensor, library, namespace
 from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.threefry import MASK, Seed, numpy_pair_words, seed_words, threefry, word
 from qkv.core.typing import Array, Bool, Float, Int, Num, Shaped
@@ -153,8 +146,7 @@ def uniform(
     """
     if _known(rows) and _known(cols) and isinstance(seed, int) and _by_numpy(reference):
         return cast(
-            asarray_like(reference, _numpy_uniform(reference, seed, stream, batch, rows, cols, index)),
-            reference.dtype,
+            asarray_like(reference, _numpy_uniform(reference, seed, stream, batch, rows, cols, index)), reference.dtype
         )
     bits = _words(reference, _key_words(reference, seed, stream, batch, index), rows, cols)
     if is_tensor(bits):
@@ -166,13 +158,7 @@ def uniform(
 
 
 def _numpy_uniform(
-    reference: Array,
-    seed: int,
-    stream: int,
-    batch: tuple[int, ...],
-    rows: Range,
-    cols: Range,
-    index: BatchIndex,
+    reference: Array, seed: int, stream: int, batch: tuple[int, ...], rows: Range, cols: Range, index: BatchIndex
 ) -> Float[np.ndarray, "*batch q k"]:
     bits = numpy_pair_words(_keys(seed, stream, batch, index), rows, cols, ROUNDS)
     u = bits.astype(np.float64 if "64" in str(reference.dtype) else np.float32)

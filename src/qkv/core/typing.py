@@ -15,18 +15,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-__all__ = [
-    "Array",
-    "ArrayLike",
-    "Bool",
-    "DType",
-    "Float",
-    "Int",
-    "Namespace",
-    "Num",
-    "Shaped",
-    "Tensor",
-]
+__all__ = ["Array", "ArrayLike", "Bool", "DType", "Float", "Int", "Namespace", "Num", "Shaped", "Tensor"]
 
 DType: TypeAlias = Any
 """A dtype of NumPy, PyTorch, JAX or TensorFlow; the dtypes of these libraries have no common base class."""

@@ -173,12 +173,7 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
 
     def _validate(self, X: ArrayLike, reset: bool) -> Float[np.ndarray, "rows columns"] | sparse.csr_matrix:
         return validate_data(
-            self,
-            X,
-            reset=reset,
-            accept_sparse="csr",
-            dtype=np.float64,
-            ensure_non_negative=self.weighting is not None,
+            self, X, reset=reset, accept_sparse="csr", dtype=np.float64, ensure_non_negative=self.weighting is not None
         )
 
     def _decompose(

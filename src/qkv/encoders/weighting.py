@@ -100,11 +100,7 @@ def _map_cells(function: Callable[[Num[np.ndarray, "*shape"]], Num[np.ndarray, "
     return mapped
 
 
-_WEIGHTINGS: dict[str | None, type[Weighting]] = {
-    None: Weighting,
-    "tfidf": _TfIdf,
-    "log-entropy": _LogEntropy,
-}
+_WEIGHTINGS: dict[str | None, type[Weighting]] = {None: Weighting, "tfidf": _TfIdf, "log-entropy": _LogEntropy}
 
 
 def get_weighting(name: str | None) -> Weighting:

@@ -111,9 +111,7 @@ def search_bandwidth(
 
 
 def _left_out_prior(
-    values: Float[np.ndarray, "k classes"],
-    sample_weight: Float[np.ndarray, "k 1"] | None,
-    own: Int[np.ndarray, " n"],
+    values: Float[np.ndarray, "k classes"], sample_weight: Float[np.ndarray, "k 1"] | None, own: Int[np.ndarray, " n"]
 ) -> Float[np.ndarray, "n classes"]:
     """Return the frequencies of the classes in all other rows, for some rows."""
     weight = np.ones((len(values), 1)) if sample_weight is None else sample_weight.astype(np.float64)

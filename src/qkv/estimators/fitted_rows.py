@@ -135,11 +135,7 @@ class FittedRows:
         block = max(1, _EXPLAINED_WEIGHTS // max(self.keys[..., 0].numel(), 1))
         for query, trend in self.query_blocks(features, block):
             observation = observe(
-                query,
-                self.keys,
-                self.keys[..., :1],
-                score=Gaussian(self.bandwidth[:, group]),
-                readouts=[Dense()],
+                query, self.keys, self.keys[..., :1], score=Gaussian(self.bandwidth[:, group]), readouts=[Dense()]
             )
             member_weights: Tensor = observation.readouts[0]
             if self.sample_weight is not None:

@@ -101,9 +101,7 @@ class ErrorScale:
 
 
 def fit_error_scale(
-    keys: Float[Tensor, "members n width"],
-    distance: Float[Tensor, "members n"],
-    errors: Float[Tensor, "members n"],
+    keys: Float[Tensor, "members n width"], distance: Float[Tensor, "members n"], errors: Float[Tensor, "members n"]
 ) -> tuple[ErrorScale, Float[np.ndarray, "members n"]]:
     """Return the scale of the errors of held-out rows, and g of each of these rows without its own error.
 
@@ -140,9 +138,7 @@ def fit_error_scale(
 
 
 def soft_distance(
-    queries: Float[Tensor, "members q width"],
-    keys: Float[Tensor, "members k width"],
-    mask: Mask | None = None,
+    queries: Float[Tensor, "members q width"], keys: Float[Tensor, "members k width"], mask: Mask | None = None
 ) -> Float[Tensor, "members q"]:
     """Return the soft distance d of each query to the rows, in units of the bandwidth, as are the keys.
 

@@ -366,10 +366,7 @@ class _TrainingRows:
     ) -> _TrainingRows:
         weights = None if sample_weight is None else torch.from_numpy(sample_weight.astype(np.float32))[:, None]
         return cls(
-            torch.from_numpy(features.numbers),
-            torch.from_numpy(features.codes),
-            torch.from_numpy(values),
-            weights,
+            torch.from_numpy(features.numbers), torch.from_numpy(features.codes), torch.from_numpy(values), weights
         )
 
     def weight_of(self, index: Int[Tensor, "members n"]) -> Float[Tensor, "members n 1"] | None:
@@ -471,12 +468,7 @@ class _Trainer:
         query = keys[:, :batch], None if trends is None else trends[:, :batch]
         values = rows.values[index]
         predicted = weighted_mean_with_trend(
-            query,
-            (keys, trends),
-            values,
-            self.parameters["log_bandwidth"].exp(),
-            rows.weight_of(index),
-            self.others,
+            query, (keys, trends), values, self.parameters["log_bandwidth"].exp(), rows.weight_of(index), self.others
         )
         losses = row_losses(predicted, values[:, :batch], self.metric.classification)
         weights = rows.weight_of(index[:, :batch])

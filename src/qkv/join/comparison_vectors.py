@@ -382,6 +382,5 @@ def _day_digits(days: Float[np.ndarray, " rows"]) -> Shaped[np.ndarray, " rows"]
 def _digit_words(texts: Shaped[np.ndarray, " rows"]) -> Shaped[np.ndarray, " rows"]:
     """Return, for each text, a string of its words that contain a digit, separated by spaces."""
     return np.array(
-        [" ".join(word for word in text.split() if any(sign.isdigit() for sign in word)) for text in texts],
-        object,
+        [" ".join(word for word in text.split() if any(sign.isdigit() for sign in word)) for text in texts], object
     )

@@ -78,10 +78,7 @@ class ColorRange:
 
 
 def automatic_range(
-    cells: Num[np.ndarray, "*shape"],
-    counts: Num[np.ndarray, " queries"] | None,
-    pooled: bool = False,
-    top: float = 0.0,
+    cells: Num[np.ndarray, "*shape"], counts: Num[np.ndarray, " queries"] | None, pooled: bool = False, top: float = 0.0
 ) -> ColorRange:
     """Return the automatic color range of the cells of one or more maps.
 

@@ -73,12 +73,7 @@ class Difference:
         return sorted(found, key=lambda one: -one.distance)[:count]
 
 
-def difference(
-    first: View,
-    second: View | None = None,
-    *,
-    heads: tuple[_Head, _Head] | None = None,
-) -> Difference:
+def difference(first: View, second: View | None = None, *, heads: tuple[_Head, _Head] | None = None) -> Difference:
     """Subtract the attention weights of one view from those of another, at the tokens that both texts share.
 
         D_ij = A_ij − B_π(i)π(j)        for aligned groups i, j of tokens

@@ -233,11 +233,7 @@ def text_with_image(processor: object, text: str) -> str:
 
 
 def _views(
-    module: torch.nn.Module,
-    processor: _Processor,
-    encoded: Mapping[str, torch.Tensor],
-    picture: Image,
-    name: str,
+    module: torch.nn.Module, processor: _Processor, encoded: Mapping[str, torch.Tensor], picture: Image, name: str
 ) -> list[View]:
     """Return the view of the text with the image, and that of the image alone if its patches are known."""
     tokenizer = processor.tokenizer

@@ -160,10 +160,7 @@ def draw_map(figure: Figure, database: Queryable, answer: Answer, options: Mappi
     inside = (x >= part[0][0]) & (x <= part[0][1]) & (y >= part[1][0]) & (y <= part[1][1])
     near.plot(x[inside], y[inside], "o", ms=2.2, mfc=INK, mec="white", mew=0.35)
     title = "weights near the query"
-    for some, color, style in (
-        (weights > 0, _RING, "-"),
-        (weights < 0, _NEGATIVE_RING, (0, (2, 1))),
-    ):
+    for some, color, style in ((weights > 0, _RING, "-"), (weights < 0, _NEGATIVE_RING, (0, (2, 1)))):
         heavy = some & (share > 0.02)
         if not heavy.any():
             continue

@@ -33,11 +33,7 @@ if TYPE_CHECKING:
 
 
 def generation_views(
-    text_model: TextModel,
-    encoded: Mapping[str, Int[torch.Tensor, "1 tokens"]],
-    tokens: Axis,
-    name: str,
-    count: int,
+    text_model: TextModel, encoded: Mapping[str, Int[torch.Tensor, "1 tokens"]], tokens: Axis, name: str, count: int
 ) -> list[View]:
     """Generate tokens from a text with a model, and return views of the attention weights of the model.
 
@@ -70,11 +66,7 @@ def generation_views(
 
 
 def target_views(
-    text_model: TextModel,
-    encoded: Mapping[str, Int[torch.Tensor, "1 tokens"]],
-    tokens: Axis,
-    name: str,
-    target: str,
+    text_model: TextModel, encoded: Mapping[str, Int[torch.Tensor, "1 tokens"]], tokens: Axis, name: str, target: str
 ) -> list[View]:
     """Return views of the attention weights of a model that reads a text and predicts each token of a target text.
 
@@ -339,11 +331,7 @@ def _tokenize(text_model: TextModel, text: str, pair: str | None) -> tuple[Batch
 
 
 def _dense_view(
-    text_model: TextModel,
-    name: str,
-    inputs: Mapping[str, Int[torch.Tensor, "1 tokens"]],
-    tokens: Axis,
-    all_heads: bool,
+    text_model: TextModel, name: str, inputs: Mapping[str, Int[torch.Tensor, "1 tokens"]], tokens: Axis, all_heads: bool
 ) -> View:
     model = text_model.model
     if text_model.encoder_decoder:

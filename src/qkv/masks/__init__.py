@@ -23,10 +23,6 @@ __all__ = [
 
 alias_modules(
     __name__,
-    {
-        "window": "causal",
-        "arrays": "keys pairs blocks",
-        "lengths": "prefix",
-    },
+    {"window": "causal", "arrays": "keys pairs blocks", "lengths": "prefix"},
     renamed={"AllowedKeys": "Keys", "AllowedPairs": "Pairs"},
 )

@@ -187,11 +187,7 @@ def run_attention(
     if isinstance(key, ChunkedTensor) and isinstance(value, ChunkedTensor):
         if options["kernel"] is None:
             spec = Spec(
-                options["score"],
-                options["normalizer"],
-                options["mask"],
-                options["positions"],
-                options["dropout"],
+                options["score"], options["normalizer"], options["mask"], options["positions"], options["dropout"]
             )
             found = attend_chunked(query, key, value, spec, readouts, options["memory"])
             if found is not None:

@@ -259,11 +259,7 @@ class HardAttention(torch.nn.Module):
         rows = keys.clamp_min(0)[..., None].expand(*keys.shape, value.shape[-1])
         output = value.expand(*keys.shape[:-1], *value.shape[-2:]).gather(-2, rows)
         output = torch.where(allowed[..., None], output, 0.0)
-        return HardAttentionOutput(
-            output,
-            torch.where(allowed, keys, -1),
-            torch.where(allowed, weight, 1.0).log(),
-        )
+        return HardAttentionOutput(output, torch.where(allowed, keys, -1), torch.where(allowed, weight, 1.0).log())
 
     def _baseline(
         self, losses: Float[Tensor, "*batch"], expected: Float[Tensor, "*batch"] | None

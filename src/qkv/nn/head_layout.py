@@ -110,11 +110,7 @@ def group_heads(
 ]:
     """Return query, key and value with heads that broadcast: as two head axes, or with keys copied for each head."""
     if groups is not None:
-        return (
-            query.reshape(*query.shape[:-3], *groups, *query.shape[-2:]),
-            key.unsqueeze(-3),
-            value.unsqueeze(-3),
-        )
+        return (query.reshape(*query.shape[:-3], *groups, *query.shape[-2:]), key.unsqueeze(-3), value.unsqueeze(-3))
     if expand_to is not None and 1 < key.shape[-3] < expand_to:
         times = expand_to // key.shape[-3]
         keys, values = concat_chunks(key), concat_chunks(value)

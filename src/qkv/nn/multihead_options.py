@@ -167,9 +167,7 @@ def check_softmax(normalizer: Normalizer | None, learned: bool) -> None:
 
 
 def add_softmax_parameters(
-    normalizer: Normalizer | None,
-    log_temperature: Float[Tensor, " heads"] | None,
-    sink: Float[Tensor, " heads"] | None,
+    normalizer: Normalizer | None, log_temperature: Float[Tensor, " heads"] | None, sink: Float[Tensor, " heads"] | None
 ) -> Softmax:
     """Return the softmax with its temperature multiplied by the learned one and with the learned sink, if any."""
     softmax = Softmax() if normalizer is None else normalizer

@@ -165,10 +165,7 @@ def from_torch(module: nn.MultiheadAttention, cls: type[A]) -> A:
     bias: Bias = module.in_proj_bias is not None
     if bias != (module.out_proj.bias is not None):
         bias = "inputs" if bias else "output"
-    extensions: dict[Extension, bool] = {
-        "learned_key": module.bias_k is not None,
-        "zero_key": module.add_zero_attn,
-    }
+    extensions: dict[Extension, bool] = {"learned_key": module.bias_k is not None, "zero_key": module.add_zero_attn}
     ours = cls(
         module.embed_dim,
         heads=module.num_heads,

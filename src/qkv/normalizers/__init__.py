@@ -41,11 +41,4 @@ NORMALIZERS: dict[str, type[Normalizer]] = {
 }
 """Normalizer classes by the names that `Score.default_normalizer` and the command line use."""
 
-alias_modules(
-    __name__,
-    {
-        "linear": "sum mean identity sigmoid",
-        "entmax": "sparsemax entmax15",
-        "hard": "sample",
-    },
-)
+alias_modules(__name__, {"linear": "sum mean identity sigmoid", "entmax": "sparsemax entmax15", "hard": "sample"})

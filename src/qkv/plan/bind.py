@@ -38,10 +38,7 @@ def bind_problem(
 
 
 def bind_unconverted(
-    query: Shaped[Array, "*_"],
-    key: Shaped[Array, "*_"],
-    value: Num[Array, "*#batch k value_width"],
-    problem: Problem,
+    query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], value: Num[Array, "*#batch k value_width"], problem: Problem
 ) -> BoundCall:
     """Return a call whose arrays need no conversion, which takes a tenth of the time of `bind_problem`."""
     parts = problem.score, problem.normalizer, problem.spec.mask

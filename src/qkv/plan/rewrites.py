@@ -132,12 +132,5 @@ def constant_score(problem: Problem) -> tuple[Spec, str] | None:
     return problem.spec.with_(normalizer=mean), f"{problem.score} under {normalizer} is a mean: {mean}"
 
 
-REWRITES: tuple[Rewrite, ...] = (
-    double_negation,
-    mask_allows_all,
-    top_of_few,
-    flat_sum,
-    simpler_score,
-    constant_score,
-)
+REWRITES: tuple[Rewrite, ...] = (double_negation, mask_allows_all, top_of_few, flat_sum, simpler_score, constant_score)
 """All rewrites, in the order in which they are tried."""

@@ -107,10 +107,7 @@ def step_plan(
 
 
 def with_keys(
-    cached: CachedPlan,
-    query: Shaped[Array, "*_"],
-    key: Shaped[Array, "*_"],
-    value: Num[Array, "*#batch k value_width"],
+    cached: CachedPlan, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], value: Num[Array, "*#batch k value_width"]
 ) -> CachedPlan:
     """Return the plan of a call with more keys for the number of keys of this call, with the same prepared function."""
     axes, plan = Axes.of(query.shape, key.shape, value.shape), cached.plan
@@ -119,10 +116,7 @@ def with_keys(
 
 
 def without_position(
-    query: Shaped[Array, "*_"],
-    key: Shaped[Array, "*_"],
-    value: Num[Array, "*#batch k value_width"],
-    fields: SpecFields,
+    query: Shaped[Array, "*_"], key: Shaped[Array, "*_"], value: Num[Array, "*#batch k value_width"], fields: SpecFields
 ) -> tuple[Array, Array, SpecFields]:
     """Return key, value and fields of an equal call of one query whose plan does not depend on its position.
 

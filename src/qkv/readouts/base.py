@@ -20,24 +20,12 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float, Int, Num
 from qkv.normalizers.base import Normalizer
 
-__all__ = [
-    "Readout",
-    "ReduceOp",
-    "Reduction",
-    "Result",
-    "across_keys",
-    "flatten",
-    "unflatten",
-]
+__all__ = ["Readout", "ReduceOp", "Reduction", "Result", "across_keys", "flatten", "unflatten"]
 
 ReduceOp = Literal["set", "add", "max", "logaddexp", "top-k"]
 Result: TypeAlias = Array | tuple[Array, ...]
 
-_REQUIREMENTS = {
-    "sums_to_one": "have weights that sum to 1",
-    "distribution": "be Sample",
-    "log_sum_exp": "be Softmax",
-}
+_REQUIREMENTS = {"sums_to_one": "have weights that sum to 1", "distribution": "be Sample", "log_sum_exp": "be Softmax"}
 """The condition in the error message for each attribute of the normalizer that a readout may require."""
 
 

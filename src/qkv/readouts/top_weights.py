@@ -110,10 +110,7 @@ class TopWeights(Readout):
         return Reduction(shape, at, how), Reduction(shape, at, how, -1)
 
     def merge(
-        self,
-        old: tuple[Num[Array, "*batch q old"], ...],
-        new: tuple[Num[Array, "*batch q new"], ...],
-        tile: Tile,
+        self, old: tuple[Num[Array, "*batch q old"], ...], new: tuple[Num[Array, "*batch q new"], ...], tile: Tile
     ) -> tuple[Num[Array, "*batch q k"], ...]:
         """Return the k largest of the weights stored so far and those of a tile, and the indices of their keys.
 

@@ -107,10 +107,7 @@ def _codes(token: str, words: list[str]) -> Iterator[QueryNumber]:
 
 
 def holds_numbers(
-    numbers: tuple[QueryNumber, ...],
-    words: NameWords,
-    codes: Int[np.ndarray, " n"],
-    counts: Int[np.ndarray, " k"],
+    numbers: tuple[QueryNumber, ...], words: NameWords, codes: Int[np.ndarray, " n"], counts: Int[np.ndarray, " k"]
 ) -> Bool[np.ndarray, " k"]:
     """Return which keys hold all numbers and codes of a query.
 
@@ -187,12 +184,7 @@ def _begins(word: str, part: str, step: int) -> bool:
 
 
 def _spelled_apart(
-    word: str,
-    words: NameWords,
-    codes: Int[np.ndarray, " n"],
-    owner: Int[np.ndarray, " n"],
-    start: int,
-    step: int,
+    word: str, words: NameWords, codes: Int[np.ndarray, " n"], owner: Int[np.ndarray, " n"], start: int, step: int
 ) -> bool:
     """Return whether some words of a key from `start` on, in steps of 1 or -1, are together the letters `word`."""
     text, at = "", start

@@ -57,10 +57,7 @@ class Projected(WrapperScore):
         return of_projections(self.score.form, self.query_weight, self.key_weight)
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        for side, weight, width in (
-            ("query", self.query_weight, query_width),
-            ("key", self.key_weight, key_width),
-        ):
+        for side, weight, width in (("query", self.query_weight, query_width), ("key", self.key_weight, key_width)):
             if weight is not None and weight.shape[-1] != width:
                 raise ShapeError(
                     f"{side} of width {width} must match {side}_weight of Projected, got a weight for width "

@@ -21,14 +21,6 @@ _HOMES = {
     "read_texts": "text_sources",
 }
 
-__all__ = [
-    "Collection",
-    "Document",
-    "Hit",
-    "Index",
-    "measure",
-    "read_collection",
-    "read_texts",
-]
+__all__ = ["Collection", "Document", "Hit", "Index", "measure", "read_collection", "read_texts"]
 
 __getattr__ = lazy_attributes(__name__, _HOMES, "search needs", "search", "pyarrow", "sklearn")

@@ -395,10 +395,7 @@ def read_collection(
 
 
 def judged_collection(
-    name: str,
-    documents: list[Document],
-    queries: str | PathLike[str] | None,
-    relevant: str | PathLike[str] | None,
+    name: str, documents: list[Document], queries: str | PathLike[str] | None, relevant: str | PathLike[str] | None
 ) -> Collection:
     """Return a test collection of the given documents, with queries and relevance judgements read from files.
 

@@ -93,12 +93,7 @@ def _query_text(query: Document) -> str:
 
 
 def learn(
-    index: Index,
-    queries: Sequence[Document],
-    relevant: Judgements,
-    *,
-    progress: Progress | None = None,
-    **options: Any,
+    index: Index, queries: Sequence[Document], relevant: Judgements, *, progress: Progress | None = None, **options: Any
 ) -> tuple[Index, list[float]]:
     """Learn the projections W_Q and W_K from judged queries, and return an index that uses them.
 

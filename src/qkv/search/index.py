@@ -346,12 +346,7 @@ class Index:
         return found
 
     def rank(
-        self,
-        queries: Sequence[str],
-        top: int = 1000,
-        *,
-        mix: float | None = None,
-        progress: Progress | None = None,
+        self, queries: Sequence[str], top: int = 1000, *, mix: float | None = None, progress: Progress | None = None
     ) -> Iterator[dict[str, float]]:
         """Yield a dict for each query, with the weights of the documents it finds, by document name.
 

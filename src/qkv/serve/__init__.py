@@ -19,14 +19,7 @@ _HOMES = {
     "serve_in_thread": "server",
 }
 
-__all__ = [
-    "Client",
-    "Limits",
-    "ServedStore",
-    "create_app",
-    "run_server",
-    "serve_in_thread",
-]
+__all__ = ["Client", "Limits", "ServedStore", "create_app", "run_server", "serve_in_thread"]
 
 _PACKAGES = ("httpx", "prometheus_client", "pyarrow", "starlette", "uvicorn")
 

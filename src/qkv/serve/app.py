@@ -19,15 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from qkv.core.request_guard import ambiguous_reason, cross_site_reason
 from qkv.errors import QkvError, RefusedError
 from qkv.serve import arrow_bodies
-from qkv.serve.answers import (
-    EXACT,
-    EvidenceRows,
-    answer_bytes,
-    arrow_bytes,
-    describe_store,
-    exact_bytes,
-    hits_object,
-)
+from qkv.serve.answers import EXACT, EvidenceRows, answer_bytes, arrow_bytes, describe_store, exact_bytes, hits_object
 from qkv.serve.limits import Limits, RequestError, status_of
 from qkv.serve.openapi import openapi_document
 from qkv.serve.questions import (
@@ -250,11 +242,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(
-    served: ServedStore,
-    *,
-    limits: Limits | None = None,
-    token: str | None = None,
-    hosts: Collection[str] | None = None,
+    served: ServedStore, *, limits: Limits | None = None, token: str | None = None, hosts: Collection[str] | None = None
 ) -> ASGIApp:
     """Create the ASGI application that answers questions to a store.
 

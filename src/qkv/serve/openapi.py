@@ -23,7 +23,7 @@ _ERRORS = {
 }
 _QUERY = {
     "description": "A text, number, date or vector for a single key column; a list of the parts or an object by "
-    'column for several. {"$": "date", "v": "2026-11-23"} is a value of a type that JSON does not have.',
+    'column for several. {"$": "date", "v": "2026-11-23"} is a value of a type that JSON does not have.'
 }
 _NUMBERS = {"type": ["number", "null"]}
 _WEIGHTS = {"type": "object", "additionalProperties": {"type": "number"}}
@@ -57,10 +57,7 @@ def openapi_document(limits: Limits) -> dict[str, Any]:
         "info": {"title": "qkv serve", "version": "1", "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"}},
         "paths": paths,
         "security": [{}, {"token": []}],
-        "components": {
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-            "schemas": _SCHEMAS,
-        },
+        "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}, "schemas": _SCHEMAS},
     }
 
 
@@ -72,12 +69,7 @@ def _json(name: str) -> dict[str, Any]:
 
 
 def _operation(
-    name: str,
-    summary: str,
-    options: tuple[Option, ...],
-    query: dict[str, Any],
-    limits: Limits,
-    content: dict[str, Any],
+    name: str, summary: str, options: tuple[Option, ...], query: dict[str, Any], limits: Limits, content: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the description of a POST request, whose options are in a JSON body or, beside Arrow, in the URL."""
     optional = {option.name: {"anyOf": [option.schema(), {"type": "null"}]} for option in options}

@@ -121,12 +121,7 @@ class MappedRows:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        file: RowFile,
-        schema: pa.Schema,
-        verified: bool = True,
-        mapped: MappedRows | None = None,
+        self, folder: Path, file: RowFile, schema: pa.Schema, verified: bool = True, mapped: MappedRows | None = None
     ) -> None:
         self.file = file
         self.present = load_present(folder, file, verified)

@@ -105,12 +105,7 @@ class TransformContract(KernelHarness):
     """Contract tests of kernels under transforms of `torch.func`; kernels of other libraries pass them."""
 
     @settings(max_examples=25 if LONG else 8, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-    @given(
-        CASES,
-        st.lists(st.booleans(), min_size=7, max_size=7).map(tuple),
-        st.integers(0, 2),
-        st.integers(1, 3),
-    )
+    @given(CASES, st.lists(st.booleans(), min_size=7, max_size=7).map(tuple), st.integers(0, 2), st.integers(1, 3))
     def test_vmap_and_gradients_of_each_element_are_those_of_one_call_for_each(
         self, case: Case, mapped: tuple[bool, ...], axis: int, size: int
     ) -> None:
@@ -173,9 +168,7 @@ class DrawSemanticsContract(KernelHarness):
         call = Call(np.zeros((n, 1)), np.zeros((n, 1)), np.eye(n), scores.Dot(), dropout=0.25)
         weights = to_float64(self.observe(call, setting).output) * n
         assert_close(
-            weights[weights != 0],
-            np.full(np.count_nonzero(weights), 4 / 3),
-            max(1e-12, 5 * setting.tolerance),
+            weights[weights != 0], np.full(np.count_nonzero(weights), 4 / 3), max(1e-12, 5 * setting.tolerance)
         )
         # Of 4096 weights, the fraction of zeros is within five standard deviations of the probability.
         assert abs(np.mean(weights == 0) - 0.25) < 5 * np.sqrt(0.25 * 0.75 / n**2)
@@ -266,10 +259,7 @@ class CallSemanticsContract(KernelHarness):
 
     def test_causal_says_where_it_is_aligned(self, setting: Setting) -> None:
         call = replace(_small(), value=np.eye(4), score=scores.Dot(), query=np.zeros((2, 2)))
-        for align, expected in (
-            ("start", [[1, 0, 0, 0], [0.5, 0.5, 0, 0]]),
-            ("end", [[1 / 3] * 3 + [0], [0.25] * 4]),
-        ):
+        for align, expected in (("start", [[1, 0, 0, 0], [0.5, 0.5, 0, 0]]), ("end", [[1 / 3] * 3 + [0], [0.25] * 4])):
             self.assert_output(replace(call, mask=masks.Causal(align)), setting, expected, align)  # type: ignore[arg-type]
 
     # -- 5. Lengths that do not fit ----------------------------------------------------------------------

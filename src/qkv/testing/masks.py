@@ -142,11 +142,7 @@ class MaskContract(PartContract):
         allowed = np.broadcast_to(mask.allowed(Tile.whole(5, 7, (), positions), np.zeros(())), (5, 7))
         for setting in settings_of(("numpy", "torch"), ("float64",)):
             result = attend_dense(
-                *(setting.array(x) for x in inputs),
-                score=Dot(),
-                normalizer=Softmax(),
-                mask=mask,
-                positions=positions,
+                *(setting.array(x) for x in inputs), score=Dot(), normalizer=Softmax(), mask=mask, positions=positions
             )
             weights = to_float64(result.weights)
             assert (weights[~allowed] == 0).all()

@@ -221,9 +221,7 @@ class ScoreContract(DifferentiableContract):
             exact = score.projected_logits(left.astype(float), right.astype(float), tile)
             assert (np.abs(rounded - exact) <= bound).all()
 
-    def test_pair_of_the_sides_is_the_tile_for_each_batch_element_and_no_logit_exceeds_the_bound(
-        self,
-    ) -> None:
+    def test_pair_of_the_sides_is_the_tile_for_each_batch_element_and_no_logit_exceeds_the_bound(self) -> None:
         for batch in ((), (2,)):
             score = self.make(Draw(1, 4, 6, batch))
             query, key = self._sides(batch)

@@ -332,10 +332,7 @@ def _define_operators() -> None:
         return [next(results) if n else None for n in needed], None, None
 
     forward_operator = torch.library.custom_op(
-        "qkv::attend",
-        attend,
-        mutates_args=(),
-        schema="(Tensor[] tensors, Tensor? seed, str call) -> (Tensor, Tensor)",
+        "qkv::attend", attend, mutates_args=(), schema="(Tensor[] tensors, Tensor? seed, str call) -> (Tensor, Tensor)"
     )
     forward_operator.register_fake(fake)
     forward_operator.register_autograd(backward, setup_context=setup_context)

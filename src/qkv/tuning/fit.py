@@ -109,8 +109,4 @@ def median_loss(measurements: Sequence[Measurement], table: Table) -> Mapping[st
             losses.append(measured.seconds[chosen] / min(measured.seconds.values()))
     if not losses:
         return {}
-    return {
-        "median": float(np.median(losses)),
-        "p95": float(np.quantile(losses, 0.95)),
-        "max": float(np.max(losses)),
-    }
+    return {"median": float(np.median(losses)), "p95": float(np.quantile(losses, 0.95)), "max": float(np.max(losses))}

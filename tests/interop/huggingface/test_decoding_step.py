@@ -8,11 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from qkv import (  # noqa: E402
-    engine,
-    normalizers,
-    scores,
-)
+from qkv import engine, normalizers, scores  # noqa: E402
 from qkv.interop import huggingface  # noqa: E402
 from qkv.interop.huggingface import registration  # noqa: E402
 

@@ -9,18 +9,8 @@ masking = pytest.importorskip("transformers.masking_utils")
 
 from qkv.core.tile import Tile  # noqa: E402
 from qkv.engine import attend  # noqa: E402
-from qkv.interop.huggingface.attention_call import (  # noqa: E402
-    AttentionCall,
-    IndexedMask,
-    Registration,
-)
-from qkv.interop.huggingface.mask_interface import (  # noqa: E402
-    FunctionMask,
-    LazyMask,
-    MaskContext,
-    build_mask,
-    translate_mask,
-)
+from qkv.interop.huggingface.attention_call import AttentionCall, IndexedMask, Registration  # noqa: E402
+from qkv.interop.huggingface.mask_interface import FunctionMask, LazyMask, MaskContext, build_mask, translate_mask  # noqa: E402
 from qkv.masks import Causal  # noqa: E402
 
 PACKED = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 1], [0, 1, 0, 1, 2, 3, 4, 5, 6]])

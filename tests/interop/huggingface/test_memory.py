@@ -103,8 +103,5 @@ def test_recording_creates_no_array_of_all_pairs() -> None:
         model(torch.zeros(1, length, dtype=torch.int64))
     assert [
         list(x.shape) for (call,) in seen.layers.values() for x in (call.readouts[0].weights, call.readouts[1])
-    ] == [
-        [1, 1, length, 8],
-        [1, 1, 256, 256],
-    ]
+    ] == [[1, 1, length, 8], [1, 1, 256, 256]]
     assert made.elements < length**2 / 4

@@ -119,11 +119,7 @@ def _residuals(
 
 
 def _residuals_of(
-    rows: Int[np.ndarray, " q"],
-    comparison: Comparison,
-    normalizer: Normalizer,
-    value: Column,
-    line: Coordinates | None,
+    rows: Int[np.ndarray, " q"], comparison: Comparison, normalizer: Normalizer, value: Column, line: Coordinates | None
 ) -> Float[np.ndarray, " q"]:
     query = comparison.key[rows]
     if isinstance(comparison, DistanceComparison):

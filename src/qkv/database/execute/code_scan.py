@@ -231,9 +231,7 @@ class CodeScan:
         self.top = RunningTopK((len(norm),), 1 if self.softmax else support, np.float32)
 
     def find(
-        self,
-        tiles: Callable[[], Iterable[RowTile]],
-        excluded_of: Callable[[RowTile], Bool[np.ndarray, " rows"] | None],
+        self, tiles: Callable[[], Iterable[RowTile]], excluded_of: Callable[[RowTile], Bool[np.ndarray, " rows"] | None]
     ) -> CertifiedRows | None:
         """Return the rows that can have weight, or None if the scan of all rows is needed, or faster.
 

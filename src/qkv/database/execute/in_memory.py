@@ -17,13 +17,7 @@ from qkv.database.answer import Entry
 from qkv.database.execute.aggregates import Values
 from qkv.database.execute.ask_options import AskOptions
 from qkv.database.execute.base import Executor
-from qkv.database.execute.entries import (
-    NO_MATCHING_ROW,
-    QueryResults,
-    build_entries,
-    largest_weights,
-    with_first_rows,
-)
+from qkv.database.execute.entries import NO_MATCHING_ROW, QueryResults, build_entries, largest_weights, with_first_rows
 from qkv.database.execute.line_fit import effective_evidence, largest_effective, line_aggregates
 from qkv.database.execute.missing_values import key_cells
 from qkv.database.execute.row_reader import StoredRows

@@ -16,13 +16,7 @@ from qkv.core.typing import Bool, Float, Int, Num, Shaped
 from qkv.database.execute.aggregates import Aggregate, LineFit, ValueSums, average_aggregate
 from qkv.database.execute.entries import largest_weights
 from qkv.database.execute.uncertainty import Precision
-from qkv.database.keys.comparisons import (
-    Comparison,
-    Coordinates,
-    DistanceComparison,
-    MixedComparison,
-    find_coordinates,
-)
+from qkv.database.keys.comparisons import Comparison, Coordinates, DistanceComparison, MixedComparison, find_coordinates
 from qkv.encoders.columns import Column
 from qkv.errors import OptionError
 from qkv.estimators.regression.local_linear import LocalFits, LocalMoments, compare_fits, solve

@@ -86,11 +86,7 @@ class StreamedPlan:
         ]
         return "\n".join(
             textwrap.fill(
-                text,
-                width=110,
-                initial_indent=f"{name:<12}",
-                subsequent_indent=" " * 12,
-                break_on_hyphens=False,
+                text, width=110, initial_indent=f"{name:<12}", subsequent_indent=" " * 12, break_on_hyphens=False
             )
             for name, text in lines
         )

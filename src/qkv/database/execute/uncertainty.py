@@ -132,10 +132,7 @@ def standard_error(center: float | None, precision: Precision | None, column: Co
 
 
 def prediction_interval(
-    center: float | None,
-    precision: Precision | None,
-    column: Column,
-    factors: Callable[[], tuple[float, float]],
+    center: float | None, precision: Precision | None, column: Column, factors: Callable[[], tuple[float, float]]
 ) -> Interval | None:
     """Return the interval that contains the value of a new row with a probability of 90 %, or None if unknown.
 

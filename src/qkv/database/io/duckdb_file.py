@@ -292,10 +292,7 @@ def run_typed(
 
 
 def _open_typed(
-    file: OpenFile,
-    required: tuple[str, ...],
-    options: ReadOptions,
-    dialect: dict[str, object],
+    file: OpenFile, required: tuple[str, ...], options: ReadOptions, dialect: dict[str, object]
 ) -> tuple[duckdb.DuckDBPyRelation, list[str]]:
     """Open a file, and read columns as texts whose dates or numbers this package reads, which are returned."""
     rows = file.open(**dialect)

@@ -11,15 +11,7 @@ import pyarrow as pa
 from qkv.core.printable import quoted_name
 from qkv.database.io.bad_cells import Conversions, add_cell_notes, detect_conversions
 from qkv.database.io.cell_notes import with_line_note
-from qkv.database.io.duckdb_file import (
-    DELIMITED,
-    OFFLINE,
-    PARQUET,
-    OpenFile,
-    open_connection,
-    open_file,
-    run_typed,
-)
+from qkv.database.io.duckdb_file import DELIMITED, OFFLINE, PARQUET, OpenFile, open_connection, open_file, run_typed
 from qkv.database.io.exact_types import with_microsecond_columns
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.text_readings import TextReading

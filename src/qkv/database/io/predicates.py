@@ -129,10 +129,7 @@ def _evaluate(
     """Return the columns that a predicate may read, and the rows that satisfy it."""
     failure = f"the predicate {predicate!r} failed"
     remedy = f"Write SQL over the columns {', '.join(columns)}, such as city = 'Oslo'."
-    with (
-        _within(_SECONDS) as start,
-        open_connection(CLOSED, QueryError, failure, remedy) as connection,
-    ):
+    with _within(_SECONDS) as start, open_connection(CLOSED, QueryError, failure, remedy) as connection:
         start(connection.interrupt)
         names, named = _check_tree(_parse(connection, predicate), predicate, table.column_names)
         # No column has these names, nor does DuckDB give them to columns that differ in case alone.

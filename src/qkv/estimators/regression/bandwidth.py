@@ -34,12 +34,7 @@ from qkv.core.formatting import number as format_number
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Int
 from qkv.core.untrusted_json import Fields
-from qkv.estimators.regression.bandwidth_errors import (
-    LARGEST_EXPONENT,
-    BandwidthErrors,
-    error_series,
-    series_widths,
-)
+from qkv.estimators.regression.bandwidth_errors import LARGEST_EXPONENT, BandwidthErrors, error_series, series_widths
 from qkv.estimators.regression.neighbor_blocks import draw_rows, separate_groups
 from qkv.plan.cost import counted
 

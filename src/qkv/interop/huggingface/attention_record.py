@@ -147,12 +147,7 @@ class AttentionRecord:
         return self.plan is not None
 
     def tile(
-        self,
-        rows: tuple[int, int],
-        cols: tuple[int, int],
-        *,
-        element: int = 0,
-        head: int = 0,
+        self, rows: tuple[int, int], cols: tuple[int, int], *, element: int = 0, head: int = 0
     ) -> Float[Tensor, "tile_q tile_k"]:
         """Return the exact weights of a range of queries and keys of one head, recomputed from saved inputs.
 

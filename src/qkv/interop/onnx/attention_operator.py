@@ -480,9 +480,7 @@ def _broadcastable_mask(
 
 
 def _positions(
-    shape: _CallShape,
-    past_key: Float[Array, "batch kv_heads past width"] | None,
-    lengths: Int[Array, " batch"] | None,
+    shape: _CallShape, past_key: Float[Array, "batch kv_heads past width"] | None, lengths: Int[Array, " batch"] | None
 ) -> Positions:
     """Return the positions of the queries among the keys."""
     if lengths is not None:

@@ -20,14 +20,7 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Float, Num, Tensor
 from qkv.kernels.fused.layout import Layout, Sides, layout_of
 from qkv.kernels.fused.pair_bias import inner_score, operator_bias, split_for_operator
-from qkv.kernels.fused.sdpa import (
-    FusedAttention,
-    all_finite,
-    attend,
-    attend_public,
-    operators,
-    results_are_finite,
-)
+from qkv.kernels.fused.sdpa import FusedAttention, all_finite, attend, attend_public, operators, results_are_finite
 from qkv.kernels.runtime.differentiable_rows import DifferentiableRows
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size

@@ -160,10 +160,7 @@ class TileLoop:
         return with_arrays(empty, self._scan(step, arrays_of_partial(empty)))
 
     def tangent(
-        self,
-        output: Float[Array, "*batch q value_width"],
-        summary: Summary,
-        tangents: list[Float[Array, "*_"]],
+        self, output: Float[Array, "*batch q value_width"], summary: Summary, tangents: list[Float[Array, "*_"]]
     ) -> Float[Array, "*batch q value_width"]:
         """Return the tangent of the output, a linear function of the tangents of the floating-point arrays.
 
@@ -172,10 +169,7 @@ class TileLoop:
         return self._add_normalizer_tangent(self.tile_tangents(output, summary, tangents), output, summary, tangents)
 
     def tile_tangents(
-        self,
-        output: Float[Array, "*batch q value_width"],
-        summary: Summary,
-        tangents: list[Float[Array, "*_"]],
+        self, output: Float[Array, "*batch q value_width"], summary: Summary, tangents: list[Float[Array, "*_"]]
     ) -> Float[Array, "*batch q value_width"]:
         """Return the part of the tangent that flows through the logits and values of the call.
 
@@ -272,9 +266,7 @@ class TileLoop:
         return total + cast("Array", found)
 
     def _scan(
-        self,
-        step: Callable[[list[Array], Array], tuple[list[Array], None]],
-        first: list[Shaped[Array, "*_"]],
+        self, step: Callable[[list[Array], Array], tuple[list[Array], None]], first: list[Shaped[Array, "*_"]]
     ) -> list[Shaped[Array, "*_"]]:
         """Return the carried arrays after a step of `jax.lax.scan` for each tile in which the mask may allow a pair."""
         import jax

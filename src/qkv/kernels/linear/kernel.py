@@ -20,14 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
-from qkv.core.arrays import (
-    cast,
-    ignore_numpy_warnings,
-    is_array,
-    namespace,
-    requires_gradient,
-    statically_known_true,
-)
+from qkv.core.arrays import cast, ignore_numpy_warnings, is_array, namespace, requires_gradient, statically_known_true
 from qkv.core.equation import BoundCall
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile

@@ -270,11 +270,7 @@ def _gradients_of_chunks(
     q, k, v, d_out = chunks
     pairs = (q @ k.mT).mul_(allowed)
     d_pairs = (d_out @ v.mT).mul_(allowed)
-    terms = (
-        (d_pairs @ k, d_out @ states.mT),
-        (d_pairs.mT @ q, v @ d_states.mT),
-        (pairs.mT @ d_out, k @ d_states),
-    )
+    terms = ((d_pairs @ k, d_out @ states.mT), (d_pairs.mT @ q, v @ d_states.mT), (pairs.mT @ d_out, k @ d_states))
     for target, (one, other) in zip(targets, terms, strict=True):
         # Gradients of arrays that batch elements share are summed over these elements, in each term over its own.
         target.copy_(one.sum_to_size(target.shape).add_(other.sum_to_size(target.shape)))

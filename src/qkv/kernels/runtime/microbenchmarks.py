@@ -142,8 +142,7 @@ def _has_fast_tanh(dtype: str, device: str) -> bool:
     x = torch.linspace(-1.0, 1.0, 1 << 15, dtype=getattr(torch, dtype.removeprefix("torch.")))
     out = torch.empty_like(x)
     return is_faster(
-        lambda: torch.tanh(x, out=out),
-        lambda: torch.expm1(x, out=out).reciprocal_().add_(1.0).reciprocal_(),
+        lambda: torch.tanh(x, out=out), lambda: torch.expm1(x, out=out).reciprocal_().add_(1.0).reciprocal_()
     )
 
 

@@ -109,9 +109,7 @@ class HiddenUnits:
 
 
 def prepare_units(
-    left: Float[Tensor, "q hidden"],
-    right: Float[Tensor, "k hidden"],
-    vector: Float[Tensor, " hidden"],
+    left: Float[Tensor, "q hidden"], right: Float[Tensor, "k hidden"], vector: Float[Tensor, " hidden"]
 ) -> HiddenUnits:
     """Return the hidden units of an additive score, each with the method that suits the range of its arguments.
 
