@@ -36,10 +36,10 @@ from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.additive import AdditiveLogits
 from qkv.kernels.tiled.logits.base import AutogradLogits, Gradients, RowSlices, TileLogits
 from qkv.kernels.tiled.logits.gated import GatedLogits
-from qkv.kernels.tiled.logits.products import BiasedLogits, InnerProductLogits, SoftcapLogits
+from qkv.kernels.tiled.logits.products import BiasedLogits, DistanceLogits, InnerProductLogits, SoftcapLogits
 from qkv.kernels.tiled.readouts import ReadoutCollector
 from qkv.masks import Mask
-from qkv.scores.forms import Capped, Gated, Offset, Product, Tanh
+from qkv.scores.forms import Capped, Distance, Gated, Offset, Product, Tanh
 
 _TOLERANCE = 4.0
 """Largest weight outside of the tile of a corrected row, as a multiple of the spacing of numbers near 1."""
@@ -140,6 +140,8 @@ def _tile_logits(call: TorchCall, factor: float, ops: FasterOps) -> TileLogits:
             return GatedLogits(call, factor, ops)
         case Tanh() if not call.tile.batch:
             return AdditiveLogits(call, factor, ops)
+        case Distance(float() as slope) if call.query.shape[:-2] == call.key.shape[:-2]:
+            return DistanceLogits(call, factor, ops, slope)
         case Offset(inner=inner):
             return BiasedLogits(call, factor, ops, _tile_logits(replace(call, score=inner), factor, ops))
         case Capped(inner=inner, cap=int() | float() as cap) if isinstance(inner.form, Product):

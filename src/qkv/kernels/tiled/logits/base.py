@@ -1,6 +1,7 @@
 """Interface of the classes that compute the logits of a tile, and functions that these classes share.
 
     InnerProductLogits    inner product of the projections: one matrix product in forward, two in backward
+    DistanceLogits        distance times a number (`Distance`)
     AdditiveLogits        sum of tanh over hidden units (`Tanh`)
     GatedLogits           inner product multiplied by the sigmoid of a sum (`Gated`)
     BiasedLogits          logits of an inner score plus an offset (`Offset`)

@@ -1,4 +1,4 @@
-"""Logits of a tile from inner products: plain, with a soft cap, or with an offset, which may be added to any logits."""
+"""Logits of a tile from inner products, with a soft cap, from distances, or of any score with an offset."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import cast
 
 import torch
 
+from qkv.core.distances import distance_gradients, pair_distances
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.gradients import leaves_of
@@ -84,6 +85,39 @@ class SoftcapLogits(TileLogits):
             inner_backward(gradient, replace(gradients, score=cast("PointwiseScore", gradients.score).score))
 
         return scale_and_shift_(tanh, self._cap * self.factor, shift), backward
+
+
+class DistanceLogits(TileLogits):
+    """Logits −a ‖q − k‖ and gradients of tiles, with one number a; queries and keys have the same batch axes."""
+
+    def __init__(self, call: TorchCall, factor: float, ops: FasterOps, slope: float) -> None:
+        super().__init__(call, factor, ops)
+        self._slope = slope
+        self._queries, self._keys = (RowSlices(x.reshape(-1, *x.shape[-2:])) for x in (call.query, call.key))
+
+    def logits(
+        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
+    ) -> Float[Tensor, "*#batch q k"]:
+        found, _ = pair_distances(self._queries(rows), self._keys(cols))
+        return scale_and_shift_(self._with_batch(found), -self._slope * self.factor, shift)
+
+    def trace(
+        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
+    ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
+        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients` object."""
+        sides = self._queries(rows), self._keys(cols)
+        found, near = pair_distances(*sides)
+
+        def backward(gradient: Float[Tensor, "*#batch q k"], gradients: Gradients) -> None:
+            results = distance_gradients(*sides, found, near, gradient.reshape(found.shape).mul_(-self._slope))
+            for total, result in zip((gradients.queries(rows), gradients.keys(cols)), results, strict=True):
+                total.add_(self._with_batch(result))
+
+        scaled = torch.mul(found, -self._slope * self.factor, out=workspace.take("logits", tuple(found.shape), found))
+        return scale_and_shift_(self._with_batch(scaled), 1.0, shift), backward
+
+    def _with_batch(self, x: Float[Tensor, "elements n m"]) -> Float[Tensor, "*batch n m"]:
+        return x.view(*self.call.query.shape[:-2], *x.shape[1:])
 
 
 @dataclass
