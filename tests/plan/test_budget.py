@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import qkv
 from qkv import masks, normalizers, readouts, scores
+from qkv.core.formatting import memory_bytes, rounded_up
 from qkv.errors import MemoryBudgetWarning, OptionError, RefusedError
 from qkv.kernels import KERNELS
 from qkv.plan import budget
 from qkv.plan.budget import _WARNED
-from qkv.plan.cost import memory_bytes, rounded_up
 
 MIB = 2**20
 MACHINE_MEMORY = budget.machine_memory

@@ -8,9 +8,10 @@ import pytest
 import qkv
 from qkv import masks, normalizers, readouts, scores
 from qkv.core.arrays import is_array
+from qkv.core.formatting import flop_text, memory_bytes, memory_text
 from qkv.errors import KindError, OptionError, RefusedError, ShapeError
 from qkv.plan.cache import PLANS
-from qkv.plan.cost import flop_text, memory_bytes, memory_text, tile_sides
+from qkv.plan.cost import tile_sides
 
 TEN_MILLION_KEYS = """\
 call        1 query × 10,000,000 keys, width 64, values 8 wide

@@ -286,7 +286,7 @@ def ask(options: AskCommand) -> None:
 
     Normalizers: softmax[:temperature], topk:K, sum, mean, hard, sparsemax, entmax15, sigmoid, identity, sample.
     """
-    from qkv.plan.cost import memory_bytes
+    from qkv.core.formatting import memory_bytes
 
     reading = options.reading.arguments()
     check_choice("--format", options.format_, ("table", "json", "csv"))

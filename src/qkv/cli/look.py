@@ -230,12 +230,12 @@ def look(
         raise OptionError("--layer and --head must not be given with --arrays. Omit them to write all heads.")
     chosen = _parse_layers(layers)
 
+    from qkv.core.formatting import memory_bytes
     from qkv.look.page import Page
     from qkv.look.roles import RoleTable
     from qkv.look.text_model import load_text_model, model_folder
     from qkv.look.text_views import text_views
     from qkv.look.tiled_map import TiledView
-    from qkv.plan.cost import memory_bytes
 
     # Report invalid input before the page is opened.
     memory_bytes(memory)
@@ -349,8 +349,8 @@ def _parse_layers(layers: str | None) -> list[int] | None:
 
 
 def _read_arrays(paths: tuple[str, str], memory: str) -> tuple[str, Shaped[np.ndarray, "*_"], Shaped[np.ndarray, "*_"]]:
+    from qkv.core.formatting import memory_bytes
     from qkv.look.tiled_views import arrays_required_bytes, check_memory, read_array
-    from qkv.plan.cost import memory_bytes
 
     query, key = map(read_array, paths)
     required, allowed = arrays_required_bytes(query, key), memory_bytes(memory)

@@ -92,7 +92,7 @@ def serve(options: ServeCommand) -> None:
     """
     check_rules(options, _RULES)
 
-    from qkv.plan.cost import memory_bytes
+    from qkv.core.formatting import memory_bytes
     from qkv.serve import Limits, run_server
     from qkv.serve.tokens import check_address, read_token
 

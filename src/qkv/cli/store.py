@@ -54,7 +54,7 @@ def repair(
       qkv store repair people.qkv
     """
     from qkv import store
-    from qkv.plan.cost import counted
+    from qkv.core.formatting import counted
 
     with ProgressBar() as progress:
         done = store.repair(path, dry_run=dry_run, progress=progress)
@@ -74,7 +74,7 @@ def repair(
 
 def _describe(path: str, done: Repair, dry_run: bool) -> None:
     """Print what a repair keeps, restores and loses."""
-    from qkv.plan.cost import counted
+    from qkv.core.formatting import counted
 
     would = "would be " if dry_run else ""
     for file in done.restored:
@@ -150,7 +150,7 @@ def copy(
       qkv store copy people.qkv backup.qkv --overwrite
     """
     from qkv import store
-    from qkv.plan.cost import counted
+    from qkv.core.formatting import counted
 
     store.require_free(target, backend, overwrite)
     opened = store.open(path, version=version, damaged=damaged)
@@ -182,8 +182,8 @@ def export(
       qkv store export people.qkv people.arrow --version 2
     """
     from qkv import store
+    from qkv.core.formatting import counted, memory_text
     from qkv.database.storage.create import visible_columns
-    from qkv.plan.cost import counted, memory_text
 
     store.check_exportable(Path(target), overwrite)
     opened = store.open(path, version=version)
@@ -306,7 +306,7 @@ def append(
     Example:
       qkv store append people.qkv people.csv
     """
-    from qkv.plan.cost import counted
+    from qkv.core.formatting import counted
 
     arguments = reading.arguments()
     opened = _open(path)
@@ -332,7 +332,7 @@ def delete(
     Example:
       qkv store delete people.qkv "city = 'Oslo'"
     """
-    from qkv.plan.cost import counted
+    from qkv.core.formatting import counted
 
     opened = _open(path)
     deleted = opened.delete(where)
@@ -347,7 +347,7 @@ def versions(path: StorePath) -> None:
     Example:
       qkv store versions people.qkv
     """
-    from qkv.plan.cost import counted
+    from qkv.core.formatting import counted
 
     for version in _open(path, damaged="skip").versions():
         written = version.written.astimezone().isoformat(" ", "seconds")
@@ -367,7 +367,7 @@ def compact(
     Example:
       qkv store compact people.qkv --keep 1
     """
-    from qkv.plan.cost import memory_text
+    from qkv.core.formatting import memory_text
 
     opened = _open(path)
     with ProgressBar() as progress:
@@ -385,7 +385,7 @@ def compress(path: StorePath) -> None:
     Example:
       qkv store compress guests.qkv
     """
-    from qkv.plan.cost import memory_text
+    from qkv.core.formatting import memory_text
 
     opened = _open(path)
     with ProgressBar() as progress:

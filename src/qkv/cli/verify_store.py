@@ -38,7 +38,7 @@ def verify(path: StorePath, as_json: AsJson = False) -> None:
       qkv store verify people.qkv --json
     """
     from qkv import store
-    from qkv.plan.cost import counted, memory_text
+    from qkv.core.formatting import counted, memory_text
 
     with ProgressBar() as progress:
         found = store.verify(path, progress)
@@ -98,7 +98,7 @@ def damage_record(damage: Damage) -> dict[str, object]:
 
 def _loss(damage: Damage) -> str:
     """Return in words what cannot be read because of a damaged file."""
-    from qkv.plan.cost import counted
+    from qkv.core.formatting import counted
 
     ranges = version_ranges(damage.versions)
     if damage.kind == "checksums":

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from qkv.core.formatting import format_key, format_length, format_query, format_value, number
+from qkv.core.formatting import counted, format_key, format_length, format_query, format_value, number
 from qkv.core.printable import html_table
 from qkv.core.typing import Float, Int, Num
 from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.io.python_cells import exact_array
 from qkv.encoders.arrow_columns import records_of
 from qkv.errors import MissingPackageError, OptionError
-from qkv.plan.cost import counted
 
 if TYPE_CHECKING:
     from qkv.database.execute.row_reader import StoredRows

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, overload
 
 import pyarrow as pa
 
-from qkv.core.formatting import format_value
+from qkv.core.formatting import counted, format_value
 from qkv.core.printable import html_table
 from qkv.core.progress import Progress
 from qkv.database.choice_cache import ChoiceCache
@@ -33,7 +33,6 @@ from qkv.database.protocol import Queryable
 from qkv.encoders.arrow_columns import records_of, with_microseconds
 from qkv.encoders.columns import with_periods
 from qkv.errors import DataError, OptionError
-from qkv.plan.cost import counted
 from qkv.store import ObjectPath, StorageOptions
 
 if TYPE_CHECKING:

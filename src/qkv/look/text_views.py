@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from qkv.core.formatting import memory_bytes
 from qkv.core.progress import Progress, track
 from qkv.errors import DataError, OptionError
 from qkv.look.axis import Axis
@@ -22,7 +23,6 @@ from qkv.look.tiled_map import TiledView
 from qkv.look.tiled_views import check_memory, heads_required_bytes, model_dimensions, recorded_view
 from qkv.look.token_text import shortened
 from qkv.look.views import View
-from qkv.plan.cost import memory_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from qkv.core.formatting import memory_text
 from qkv.core.progress import Progress, track
 from qkv.core.typing import Array, Float, Int
 from qkv.errors import DataError, RefusedError, ShapeError
@@ -20,7 +21,6 @@ from qkv.look.axis import Axis
 from qkv.look.recorded_layers import check_shapes
 from qkv.look.tiled_map import TiledLayer, TiledMap, TiledView, overview_size
 from qkv.masks import Causal, Mask
-from qkv.plan.cost import memory_text
 
 if TYPE_CHECKING:
     import torch

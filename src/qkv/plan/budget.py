@@ -16,8 +16,8 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from qkv.core.formatting import memory_bytes
 from qkv.errors import MemoryBudgetWarning
-from qkv.plan.cost import memory_bytes
 from qkv.plan.devices import CPU, Device
 from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.plan import Plan

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from qkv.core.formatting import memory_text
 from qkv.core.typing import Array, Shaped
 from qkv.errors import OptionError
-from qkv.plan.cost import memory_text
 
 if TYPE_CHECKING:
     import jax

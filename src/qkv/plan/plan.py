@@ -6,8 +6,9 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from qkv.core.formatting import counted, flop_text, memory_text, rounded_up
 from qkv.core.printable import html_table
-from qkv.plan.cost import Cost, counted, flop_text, memory_text, rounded_up
+from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Elsewhere, Kernel
 from qkv.plan.problem import Problem
 

@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from qkv.core.checks import check_choice
+from qkv.core.formatting import memory_text, rounded_up
 from qkv.errors import RefusedError
 from qkv.plan.budget import fit_to_budget, smallest_budget
-from qkv.plan.cost import Cost, memory_text, rounded_up
+from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Elsewhere, Kernel, LazyKernel
 from qkv.plan.plan import Plan, Slowdown
 from qkv.plan.problem import Problem

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from qkv.core.checksums import checksum
+from qkv.core.formatting import counted
 from qkv.core.typing import Bool, Int
 from qkv.errors import DataError
-from qkv.plan.cost import counted
 
 
 @dataclass(frozen=True)

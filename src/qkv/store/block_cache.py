@@ -17,7 +17,7 @@ from pathlib import Path
 
 from qkv.core.checksums import digest
 from qkv.core.files import user_cache
-from qkv.plan.cost import memory_bytes
+from qkv.core.formatting import memory_bytes
 
 _DEFAULT = "1 GiB"
 _CHECKS = 16

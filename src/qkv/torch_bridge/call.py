@@ -20,6 +20,7 @@ import torch
 
 from qkv.core.arrays import is_array, is_tensor, namespace, result_dtype
 from qkv.core.axes import Axes
+from qkv.core.formatting import memory_text
 from qkv.core.map_batch import map_batch
 from qkv.core.parts import Part
 from qkv.core.threefry import Seed
@@ -31,7 +32,6 @@ from qkv.normalizers import NORMALIZERS, Softmax
 from qkv.plan.budget import budget_bytes
 from qkv.plan.cache import SpecFields
 from qkv.plan.checks import check_problem
-from qkv.plan.cost import memory_text
 from qkv.plan.devices import device_of
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.plan import Plan

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from qkv.core.checks import check_integers
+from qkv.core.formatting import counted
 from qkv.core.progress import report
 from qkv.core.typing import Bool, Int, Shaped
 from qkv.database.answer import Entry
@@ -28,7 +29,6 @@ from qkv.database.keys.queries import Queries
 from qkv.errors import DataError, OptionError
 from qkv.masks import AllowedPairs
 from qkv.normalizers.base import Normalizer
-from qkv.plan.cost import counted
 from qkv.plan.plan import Plan
 from qkv.store import Store
 

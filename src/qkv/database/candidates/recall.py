@@ -9,8 +9,8 @@ from numbers import Real
 
 import numpy as np
 
+from qkv.core.formatting import counted
 from qkv.database.answer import Entry
-from qkv.plan.cost import counted
 from qkv.plan.plan import Plan
 
 

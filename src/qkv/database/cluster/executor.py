@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from qkv.core.formatting import counted
 from qkv.core.progress import Progress
 from qkv.core.typing import Int, Shaped
 from qkv.database.answer import Answer
@@ -29,7 +30,6 @@ from qkv.database.partials.arrow_format import normalizer_record
 from qkv.database.partials.functions import check_mergeable
 from qkv.database.partials.query_partial import QueryPartial, Subject
 from qkv.errors import DamagedStoreError, QkvError
-from qkv.plan.cost import counted
 from qkv.store import Store
 from qkv.store.block import unread_text
 

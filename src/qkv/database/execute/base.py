@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import pyarrow as pa
 
-from qkv.core.formatting import format_key
+from qkv.core.formatting import counted, format_key
 from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Int
 from qkv.database.answer import Answer, Call, Entry, RanCalls
@@ -38,7 +38,6 @@ from qkv.errors import DataError
 from qkv.masks import AllowedKeys
 from qkv.normalizers import NORMALIZERS
 from qkv.normalizers.base import Normalizer
-from qkv.plan.cost import counted
 
 if TYPE_CHECKING:
     from qkv.database.execute.in_memory import RowsWithoutValue

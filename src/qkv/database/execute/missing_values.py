@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.core.arrays import ignore_numpy_warnings
+from qkv.core.formatting import counted
 from qkv.core.tile import Tile
 from qkv.core.typing import Bool
 from qkv.database.answer import Entry
@@ -27,7 +28,6 @@ from qkv.database.execute.entries import ambiguous_reason
 from qkv.database.keys.comparisons import Comparison, EqualityComparison, KeyCells
 from qkv.database.keys.queries import Queries
 from qkv.masks import AllowedPairs
-from qkv.plan.cost import counted
 
 if TYPE_CHECKING:
     from qkv.database.execute.base import Executor

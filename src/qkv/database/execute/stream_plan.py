@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
-from qkv.plan.cost import counted, memory_text
+from qkv.core.formatting import counted, memory_text
 
 
 @dataclass(frozen=True)

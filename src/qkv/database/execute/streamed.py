@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from qkv.core.checksums import digest
+from qkv.core.formatting import counted, memory_text
 from qkv.core.ordering import RunningTopK
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Num, Shaped
@@ -48,7 +49,6 @@ from qkv.errors import DamagedError, KindError, OptionError, RefusedError, Shape
 from qkv.masks import AllowedKeys
 from qkv.normalizers.base import Normalizer
 from qkv.plan.checks import check_problem, read_problem
-from qkv.plan.cost import counted, memory_text
 from qkv.plan.spec import Spec
 from qkv.plan.trial import check_functions
 from qkv.store import Store

@@ -19,9 +19,9 @@ from typing import IO, cast
 import pyarrow as pa
 
 from qkv.core.checks import check_choice
+from qkv.core.formatting import memory_bytes, memory_text
 from qkv.core.times import is_date_format
 from qkv.errors import DataError, OptionError
-from qkv.plan.cost import memory_bytes, memory_text
 
 COMPRESSIONS = (".gz", ".zst")
 _BLOCK, _END = 1 << 20, 1 << 16

@@ -31,6 +31,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from qkv.core.formatting import counted
 from qkv.core.ordering import row_groups
 from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Float, Int
@@ -66,7 +67,6 @@ from qkv.estimators.regression.bandwidth import (
 from qkv.estimators.regression.local_linear import choose_linear_bandwidth
 from qkv.estimators.regression.neighbor_blocks import nearest_distance_quantile
 from qkv.normalizers import Softmax, TopK
-from qkv.plan.cost import counted
 from qkv.scores import ByColumn, Cosine, Custom, Exact, Gaussian, Names, Spelling, TokenSetRatio
 from qkv.scores.base import Score
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from qkv import store as stores
+from qkv.core.formatting import memory_bytes
 from qkv.core.progress import Progress
 from qkv.core.untrusted_json import Fields
 from qkv.database.execute.aggregates import Values
@@ -26,7 +27,6 @@ from qkv.encoders.encoder import Encoder
 from qkv.errors import DataError, OptionError
 from qkv.estimators.regression.bandwidth import choose_bandwidth
 from qkv.estimators.regression.neighbor_blocks import nearest_distance_quantile
-from qkv.plan.cost import memory_bytes
 
 _PAIRS = 2**14
 _LEAST_COSINE, _LARGEST_COSINE = 0.2, 0.9

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from qkv.core.formatting import counted, memory_bytes, memory_text
 from qkv.core.progress import Progress, report
 from qkv.database.answer import Answer
 from qkv.database.choice_cache import ChoiceCache
@@ -36,7 +37,6 @@ from qkv.database.storage.encoding import Encoding, prepare_rows
 from qkv.encoders.arrow_columns import float_dtype
 from qkv.encoders.columns import Column, key_names
 from qkv.errors import DataError, StoreFullError
-from qkv.plan.cost import counted, memory_bytes, memory_text
 from qkv.scores.base import Score
 from qkv.store import ArrowStore, Damage, ObjectPath, RemoteStore, StorageOptions, Store, Version, export
 from qkv.store import copy as copy_store

@@ -30,13 +30,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from qkv.core.formatting import counted
 from qkv.core.formatting import number as format_number
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Int
 from qkv.core.untrusted_json import Fields
 from qkv.estimators.regression.bandwidth_errors import LARGEST_EXPONENT, BandwidthErrors, error_series, series_widths
 from qkv.estimators.regression.neighbor_blocks import draw_rows, separate_groups
-from qkv.plan.cost import counted
 
 # Of more rows, some are predicted by all bandwidths, and more by those that are not clearly worse than the best, by so
 # many standard errors of the difference. A hundred million pairs take half a second.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from qkv.core import arrays
 from qkv.core.equation import BoundCall, TorchCall
+from qkv.core.formatting import memory_text
 from qkv.core.typing import Array, Tensor
 from qkv.kernels.dense.kernel import DenseKernel
 from qkv.kernels.runtime.closure_gradients import may_close_over_tensors, refuse_closure_gradients
@@ -23,7 +24,6 @@ from qkv.kernels.runtime.isolated_autograd import projects_nothing
 from qkv.kernels.runtime.memory_model import lifted_elements, pair_arrays, score_arrays
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
-from qkv.plan.cost import memory_text
 from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
 from qkv.plan.precise_call import lift_suffices
 from qkv.plan.problem import Problem

@@ -17,6 +17,7 @@ import numpy as np
 
 from qkv.core.arrays import ignore_numpy_warnings, library, statically_known_true
 from qkv.core.equation import BoundCall, dense
+from qkv.core.formatting import memory_text
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
 from qkv.core.threefry import seed_words
@@ -27,7 +28,6 @@ from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.memory_model import pair_arrays
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
-from qkv.plan.cost import memory_text
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import LARGE_BYTES, amounts_of_work

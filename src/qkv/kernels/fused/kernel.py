@@ -19,13 +19,13 @@ from typing import ClassVar
 
 from qkv.core.arrays import itemsize
 from qkv.core.equation import BoundCall, TorchCall
+from qkv.core.formatting import memory_text
 from qkv.kernels.fused.layout import layout_of
 from qkv.kernels.fused.pair_bias import inner_score, needs_bias, takes_bias
 from qkv.kernels.runtime.memory_model import lifted_elements, saved_by_lift
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.tiled.kernel import TiledKernel
-from qkv.plan.cost import memory_text
 from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import LARGE_BYTES, amounts_of_work, visible_pairs

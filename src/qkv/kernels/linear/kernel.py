@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from qkv.core.arrays import cast, ignore_numpy_warnings, is_array, namespace, requires_gradient, statically_known_true
 from qkv.core.equation import BoundCall
+from qkv.core.guard import all_finite
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float, Num, Tensor
@@ -243,11 +244,6 @@ def _any_negative(left: Array, right: Array) -> bool:
     return any(0 not in x.shape and not statically_known_true(xp.min(x) >= 0) for x in (right, left))
 
 
-def _all_finite(x: Array) -> bool:
-    xp = namespace(x)
-    return statically_known_true(xp.isfinite(xp.sum(x))) or statically_known_true(xp.all(xp.isfinite(x)))
-
-
 def _run_torch(call: BoundCall, problem: Problem) -> _Attempt:
     import torch
 
@@ -274,7 +270,7 @@ def _run_torch(call: BoundCall, problem: Problem) -> _Attempt:
         recurrence = typing.cast("Recurrence", differentiable_recurrence)
         output, totals = linear_attention(call, left, right, recurrence)
         # With NaN or infinity in any array a total is not finite: even excluded keys enter, as 0 · NaN, which is NaN.
-        finite = _all_finite(typing.cast("Tensor", totals).detach())
+        finite = all_finite(typing.cast("Tensor", totals).detach())
         return (output, "") if finite else (None, "not all finite")
 
 
@@ -286,7 +282,7 @@ def _run_numpy(call: BoundCall, problem: Problem) -> _Attempt:
         if _grows(call.score):
             return None, _GROWS
         output, totals = linear_attention(call, left, right, recur)
-        return (output, "") if _all_finite(totals) else (None, "not all finite")
+        return (output, "") if all_finite(totals) else (None, "not all finite")
 
 
 def _run_jax(call: BoundCall, problem: Problem) -> _Attempt:

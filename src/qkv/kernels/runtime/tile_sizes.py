@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.plan.cost import counted, tile_sides
+from qkv.core.formatting import counted
+from qkv.plan.cost import tile_sides
 from qkv.plan.problem import Problem
 from qkv.scores.forms import Gated, Tanh
 

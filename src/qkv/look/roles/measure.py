@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.core.files import write_atomic
+from qkv.core.formatting import counted
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Float, Int
 from qkv.errors import DataError
@@ -21,7 +22,6 @@ from qkv.look.roles.annotations import AnnotatedSentence, Question, Span
 from qkv.look.roles.scoring import EncodedSentence, QuestionResult, position_scores, score_question
 from qkv.look.text_model import TextModel
 from qkv.look.views import HeadRole
-from qkv.plan.cost import counted
 
 if TYPE_CHECKING:
     import torch

@@ -12,6 +12,7 @@ from torch import Tensor
 from qkv.cache.kernel import ChunkedTensor
 from qkv.cache.projected_keys import ProjectedKeys
 from qkv.core.checks import check_integers
+from qkv.core.formatting import memory_bytes, memory_text
 from qkv.core.positions import Positions
 from qkv.core.typing import Float, Int, Num
 from qkv.errors import DamagedError, RefusedError, ShapeError
@@ -20,7 +21,6 @@ from qkv.masks.base import and_masks
 from qkv.nn.cache.checks import check_index, check_lengths, check_loaded, check_new_length, check_rows
 from qkv.nn.cache.chunk import Chunk, next_chunk_size
 from qkv.nn.cache.safetensors_file import CacheState, read_cache, write_cache
-from qkv.plan.cost import memory_bytes, memory_text
 
 _ONE_CHUNK_BYTES = 16 * 2**20
 """Largest size of keys and values that are reallocated when they grow.

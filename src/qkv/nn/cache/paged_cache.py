@@ -10,6 +10,7 @@ from torch import Tensor
 
 from qkv.cache.kernel import ChunkedTensor
 from qkv.core.checks import check_integers
+from qkv.core.formatting import memory_text
 from qkv.core.positions import Positions
 from qkv.core.typing import Float, Int, Num
 from qkv.errors import DamagedError, OptionError, RefusedError, ShapeError
@@ -18,7 +19,6 @@ from qkv.masks.base import and_masks
 from qkv.nn.cache.checks import check_index, check_lengths, check_new_length, check_rows
 from qkv.nn.cache.chunk import encode_rows
 from qkv.nn.cache.safetensors_file import CacheState, read_cache, write_cache
-from qkv.plan.cost import memory_text
 
 
 class BlockPool:

@@ -12,6 +12,7 @@ from torch import Tensor
 from qkv.core.arrays import accumulation_dtype, where
 from qkv.core.axes import broadcast_batch
 from qkv.core.checks import check_integers, describe, is_int
+from qkv.core.formatting import memory_text
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Int, Num
@@ -24,7 +25,6 @@ from qkv.masks import Mask
 from qkv.nn.cache.checks import check_index
 from qkv.nn.cache.safetensors_file import read_cache, write_cache
 from qkv.normalizers import NORMALIZERS, Normalizer
-from qkv.plan.cost import memory_text
 from qkv.scores import Score
 from qkv.scores.forms import Decayed, Product
 
