@@ -9,7 +9,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from qkv.encoders import TableVectors
+from qkv.encoders import TableVectors, table_vectors
+from qkv.encoders.columns import KINDS
 from qkv.errors import DataError, KindError, OptionError
 
 TEXTS = ["red house by the sea", "blue house", "old mill by the river", "mill", "sea and river", "a boat"]
@@ -116,3 +117,7 @@ def test_unusable_tables_and_options_are_refused():
         TableVectors().fit(pa.table({"a": pa.array([{"b": 1}])}))
     with pytest.raises(KindError, match="table must be"):
         TableVectors().fit(7)
+
+
+def test_every_kind_of_column_is_encoded():
+    assert set(KINDS) - {"boolean"} == set(table_vectors._ENCODE)  # booleans are categories
