@@ -310,7 +310,7 @@ def _check_files(options: AskCommand) -> None:
     from qkv.core.files import check_writable
 
     if options.output is not None:
-        from qkv.cli.answer_file import SUFFIXES
+        from qkv.cli.output_file import SUFFIXES
 
         check_writable(Path(options.output), "the answers", SUFFIXES)
     if options.export is not None:
@@ -398,7 +398,7 @@ def _write_answers(
     options: AskCommand, database: Queryable, files: list[str], queries: list[str], output: Path
 ) -> None:
     """Write the answers to all queries to a file, and print how many there are."""
-    from qkv.cli.answer_file import check_distinct, line_relation, write_rows
+    from qkv.cli.output_file import check_distinct, line_relation, write_rows
     from qkv.cli.query_input import is_query_table, read_queries
     from qkv.core.printable import printable
     from qkv.database.execute.ask_options import AskOptions

@@ -293,7 +293,7 @@ def join(options: JoinCommand) -> None:
     """
     check_rules(options, _RULES)
     if options.out is not None:
-        from qkv.cli.answer_file import SUFFIXES
+        from qkv.cli.output_file import SUFFIXES
         from qkv.core.files import check_writable
 
         check_writable(Path(options.out), "the pairs", SUFFIXES)
@@ -318,7 +318,7 @@ def join(options: JoinCommand) -> None:
     judged = None if options.evaluate is None else joined.evaluate(options.evaluate)
     if options.out is not None:
         # The file is written before anything is printed, so that a closed pipe cannot prevent it.
-        from qkv.cli.answer_file import write_rows
+        from qkv.cli.output_file import write_rows
 
         rows = joined.table
         write_rows(rows.to_batches(), rows.schema, Path(options.out), options.quote_formulas, "--out", "the pairs")
