@@ -18,7 +18,7 @@ from qkv.core.tile import Tile
 from qkv.errors import RefusedError
 from qkv.kernels import KERNELS
 from tests.random_calls import oracle
-from tests.random_calls.covering import Row
+from tests.random_calls.covering import NORMALIZER_KINDS, Row
 from tests.random_calls.draw import RandomCall, draw_call, draw_shape, repeated
 from tests.random_calls.oracle import Drawn
 
@@ -260,7 +260,10 @@ def bounds_of(call: RandomCall, wanted: Expected, rows: Any, dtype: str, rounded
         comparable = ((worst < 0.1) & ((gaps > 4 * worst) | ((gaps == 0) & (worst == 0))))[..., 0]
         worst = np.where(comparable[..., None], worst, 0.0)
         errors = np.where(comparable[..., None], errors, 0.0)
-        of_weights = oracle.weight_errors(call.normalizer, logits, weights, errors) + 16 * unit * abs(weights)
+        # An error of the threshold τ changes a weight w of entmax by up to a multiple of √w.
+        inner = call.normalizer.inner[0] if call.normalizer.name == "TopK" else call.normalizer
+        size = np.sqrt(abs(weights)) if inner.name in NORMALIZER_KINDS["sparse"] else abs(weights)
+        of_weights = oracle.weight_errors(call.normalizer, logits, weights, errors) + 16 * unit * size
     scale = 1 / (1 - dropout_rate(call.dropout)) if call.dropout else 1.0
     of_sums = 8 * unit + (EPSILON[dtype] / 2 if rounded else 0)
     output = scale * (of_weights @ abs(value) + of_sums * (abs(weights) @ abs(value)))

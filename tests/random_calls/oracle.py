@@ -170,8 +170,9 @@ def logits_of(score: Drawn, q: Any, k: Any, at: tuple[Any, Any]) -> Any:
             return inner[0] + p["table"][..., p["query_classes"][:, None], p["key_classes"][None, :]]
         case "Exact":
             return (q[..., :, None, :] == k[..., None, :, :]).all(-1).astype(float)
-        case "Custom":  # the L1 distance, divided by a parameter
-            return -absolute(q[..., :, None, :] - k[..., None, :, :]).sum(-1) / p["scale"]
+        case "Custom":  # the L1 distance, divided by a parameter; libraries differentiate |0| as 0
+            difference = q[..., :, None, :] - k[..., None, :, :]
+            return -np.where(difference.real == 0, 0, absolute(difference)).sum(-1) / p["scale"]
     raise ValueError(score.name)
 
 
