@@ -131,7 +131,8 @@ class UnitProducts(PairLogits):
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
     ) -> Tensors | None:
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
-        if not gradient and key.shape[-2] <= key.shape[-1]:
+        (q, width), k = query.shape[-2:], key.shape[-2]
+        if not gradient and q * k <= width * (q + k):
             logits = self._divide_products(query, key, self._number(tensors), bias)
             if logits is not None:
                 return (logits,)
@@ -145,7 +146,6 @@ class UnitProducts(PairLogits):
         if not (low > torch.finfo(norms.dtype).tiny ** 0.375 and high < math.inf):
             return None
         units = both.div_(norms)
-        q = query.shape[-2]
         temperature = self._number(tensors)
         if temperature == 0:
             return None
