@@ -25,6 +25,8 @@ CHOICES: list[tuple[str, Any, dict[str, Any]]] = [
     ("fused", LONG, {"library": "torch"}),
     ("batched", ((4, 3000, 64), (4, 24, 64), (4, 24, 64)), {"library": "torch"}),
     ("fused", ((4, 2, 64), (4, 3000, 64), (4, 3000, 64)), {"library": "torch"}),
+    ("batched", ((4, 1, 64), (4, 4096, 64), (4, 4096, 64)), {"library": "torch", "score": scores.Cosine()}),
+    ("batched", ((2, 512, 64),) * 3, {"library": "torch", "score": scores.Softcap(scores.Constant(), 2.0)}),
     ("fused", LONG, {"library": "torch", "score": scores.Gaussian(), "gradient": True}),
     ("fused", LONG, {"library": "torch", "mask": masks.Causal("start")}),
     ("fused", LONG, {"library": "torch", "mask": masks.AllowedKeys(np.ones(40_000, dtype=bool))}),

@@ -51,6 +51,7 @@ def measured(score: scores.Score, shape: tuple[int, ...] = (2, 300, WIDTH), dtyp
 def test_the_trial_finds_the_size_of_the_largest_array_of_pairs(function: object, elements: int) -> None:
     assert measured(scores.Custom(function)) == elements  # type: ignore[arg-type]
     assert measured(scores.Softcap(scores.Custom(function), 5.0)) == elements  # type: ignore[arg-type]
+    assert measured(scores.Projected(scores.Custom(function), torch.eye(WIDTH))) == elements  # type: ignore[arg-type]
 
 
 @settings(max_examples=cases(25), deadline=None)

@@ -32,10 +32,8 @@ class TestAdditive(ScoreContract):
                 Additive(np.ones((6, 3)), np.ones((4, 5)), None, np.ones(6)),
                 "same number of hidden units, got .*4 in key_weight",
             ),
-            (
-                Additive(np.ones((6, 3)), np.ones((6, 4)), None, np.ones(6)),
-                "key of width . and 5 must .*widths 3 and 4",
-            ),
+            (Additive(np.ones((6, 3)), np.ones((6, 4)), None, np.ones(6)), "key of width 5 must .*width 4"),
+            (Additive(np.ones((6, 3)), None, None, np.ones(6)), "got 6 in query_weight, 5 in key, 6 in vector"),
         ],
     )
     def test_refuses_weights_that_do_not_fit_and_says_which(self, score, words):
@@ -43,15 +41,15 @@ class TestAdditive(ScoreContract):
             score(np.ones((1, 3)), np.ones((1, 5)))
 
 
-class TestAdditiveWithoutBias(ScoreContract):
+class TestAdditiveOfProjectedKeys(ScoreContract):
     part = Additive
     widths = (3, 5)
 
     def make(self, draw):
-        return Additive(draw(6, 3), draw(6, 5), None, draw(6))
+        return Additive(draw(5, 3), None, None, draw(5))
 
     def formula(self, score, q, k, at):
-        units = zip(apply(score.query_weight, q), apply(score.key_weight, k), score.vector, strict=True)
+        units = zip(apply(score.query_weight, q), k, score.vector, strict=True)
         return math.fsum(v * math.tanh(a + b) for a, b, v in units)
 
 

@@ -22,6 +22,7 @@ from qkv.readouts import Readout
 from qkv.scores.base import GeneralScore, Score
 from qkv.scores.custom import Custom
 from qkv.scores.forms import Distance
+from qkv.scores.wrapper import WrapperScore
 
 if TYPE_CHECKING:
     import torch
@@ -47,8 +48,11 @@ def elements_by_trial(score: Score, axes: Axes, dtype: str) -> int | None:
     """
     while score.form.inner is not None:
         score = score.form.inner
-    stated = score.elements if isinstance(score, Custom) else type(score).elements_per_logit is not _ASSUMED
-    if stated or not isinstance(score, GeneralScore) or axes.text:
+    own = score
+    while isinstance(own, WrapperScore):  # of projections
+        own = own.score
+    stated = own.elements if isinstance(own, Custom) else type(own).elements_per_logit is not _ASSUMED
+    if stated or not isinstance(own, GeneralScore) or axes.text:
         return None
     if axes.pairs * max(axes.query_width, axes.key_width) < _MIN_ELEMENTS:
         return None
@@ -69,7 +73,7 @@ def elements_by_trial(score: Score, axes: Axes, dtype: str) -> int | None:
     return elements
 
 
-def _trial(score: GeneralScore, axes: Axes, dtype: str) -> int | None:
+def _trial(score: Score, axes: Axes, dtype: str) -> int | None:
     import warnings
 
     import torch
@@ -114,7 +118,7 @@ def _made_up(shape: Sequence[int], dtype: str, device: torch.device) -> Shaped[T
 
 
 def _record_pair_bytes(
-    score: GeneralScore, query: Shaped[Tensor, "*_"], key: Shaped[Tensor, "*_"], tile: Tile, lengths: tuple[int, int]
+    score: Score, query: Shaped[Tensor, "*_"], key: Shaped[Tensor, "*_"], tile: Tile, lengths: tuple[int, int]
 ) -> int:
     """Return the size in bytes of the largest array with an axis of queries and an axis of keys."""
     import torch

@@ -20,6 +20,7 @@ from qkv.core.typing import Array, Num
 from qkv.errors import ShapeError
 from qkv.scores.base import GeneralScore
 from qkv.scores.forms import Form, SavedArrays, Tanh
+from qkv.scores.projected import linear_map
 
 __all__ = ["Additive"]
 
@@ -31,8 +32,8 @@ class Additive(GeneralScore):
     """Score vᵀ tanh(W₁ q + W₂ k + b), for queries q and keys k that may differ in width.
 
     Args:
-        query_weight: W₁ `(hidden, query_width)`, the layout of `torch.nn.Linear.weight`.
-        key_weight: W₂ `(hidden, key_width)`.
+        query_weight: W₁ `(hidden, query_width)`, the layout of `torch.nn.Linear.weight`; None: no projection.
+        key_weight: W₂ `(hidden, key_width)`, or None for keys that are projected once for many calls.
         bias: b `(hidden,)`, or None for 0.
         vector: v `(hidden,)`.
 
@@ -49,8 +50,8 @@ class Additive(GeneralScore):
         array([[0., 1.]])
     """
 
-    query_weight: Array = array_field("hidden", "query_width")
-    key_weight: Array = array_field("hidden", "key_width")
+    query_weight: Array | None = array_field("hidden", "query_width", default=None)
+    key_weight: Array | None = array_field("hidden", "key_width", default=None)
     bias: Array | None = array_field("hidden", default=None)
     vector: Array = array_field("hidden", default=None)
 
@@ -59,25 +60,17 @@ class Additive(GeneralScore):
         return Tanh(self.vector, (self.query_weight, self.key_weight, self.bias), saved=_SAVED)
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        expected = (self.query_weight.shape[-1], self.key_weight.shape[-1])
-        if (query_width, key_width) != expected:
-            raise ShapeError(
-                f"query and key of width {query_width} and {key_width} must match the weights of Additive, got weights "
-                f"for widths {expected[0]} and {expected[1]}. Give query_weight of shape (hidden, {query_width}) and "
-                f"key_weight of shape (hidden, {key_width})."
-            )
         if self.vector is None:
             raise ShapeError("vector of Additive must be an array of shape (hidden,), got None.")
-        hidden = {
-            name: array.shape[axis]
-            for name, array, axis in (
-                ("query_weight", self.query_weight, -2),
-                ("key_weight", self.key_weight, -2),
-                ("bias", self.bias, -1),
-                ("vector", self.vector, -1),
-            )
-            if array is not None
-        }
+        hidden = {} if self.bias is None else {"bias": self.bias.shape[-1]}
+        for side, weight, width in (("query", self.query_weight, query_width), ("key", self.key_weight, key_width)):
+            if weight is not None and weight.shape[-1] != width:
+                raise ShapeError(
+                    f"{side} of width {width} must match {side}_weight of Additive, got a weight for width "
+                    f"{weight.shape[-1]}. Give {side}_weight of shape (hidden, {width})."
+                )
+            hidden |= {side: width} if weight is None else {f"{side}_weight": weight.shape[-2]}
+        hidden["vector"] = self.vector.shape[-1]
         if len(set(hidden.values())) > 1:
             counts = ", ".join(f"{count} in {name}" for name, count in hidden.items())
             raise ShapeError(f"all weights of Additive must have the same number of hidden units, got {counts}.")
@@ -102,10 +95,8 @@ class Additive(GeneralScore):
         tile: Tile | None = None,
     ) -> tuple[Num[Array, "*#batch q hidden"], Num[Array, "*#batch k hidden"]]:
         """Return the projected queries W₁ q + b and the projected keys W₂ k."""
-        xp = namespace(query)
-        left = xp.matmul(query, xp.matrix_transpose(self.query_weight))
-        right = xp.matmul(key, xp.matrix_transpose(self.key_weight))
-        return (left if self.bias is None else left + self.bias[..., None, :]), right
+        left = linear_map(query, self.query_weight)
+        return (left if self.bias is None else left + self.bias[..., None, :]), linear_map(key, self.key_weight)
 
     def projected_logits(
         self, left: Num[Array, "*#batch q hidden"], right: Num[Array, "*#batch k hidden"], tile: Tile | None = None

@@ -168,11 +168,11 @@ class Tanh(Form):
 
     Attributes:
         vector: v `(*batch, hidden)`.
-        maps: (W, U, b) if the projections are W q + b and U k, where b may be None; otherwise None.
+        maps: (W, U, b) if the projections are W q + b and U k, with None for an array that is left out; otherwise None.
     """
 
     vector: Num[Array, "*batch hidden"]
-    maps: tuple[Array, Array, Array | None] | None = None
+    maps: tuple[Array | None, Array | None, Array | None] | None = None
 
     def bound(self, left: Shaped[Array, "*_"], right: Shaped[Array, "*_"]) -> Num[Array, ""]:
         """Return Σ |v|, or the largest of these sums if v has batch axes."""

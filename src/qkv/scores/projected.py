@@ -83,7 +83,7 @@ class Projected(WrapperScore):
         return self._lift_description_with("query and key projected")
 
     def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
-        return self.score.query_term(_linear(query, self.query_weight), tile)
+        return self.score.query_term(linear_map(query, self.query_weight), tile)
 
     def project(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
@@ -112,12 +112,12 @@ class Projected(WrapperScore):
         return self.score.lift_range(*self._project(query, key), centre)
 
     def centre(self, key: Num[Array, "*batch k key_width"]) -> Centre:
-        return self.score.centre(_linear(key, self.key_weight))
+        return self.score.centre(linear_map(key, self.key_weight))
 
     def _project(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"]
     ) -> tuple[Num[Array, "*#batch q left_width"], Num[Array, "*#batch k right_width"]]:
-        return _linear(query, self.query_weight), _linear(key, self.key_weight)
+        return linear_map(query, self.query_weight), linear_map(key, self.key_weight)
 
     def _widths(self, query_width: int, key_width: int) -> tuple[int, int]:
         left = query_width if self.query_weight is None else self.query_weight.shape[-2]
@@ -125,8 +125,9 @@ class Projected(WrapperScore):
         return left, right
 
 
-def _linear(
+def linear_map(
     x: Num[Array, "*#batch n width"], weight: Num[Array, "*#batch hidden width"] | None
 ) -> Num[Array, "*#batch n hidden"]:
+    """Return W x for each row x, or x if there is no weight W."""
     xp = namespace(x)
     return x if weight is None else xp.matmul(x, xp.matrix_transpose(weight))

@@ -185,7 +185,7 @@ SCORES: dict[str, Callable[[PartFactory], scores.Score]] = {
     "bilinear low rank": lambda m: scores.Bilinear(m.draw(m.width, 2), m.draw(m.width, 2)),
     "bilinear per head": lambda m: scores.Bilinear(m.heads(m.width, m.width)),
     "additive": lambda m: scores.Additive(m.draw(6, m.width), m.draw(6, m.width), m.draw(6), m.draw(6)),
-    "additive per head": lambda m: scores.Additive(m.heads(6, m.width), m.heads(6, m.width), None, m.heads(6)),
+    "additive per head": lambda m: scores.Additive(m.heads(m.width, m.width), None, None, m.heads(m.width)),
     "gated": lambda m: scores.Gated(m.draw(m.width), m.draw(m.width), m.draw()),
     "separable gate": lambda m: scores.SeparableGate(m.draw(m.width), m.draw(m.width), m.draw(), m.draw()),
     "cosine": lambda m: scores.Cosine(m.draw.positive()),

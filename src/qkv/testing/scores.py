@@ -199,12 +199,11 @@ class ScoreContract(DifferentiableContract):
                     hidden = np.tanh(left[..., :, None, :] + right[..., None, :, :])
                     expected = (hidden @ vector[..., None, :, None])[..., 0]
                     if maps is not None:
-                        assert_close(
-                            left,
-                            query @ _transposed(maps[0]) + (0 if maps[2] is None else maps[2][..., None, :]),
-                            1e-12,
-                        )
-                        assert_close(right, key @ _transposed(maps[1]), 1e-12)
+                        sides = [
+                            x if w is None else x @ _transposed(w) for x, w in zip((query, key), maps[:2], strict=True)
+                        ]
+                        assert_close(left, sides[0] + (0 if maps[2] is None else maps[2][..., None, :]), 1e-12)
+                        assert_close(right, sides[1], 1e-12)
             if expected is not None:
                 assert_close(score(query, key, END), expected, 1e-12)
 

@@ -83,7 +83,7 @@ class Attention(_InputListLayer, keras.layers.Attention):  # type: ignore[misc, 
         scale = 1.0 if self.scale is None else ops.cast(self.scale, dtype)
         if self.score_mode == "dot":
             return Dot() if self.scale is None else Bilinear(ops.eye(width, dtype=dtype) * scale)
-        maps = ops.eye(width, dtype=dtype) * scale
+        maps = None if self.scale is None else ops.eye(width, dtype=dtype) * scale
         weight = ops.cast(self.concat_score_weight, dtype)
         return Additive(maps, maps, None, ops.ones((width,), dtype=dtype) * weight)
 
@@ -113,9 +113,8 @@ class AdditiveAttention(_InputListLayer, keras.layers.AdditiveAttention):  # typ
 
     def _score(self, query: Float[Array, "*batch q width"]) -> Score:
         width, dtype = query.shape[-1], query.dtype
-        maps = ops.eye(width, dtype=dtype)
         vector = ops.ones((width,), dtype=dtype) if self.scale is None else ops.cast(self.scale, dtype)
-        return Additive(maps, maps, None, vector)
+        return Additive(vector=vector)
 
 
 def _key_mask(mask: Shaped[Array, "*_ k"], rank: int) -> Mask:

@@ -85,16 +85,16 @@ class MappedProducts(PairLogits):
         return left @ right.mT * self.factor
 
     def _sides(self, tensors: Tensors) -> tuple[Float[Tensor, "*_ q hidden"], Float[Tensor, "*_ k hidden"]]:
-        query, key, *maps = tensors
-        left, right = (
-            x if w is None else mapped(x, w) for x, w in zip(cast("list[Tensor]", [query, key]), maps, strict=True)
-        )
-        return left, right
+        query, key, *maps = cast("list[Tensor]", tensors)
+        return mapped(query, maps[0]), mapped(key, maps[1])
 
 
-def mapped(x: Float[Tensor, "*#batch n width"], weight: Float[Tensor, "*_ hidden width"]) -> Float[Tensor, "*_"]:
-    """Return W x for each row x."""
-    return product(x, weight.mT)
+def mapped(x: Float[Tensor, "*#batch n width"], weight: Float[Tensor, "*_ hidden width"] | None) -> Float[Tensor, "*_"]:
+    """Return W x for each row x, or x if there is no W."""
+    if weight is None:
+        return x
+    # `linear` calls fewer operators than the matrix product.
+    return torch.nn.functional.linear(x, weight) if weight.ndim == 2 else product(x, weight.mT)
 
 
 def map_gradient(
@@ -131,7 +131,8 @@ class UnitProducts(PairLogits):
         self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
     ) -> Tensors | None:
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
-        if not gradient and key.shape[-2] <= key.shape[-1]:
+        (q, width), k = query.shape[-2:], key.shape[-2]
+        if not gradient and q * k <= width * (q + k):
             logits = self._divide_products(query, key, self._number(tensors), bias)
             if logits is not None:
                 return (logits,)
@@ -145,7 +146,6 @@ class UnitProducts(PairLogits):
         if not (low > torch.finfo(norms.dtype).tiny ** 0.375 and high < math.inf):
             return None
         units = both.div_(norms)
-        q = query.shape[-2]
         temperature = self._number(tensors)
         if temperature == 0:
             return None
@@ -310,7 +310,7 @@ class Distances(PairLogits):
 class TanhSums(PairLogits):
     """Additive logits. The tensors are q, k and v `(*#batch, 1, hidden)`, and W, U and b if `mapped`.
 
-    W and U have the shapes `(*#batch, hidden, width)`, and b that of v or it is None. Without them, q and k are
+    W and U have the shapes `(*#batch, hidden, width)`, and b that of v; each may be None. If not `mapped`, q and k are
     projections.
     """
 
@@ -323,7 +323,7 @@ class TanhSums(PairLogits):
         if form.maps is None:
             sides = cast("TorchCall", project_call(call))
             return sides.query, sides.key, vector
-        weight, key_weight, bias = cast("tuple[Tensor, Tensor, Tensor | None]", form.maps)
+        weight, key_weight, bias = cast("tuple[Tensor | None, Tensor | None, Tensor | None]", form.maps)
         return call.query, call.key, vector, weight, key_weight, None if bias is None else bias[..., None, :]
 
     def forward(
@@ -350,8 +350,8 @@ class TanhSums(PairLogits):
         if not self.mapped:
             return left, right, d_vector
         return (
-            product(left, maps[0]) if needs[0] else None,
-            product(right, maps[1]) if needs[1] else None,
+            None if not needs[0] else left if maps[0] is None else product(left, maps[0]),
+            None if not needs[1] else right if maps[1] is None else product(right, maps[1]),
             d_vector,
             map_gradient(left, query, maps[0]) if needs[3] else None,
             map_gradient(right, key, maps[1]) if needs[4] else None,
@@ -367,7 +367,5 @@ class TanhSums(PairLogits):
         query, key, _, *maps = cast("list[Tensor]", tensors)
         if not self.mapped:
             return query, key
-        if maps[0].ndim == maps[1].ndim == 2 and maps[2] is None:  # with fewer operators than the matrix product
-            return torch.nn.functional.linear(query, maps[0]), torch.nn.functional.linear(key, maps[1])
-        left, right = product(query, maps[0].mT), product(key, maps[1].mT)
-        return (left if maps[2] is None else left + maps[2]), right
+        left = mapped(query, maps[0])
+        return (left if maps[2] is None else left + maps[2]), mapped(key, maps[1])

@@ -16,6 +16,7 @@ from qkv.core.typing import Num, Shaped, Tensor
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.gradients import gradients_of
 from qkv.scores import Score
+from qkv.scores.wrapper import PointwiseScore
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 def projects_nothing(score: Score) -> bool:
     """Return whether the projections of a score are query and key themselves."""
+    while (
+        isinstance(score, PointwiseScore) and score.lift_kind is None and type(score).project is PointwiseScore.project
+    ):
+        score = score.score
     return score.form.lift is None and type(score).project is Score.project
 
 
