@@ -13,6 +13,7 @@ import pyarrow as pa
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Int
 from qkv.database.io.sources import describe, read, require_columns
+from qkv.encoders.columns import split_names
 from qkv.errors import DataError, OptionError
 from qkv.join.active_learner import ActiveLearner
 from qkv.join.attention_weights import collect_matches
@@ -292,9 +293,8 @@ def _candidate_pairs(
 
 
 def _names(on: Sequence[str | tuple[str, str]] | str) -> tuple[tuple[str, str], ...]:
-    given = on.split(",") if isinstance(on, str) else on
     pairs = []
-    for name in given:
+    for name in split_names(on):
         left, _, right = name.partition("=") if isinstance(name, str) else (name[0], "", name[1])
         pairs.append((left.strip(), right.strip() or left.strip()))
     lefts = [left for left, _ in pairs]
