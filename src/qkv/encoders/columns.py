@@ -70,7 +70,7 @@ KINDS: dict[Kind, KindTraits] = {
 PERIOD = b"qkv period"
 """The name in the metadata of an Arrow field of the period of a cyclic column."""
 
-_NAMES = re.compile(r'(?:^|,)\s*(?:"((?:[^"]|"")*)"|([^,]*?))\s*(?=,|\Z)')
+_NAMES = re.compile(r'(?:^|,)\s*(?:"((?:[^"]|"")*)")?([^,]*?)\s*(?=,|\Z)')
 _MOST_SLICES = 1000
 _MICROSECONDS_PER_DAY = 86_400e6
 
@@ -93,7 +93,7 @@ def split_names(names: object) -> list[Any]:
         ['city', 'price, net']
     """
     if isinstance(names, str):
-        return [quoted.replace('""', '"') or name for quoted, name in _NAMES.findall(names)]
+        return [quoted.replace('""', '"') + rest for quoted, rest in _NAMES.findall(names)]
     return list(names) if isinstance(names, Iterable) else [names]
 
 

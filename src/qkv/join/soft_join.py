@@ -259,7 +259,7 @@ class SoftJoin:
     def _read(self, left: object, right: object) -> tuple[tuple[pa.Table, pa.Table], _ColumnPairs, _RowsById]:
         """Return both tables, the names of the compared columns, and the row numbers by id."""
         first = read(left)
-        second = first if right is None or right is left else read(right)
+        second = first if right is None else read(right).slice(0)  # never the same object as `first`
         places = describe(left), describe(left if right is None else right)
         for table, place in zip((first, second), places, strict=True):
             if not table.num_rows:
