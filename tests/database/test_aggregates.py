@@ -228,6 +228,16 @@ def test_means_of_the_largest_numbers_do_not_overflow(values, tmp_path):
         assert answer.spread is None
 
 
+@pytest.mark.parametrize("aggregate", ["mean", "local-linear"])
+def test_keys_and_values_whose_sums_overflow_are_answered_as_smaller_ones(aggregate):
+    x = np.linspace(0.1, 0.9, 60)
+    answers = [
+        Database.open({"x": x * size, "v": np.sin(3 * x) * size}, "x", "v").ask(0.4 * size, aggregate=aggregate)
+        for size in (1.0, 1.7e308)
+    ]
+    assert answers[1].value / 1.7e308 == pytest.approx(answers[0].value)
+
+
 @pytest.mark.parametrize("queries", [1.5, [1.5, 1.6]])
 def test_a_row_without_weight_whose_square_overflows_does_not_hide_the_spread_of_a_store(tmp_path, queries):
     table = {"k": [1.0, 2.0, 3.0, 4.0], "v": [10.0, 12.0, 1e200, 14.0]}

@@ -1,11 +1,13 @@
 """Parsing of queries in every accepted form."""
 
 import datetime as dt
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import torch
 
 from qkv.database import Database
 from qkv.errors import OptionError, QueryError
@@ -78,7 +80,17 @@ def test_two_queries_of_two_columns_however_they_are_written(queries):
 
 
 @pytest.mark.parametrize(
-    "queries", [[1, 2.5], (1, 2.5), np.array([1, 2.5]), pa.array([1, 2.5]), pd.Series([1, 2.5]), ["1", "2.5"]]
+    "queries",
+    [
+        [1, 2.5],
+        (1, 2.5),
+        np.array([1, 2.5]),
+        pa.array([1, 2.5]),
+        pd.Series([1, 2.5]),
+        ["1", "2.5"],
+        torch.tensor([1, 2.5]),
+        [torch.tensor(1), Fraction(5, 2)],
+    ],
 )
 def test_many_queries_of_one_column(queries):
     answer = points("x").ask(queries, score="gaussian:1")

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
+import torch
 
 from qkv.database import Database
 from qkv.database.io.duckdb_file import CLOSED, _first_sentence, open_connection
@@ -80,6 +81,11 @@ OBJECTS = {
     "pandas frame of objects": lambda: pd.DataFrame(ROWS).astype({"income": float}).astype(object),
     "polars frame": lambda: pl.DataFrame(ROWS),
     "dict of polars series": lambda: {name: pl.Series(cells) for name, cells in ROWS.items()},
+    "dict with a tensor": lambda: ROWS | {"income": torch.tensor([1000.0, 2000.0, 3000.0], requires_grad=True)},
+    "dict with an array of another byte order": lambda: ROWS | {"income": np.array(ROWS["income"], ">f8")},
+    "pandas series with a named index": lambda: pd.DataFrame(ROWS).set_index("name")["income"],
+    "pandas frame with a sparse column": lambda: pd.DataFrame(ROWS).astype({"income": pd.SparseDtype(float)}),
+    "polars lazy frame": lambda: pl.LazyFrame(ROWS),
 }
 
 
@@ -163,9 +169,14 @@ def test_a_header_of_texts_over_texts_is_a_header(tmp_path):
     assert Database.open(tmp_path / "t.csv", key="last", value="first").ask("Hu").value == "Rachel"
 
 
-def test_a_column_whose_name_holds_a_comma_can_be_the_key():
-    table = {"a,b": [1.0, 2.0, 3.0], "c": [1, 2, 3]}
-    assert Database.open(table, key="a,b", value="c").key == ("a,b",)
+@pytest.mark.parametrize("name", ["a,b", " c ", 'c "d"', "c\nd"])
+def test_a_column_of_any_name_can_be_the_key(tmp_path, name):
+    table = {name: [1.0, 2.0, 3.0], "b": [1, 2, 3], "value": [1, 2, 3]}
+    quoted = '"' + name.replace('"', '""') + '"'
+    for key in (name, [name], f"{quoted}, b"):
+        assert Database.open(table, key=key, value="value").key[0] == name
+    pd.DataFrame(table).to_csv(tmp_path / "t.csv", index=False)
+    assert Database.open(tmp_path / "t.csv", key=f"{quoted},b", value="value").key == (name.strip(), "b")
 
 
 BAD_OBJECTS = {
@@ -183,6 +194,12 @@ BAD_OBJECTS = {
     ),
     "no rows": ({"name": [], "income": []}, "must have at least one row"),
     "repeated names": (pa.Table.from_arrays([[1], [2], [3]], ["name", "name", "income"]), "more than once"),
+    "repeated names in a frame": (pd.DataFrame([[1, 2]], columns=["name", "name"]), "unique, got name more than once"),
+    "an index named as a column": (pd.DataFrame(ROWS).set_index("name", drop=False), "unique, got name more than once"),
+    "a number and its text as names": (
+        {1: [1], "1": [2], "name": ["a"], "income": [1]},
+        "unique, got 1 more than once",
+    ),
 }
 
 
@@ -194,7 +211,7 @@ def test_an_object_that_cannot_be_used_is_one_sentence(name):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("key", ["", [], ["name", "name"], [3]])
+@pytest.mark.parametrize("key", ["", [], ["name", "name"], [3], 3])
 def test_a_key_that_names_no_columns_is_refused(key):
     with pytest.raises(DataError):
         Database.open(ROWS, key=key, value="income")

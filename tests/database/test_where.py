@@ -6,6 +6,7 @@ import itertools
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from qkv.database import Database
@@ -178,3 +179,14 @@ def test_a_filter_that_selects_no_row_or_one_is_stated_in_one_sentence(tmp_path)
         one = database.ask(1.0, where="v = 1")
         assert one.notes[0].endswith("; 1 row satisfies the predicate")
         assert not any("1 rows" in text for text in one.notes)
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York", "+05:30", "UTC"])
+def test_days_in_a_predicate_are_those_of_the_time_zone_of_the_column(zone, tmp_path):
+    hours = pa.array(np.arange(200) * 3_600, pa.timestamp("s", zone))
+    table = pa.table({"hour": np.arange(200), "moment": hours, "other": hours.cast(pa.timestamp("s", "Asia/Kolkata"))})
+    second = np.flatnonzero(pc.day(hours).to_numpy() == 2).tolist()
+    memory, store = Database.open(table, "hour", "hour"), Database.create(tmp_path / "s", table, "hour", "hour")
+    for database in (memory, store):
+        rows = database.ask(30, score="boxcar:1000", where="day(moment) = 2", top=200).rows
+        assert sorted(row.index for row in rows) == second

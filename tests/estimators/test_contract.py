@@ -69,6 +69,10 @@ def test_rows_of_weight_0_are_left_out(kind):
         model.predict_proba(X) if kind is AttentionClassifier else model.predict(X) for model in (weighed, without)
     )
     np.testing.assert_array_equal(found, wanted)
+    weighed.partial_fit(X[:10], y[:10])
+    without.partial_fit(X[:10], y[:10])
+    named, stored = weighed.explain_rows(X, top=70).rows, without.explain_rows(X, top=70).rows
+    np.testing.assert_array_equal(named, np.append(np.flatnonzero(weights), np.arange(90, 100))[stored])
 
 
 def test_it_works_in_a_pipeline_a_search_and_a_cross_validation():

@@ -1,5 +1,8 @@
 """Tests of missing values among the targets of estimators."""
 
+import datetime as dt
+from decimal import Decimal
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -71,3 +74,9 @@ def test_targets_that_are_dates_or_durations_are_refused_by_a_regressor():
     for targets in (days, days - days[0], days.tolist(), pd.Series(days)):
         with pytest.raises(DataError, match="y must hold numbers, got dates or times"):
             AttentionRegressor(metric="none").fit(ROWS, targets)
+
+
+@pytest.mark.parametrize("cell", [dt.date(2024, 1, 1), pd.Timestamp("2024-01-01", tz="UTC"), Decimal(1)])
+def test_classes_of_other_kinds_are_refused_with_the_remedy(cell):
+    with pytest.raises(DataError, match=f"got a {type(cell).__name__}. Convert them to texts"):
+        AttentionClassifier(metric="none").fit(ROWS, [cell] * 12)

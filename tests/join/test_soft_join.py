@@ -228,6 +228,12 @@ def test_duplicates_of_one_table_are_found_once_each():
     assert len(found_pairs(SoftJoin().join(people, one_to_one=True)) & true) >= 0.9 * len(true)
 
 
+def test_a_table_that_is_given_twice_is_joined_as_its_copy():
+    table = pa.Table.from_pylist(crowd(7)[0])
+    twice, copied = SoftJoin().join(table, table), SoftJoin().join(table, table.to_pandas())
+    assert found_pairs(twice) == found_pairs(copied) >= {(row, row) for row in range(len(table))}
+
+
 def test_one_to_one_has_no_row_twice_and_many_may():
     left, right, _ = crowd(8)
     twice = [*right, *right[:20]]

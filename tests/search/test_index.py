@@ -165,6 +165,15 @@ def test_a_query_without_a_known_word_finds_nothing(library):
     assert next(Index.from_texts(library).rank(["zeppelin"])) == {}
 
 
+def test_a_word_of_any_script_is_found_as_it_is_written():
+    texts = ["我喜欢猫。", "東京 タワー", "हिन्दी भाषा", "a \ufb01nance report", "l'e\u0301cole", "the golden ring"]
+    index = Index.from_texts([Document(str(number), text) for number, text in enumerate(texts)])
+    for number, word in enumerate(["猫", "東京", "हिन्दी", "Finance", "École", "rings ring"]):
+        hit = index.search(word, top=1)[0]
+        assert hit.document == str(number)
+        assert set(hit.contributions.query_words) <= set(hit.contributions.by_word())
+
+
 def test_an_index_of_one_document(library):
     index = Index.from_texts(library[:1])
     (hit,) = index.search("shadows")  # nothing to tell it from: all attention, no deviation

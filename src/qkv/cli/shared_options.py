@@ -87,7 +87,7 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
 # -- ask, join, store create ----------------------------------------------------------------------------
 
 KeyColumns = Annotated[
-    str, typer.Option(metavar="A[,B]", help="Key column; separate several by commas.", show_default=False)
+    str, typer.Option(metavar="A[,B]", help="Key column; several are separated as in CSV.", show_default=False)
 ]
 ValueColumn = Annotated[str, typer.Option(metavar="C", help="Value column.", show_default=False)]
 ScoreName = Annotated[str | None, typer.Option(metavar="NAME[:NUMBER]", help="Score that compares query and key.")]

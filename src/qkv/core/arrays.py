@@ -452,6 +452,12 @@ def to_numpy(x: Shaped[Array, "*shape"]) -> Shaped[np.ndarray, "*shape"] | None:
         return None
 
 
+def plain_array(x: Any) -> Any:
+    """Return an array of PyTorch, JAX or TensorFlow as a NumPy array if NumPy has its dtype, all else as it is."""
+    found = None if library_of(x) in (None, "numpy") else to_numpy(x)
+    return x if found is None else found
+
+
 def row_max(x: Num[Array, "*batch n"]) -> Num[Array, "*batch 1"]:
     """Return the maximum along the last axis of `x`, kept with length 1, or −inf if this axis is empty."""
     xp = namespace(x)

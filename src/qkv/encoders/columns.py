@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -69,6 +70,7 @@ KINDS: dict[Kind, KindTraits] = {
 PERIOD = b"qkv period"
 """The name in the metadata of an Arrow field of the period of a cyclic column."""
 
+_NAMES = re.compile(r'(?:^|,)\s*(?:"((?:[^"]|"")*)")?([^,]*?)\s*(?=,|\Z)')
 _MOST_SLICES = 1000
 _MICROSECONDS_PER_DAY = 86_400e6
 
@@ -83,14 +85,26 @@ def fold(text: str) -> str:
     return " ".join((text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold().split())
 
 
+def split_names(names: object) -> list[Any]:
+    """Return column names as a list, from one name, several names, or a text of names with commas, quoted as in CSV.
+
+    Example:
+        >>> split_names('city, "price, net"')
+        ['city', 'price, net']
+    """
+    if isinstance(names, str):
+        return [quoted.replace('""', '"') + rest for quoted, rest in _NAMES.findall(names)]
+    return list(names) if isinstance(names, Iterable) else [names]
+
+
 def key_names(key: str | Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the key columns as a tuple, from one name, several names, or a text of names with commas.
 
     Raises:
         DataError: A name is not a string, or occurs twice.
     """
-    names = [key] if isinstance(key, str) and key in columns else key.split(",") if isinstance(key, str) else list(key)
-    names = [name.strip() if isinstance(name, str) else name for name in names]
+    names = [key] if isinstance(key, str) and key in columns else split_names(key)
+    names = [name.strip() if isinstance(name, str) and name not in columns else name for name in names]
     if not names or not all(isinstance(name, str) and name for name in names):
         raise DataError(f"key must be one or several column names, got {key!r}. Separate several names with commas.")
     if len(set(names)) != len(names):

@@ -167,7 +167,8 @@ def _fraction(value: object) -> Fraction:
 
 
 def _decimal(value: object) -> decimal.Decimal:
-    text = value.strip() if isinstance(value, str) else repr(float(value)) if isinstance(value, float) else str(value)
+    exact = isinstance(value, str | int | decimal.Decimal)
+    text = str(value).strip() if exact else repr(float(value))  # type: ignore[arg-type]
     try:
         return decimal.Decimal(text)
     except decimal.InvalidOperation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,11 +11,19 @@ import numpy as np
 
 from qkv.core.checks import check_choice
 from qkv.core.extras import import_optional, require_packages
+from qkv.encoders.word_spans import SINGLE_SIGNS, WORD_SIGNS
 from qkv.errors import DataError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
     from sklearn.feature_extraction.text import CountVectorizer
+
+
+_TOKEN = re.compile(rf"[^\W{SINGLE_SIGNS}](?:[^\W{SINGLE_SIGNS}]+|[{WORD_SIGNS}]+)++|[{SINGLE_SIGNS}]")
+
+
+def _normalized(text: str) -> str:
+    return (text if text.isascii() else unicodedata.normalize("NFKC", text)).lower()
 
 
 class _Stemmer(Protocol):
@@ -24,7 +33,8 @@ class _Stemmer(Protocol):
 class Vocabulary:
     """Vocabulary of known words, which splits texts into words and counts the known ones.
 
-    Words consist of two or more letters or digits, in lower case; scikit-learn's English stop words are left out.
+    Words consist of two or more letters or digits, or of one Chinese or Japanese character, in lower case and NFKC;
+    scikit-learn's English stop words are left out.
 
     Args:
         stem: None, or `"english"` to reduce words to their stems with PyStemmer (Porter 2).
@@ -45,7 +55,9 @@ class Vocabulary:
 
         check_choice("stem", stem, (None, "english"))
         self.stem = stem
-        self._split: Callable[[str], list[str]] = CountVectorizer(stop_words="english").build_analyzer()
+        self._split: Callable[[str], list[str]] = CountVectorizer(
+            stop_words="english", preprocessor=_normalized, token_pattern=_TOKEN.pattern
+        ).build_analyzer()
         self._stem: _Stemmer | None = None
         if stem is not None:
             package = import_optional(
@@ -91,4 +103,4 @@ class Vocabulary:
 
     def find_words(self, text: str) -> list[tuple[int, int, str]]:
         """Return `(start, end, word)` for each word of a text: its range of characters and its normalized form."""
-        return [(*match.span(), word) for match in re.finditer(r"\w\w+", text) for word in self(match[0])]
+        return [(*match.span(), word) for match in _TOKEN.finditer(text) for word in self(match[0])]

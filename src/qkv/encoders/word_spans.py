@@ -19,12 +19,12 @@ WORD_SIGNS = (
 )
 """Combining accents, vowel signs and joiners, which Python's \\w does not contain but which are parts of words."""
 _UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
-_SINGLE = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f"
+SINGLE_SIGNS = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f"
 """Characters of scripts without spaces: Thai, Lao, Burmese, Khmer; and Japanese and Chinese, whose characters are a
 word each, as in the tokenizer of BERT."""
-_LETTER = rf"(?:(?![{_SINGLE}])(?:[^\W_]|[{WORD_SIGNS}]))"
+_LETTER = rf"(?:(?![{SINGLE_SIGNS}])(?:[^\W_]|[{WORD_SIGNS}]))"
 _SPACED = rf"(?:(?![{_UNSPACED}]){_LETTER})"
-_WORD = re.compile(rf"[{_SINGLE}]|{_LETTER}+(?:['’]{_LETTER}+)*")
+_WORD = re.compile(rf"[{SINGLE_SIGNS}]|{_LETTER}+(?:['’]{_LETTER}+)*")
 _SHOWN = 40
 
 

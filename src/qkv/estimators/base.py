@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 from qkv.core.cell_kinds import is_missing, object_kind
 from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import ProgressBar
-from qkv.core.typing import ArrayLike, Float, Int, Shaped
+from qkv.core.typing import ArrayLike, Bool, Float, Int, Shaped
 from qkv.errors import DataError, OptionError
 from qkv.estimators.bandwidth_search import (
     BATCH_GRID,
@@ -64,6 +64,9 @@ def check_fitted_arrays(estimator: AttentionEstimator, rows: Features, outputs: 
     }
     if estimator.sample_weight_ is not None:
         shapes["sample_weight_"] = (estimator.sample_weight_, (count,))
+    used = estimator._used_rows()
+    if used is not None:
+        shapes["used_rows_"] = (np.flatnonzero(used), (count,))
     for name, (array, shape) in shapes.items():
         if array.shape != shape:
             raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
@@ -162,13 +165,13 @@ class AttentionEstimator(SavedEstimator, ABC):
         """
         self._check_options()
         columns, y = self._read_table(X, y)
-        weights = None
+        weights, used = None, None
         if sample_weight is not None:
             weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-            positive = weights > 0
-            if not positive.any():
+            used = weights > 0
+            if not used.any():
                 raise DataError("sample_weight must be positive for at least one row, got only zeros.")
-            columns, y, weights = [column[positive] for column in columns], y[positive], weights[positive]
+            columns, y, weights = [column[used] for column in columns], y[used], weights[used]
             weights = None if np.ptp(weights) == 0 else weights / weights.mean()
         values = self._fit_targets(y, weights)
         network = self.metric == "network" or self._trend() == "network"
@@ -189,6 +192,7 @@ class AttentionEstimator(SavedEstimator, ABC):
             self._search_bandwidth(metric, trained, features, values, weights, seed)
         self.rows_ = {"numbers": features.numbers, "codes": features.codes, "values": values}
         self.sample_weight_: Float[np.ndarray, " rows"] | None = weights
+        self.used_rows_: Bool[np.ndarray, " given"] | None = None if used is None or used.all() else used
         self.n_steps_ = trained.steps
         return self
 
@@ -248,6 +252,8 @@ class AttentionEstimator(SavedEstimator, ABC):
         self.rows_ = {name: np.concatenate([self.rows_[name], added[name]]) for name in added}
         if self.sample_weight_ is not None:
             self.sample_weight_ = np.concatenate([self.sample_weight_, np.ones(len(features))])
+        if self._used_rows() is not None:
+            self.used_rows_ = np.concatenate([self._used_rows(), np.ones(len(features), bool)])
         return self
 
     # -- predict ----------------------------------------------------------------------------------------
@@ -257,7 +263,14 @@ class AttentionEstimator(SavedEstimator, ABC):
 
     def _explain(self, X: ArrayLike | Features, top: int, output: int) -> RowExplanation:
         check_integers(top=top)
-        return self._fitted_rows().explain(self._query_features(X), int(top), output)
+        found, used = self._fitted_rows().explain(self._query_features(X), int(top), output), self._used_rows()
+        if used is None or isinstance(X, Features):  # `look` has the stored rows alone
+            return found
+        return found._replace(rows=np.flatnonzero(used)[found.rows])
+
+    def _used_rows(self) -> Bool[np.ndarray, " given"] | None:
+        """Return which of the rows given to `fit` are stored, or None: all are, as in models of earlier versions."""
+        return vars(self).get("used_rows_")
 
     def _query_features(self, X: ArrayLike | Features) -> Features:
         check_is_fitted(self, "keys_")

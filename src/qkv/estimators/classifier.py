@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 from sklearn.base import ClassifierMixin
 from sklearn.utils import assert_all_finite
-from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import column_or_1d
 
 from qkv.core.typing import ArrayLike, Float, Shaped
@@ -141,6 +141,11 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         y = column_or_1d(y, warn=True)
         if y.dtype.kind == "f":
             assert_all_finite(y, input_name="y")
+        if type_of_target(y) == "unknown":
+            found = type(y[0]).__name__
+            raise DataError(
+                f"y must hold texts, booleans or floats and integers, got a {found}. Convert them to texts."
+            )
         check_classification_targets(y)
         return np.asarray(y)
 

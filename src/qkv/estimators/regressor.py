@@ -71,6 +71,7 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         out_of_bag_rows_: rows that each member was not trained on, `(members, n)`.
         validation_loss_: mean squared error of each member on its out-of-bag rows, `(members,)`.
         sample_weight_: weights of the fitted rows, or None.
+        used_rows_: which of the given rows are fitted: those of positive weight. None: all.
         n_steps_: number of training steps.
         n_features_in_, feature_names_in_: as in every estimator of scikit-learn.
 

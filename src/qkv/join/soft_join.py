@@ -13,6 +13,7 @@ import pyarrow as pa
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Int
 from qkv.database.io.sources import describe, read, require_columns
+from qkv.encoders.columns import split_names
 from qkv.errors import DataError, OptionError
 from qkv.join.active_learner import ActiveLearner
 from qkv.join.attention_weights import collect_matches
@@ -258,7 +259,7 @@ class SoftJoin:
     def _read(self, left: object, right: object) -> tuple[tuple[pa.Table, pa.Table], _ColumnPairs, _RowsById]:
         """Return both tables, the names of the compared columns, and the row numbers by id."""
         first = read(left)
-        second = first if right is None or right is left else read(right)
+        second = first if right is None else read(right).slice(0)  # never the same object as `first`
         places = describe(left), describe(left if right is None else right)
         for table, place in zip((first, second), places, strict=True):
             if not table.num_rows:
@@ -292,9 +293,8 @@ def _candidate_pairs(
 
 
 def _names(on: Sequence[str | tuple[str, str]] | str) -> tuple[tuple[str, str], ...]:
-    given = on.split(",") if isinstance(on, str) else on
     pairs = []
-    for name in given:
+    for name in split_names(on):
         left, _, right = name.partition("=") if isinstance(name, str) else (name[0], "", name[1])
         pairs.append((left.strip(), right.strip() or left.strip()))
     lefts = [left for left, _ in pairs]

@@ -26,7 +26,7 @@ from qkv.database.keys.row_sample import MOST_ROWS, RowSampler
 from qkv.encoders import arrow_columns
 from qkv.encoders.columns import Column
 from qkv.errors import DamagedError
-from qkv.estimators.regression.bandwidth import square_unit
+from qkv.estimators.regression.bandwidth import column_means, square_unit
 
 _FORMAT = 9
 _SUFFIX = ".statistics"
@@ -311,10 +311,7 @@ class _RunningVariance:
         if not len(cells):
             return
         masses = np.array([float(self.count)]), np.array([float(len(cells))])
-        with np.errstate(over="ignore", invalid="ignore"):
-            mean = cells.mean(axis=0)
-        if not np.isfinite(mean).all():  # near the largest number the sum overflows, but not the mean
-            mean = (cells / len(cells)).sum(axis=0)
+        mean = column_means(cells)
         merged, difference, weight = merge_means(masses[0], np.broadcast_to(self.mean, mean.shape), masses[1], mean)
         spread = np.maximum(np.abs(cells - mean).max(axis=0), np.abs(np.asarray(difference)))
         own = np.maximum(self.unit, np.where(spread > 0, square_unit(spread), 0.0))

@@ -55,9 +55,12 @@ _T = TypeVar("_T")
 
 @contextmanager
 def open_connection(
-    settings: dict[str, str], error_class: type[QkvError], failure: str, remedy: str
+    settings: dict[str, str], error_class: type[QkvError], failure: str, remedy: str, zone: str = "UTC"
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a DuckDB connection, and raise its errors as `error_class` with the texts `failure` and `remedy`."""
+    """Yield a DuckDB connection, and raise its errors as `error_class` with the texts `failure` and `remedy`.
+
+    Parts of timestamps with a time zone, such as their days, are those in `zone`, or in UTC if DuckDB does not know it.
+    """
     require_packages("files, SQL and conditions need", "ask", "duckdb")
     with _signals_deferred():
         import duckdb
@@ -66,6 +69,9 @@ def open_connection(
         try:
             # DuckDB prints the progress of slow reads to standard output, where answers are.
             connection.execute("set enable_progress_bar = false")
+            connection.execute("set TimeZone = 'UTC'")  # not that of the machine
+            with contextlib.suppress(duckdb.Error):
+                connection.execute(f"set TimeZone = '{zone}'")
             if settings is CLOSED:
                 connection.execute("set lock_configuration = true")
             yield connection
@@ -216,7 +222,6 @@ def open_file(path: str, kind: str, given: ReadOptions, required: tuple[str, ...
         tempfile.TemporaryDirectory(prefix="qkv-") as folder,
         open_connection(OFFLINE, DataError, failure, remedy) as connection,
     ):
-        connection.execute("set TimeZone = 'UTC'")
         if kind in DELIMITED:
             check_lines(file)
         ends = read_ends(file)

@@ -129,7 +129,8 @@ def _evaluate(
     """Return the columns that a predicate may read, and the rows that satisfy it."""
     failure = f"the predicate {predicate!r} failed"
     remedy = f"Write SQL over the columns {', '.join(columns)}, such as city = 'Oslo'."
-    with _within(_SECONDS) as start, open_connection(CLOSED, QueryError, failure, remedy) as connection:
+    zone = _time_zone(table.schema, predicate)
+    with _within(_SECONDS) as start, open_connection(CLOSED, QueryError, failure, remedy, zone) as connection:
         start(connection.interrupt)
         names, named = _check_tree(_parse(connection, predicate), predicate, table.column_names)
         # No column has these names, nor does DuckDB give them to columns that differ in case alone.
@@ -151,6 +152,14 @@ def _evaluate(
     for chunk in matches.column(0).chunks:
         mask[arrow_columns.stored_numbers(chunk)] = True
     return names, mask
+
+
+def _time_zone(schema: pa.Schema, predicate: str) -> str:
+    """Return the time zone of the timestamps that a predicate names, as DuckDB writes it; UTC if they have several."""
+    named = [field.type for field in schema if field.name.casefold() in predicate.casefold()]
+    zones = {type_.tz for type_ in named if pa.types.is_timestamp(type_) and type_.tz}
+    zone = zones.pop() if len(zones) == 1 else "UTC"
+    return f"GMT{zone}" if zone.startswith(("+", "-")) else zone.replace("'", "")
 
 
 def _free_name(name: str, names: Collection[str]) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from qkv.core.arrays import plain_array
 from qkv.core.extras import missing_package
 from qkv.core.printable import first_line
 from qkv.core.progress import Progress, report
@@ -49,6 +50,7 @@ from qkv.database.io.read_options import (
 )
 from qkv.database.io.table_layout import copy_table, read_layout
 from qkv.encoders.arrow_columns import with_microseconds, with_uuid_texts
+from qkv.encoders.columns import split_names
 from qkv.errors import DamagedError, DataError, OptionError, QkvError
 from qkv.store.arrow_files import map_file, parse_table
 
@@ -196,10 +198,10 @@ def read(source: object, required: tuple[str, ...] = (), options: ReadOptions = 
                 f"the {type(source).__name__} cannot be read as a table: {first_line(error)}. "
                 "Pass columns of equal length, each with cells of one type."
             ) from None
-        _refuse_repeated_names(table)
+        _refuse_repeated_names(table.column_names)
         _check_stated(describe(source), options)
         table = add_cell_notes(table, required, options.on_bad_cell, describe(source))
-    _refuse_repeated_names(table)
+    _refuse_repeated_names(table.column_names)
     return with_uuid_texts(_without_views(table))
 
 
@@ -311,8 +313,7 @@ def requested_columns(key: str | Sequence[str], value: str) -> tuple[str, ...]:
         >>> requested_columns("city, year", "price")
         ('city', 'year', 'price')
     """
-    names = key.split(",") if isinstance(key, str) else key
-    return tuple(str(name).strip() for name in (*names, value))
+    return tuple(str(name).strip() for name in (*split_names(key), value))
 
 
 def require_columns(table: pa.Table, names: Iterable[str], where: str) -> None:
@@ -337,7 +338,7 @@ def _read_path(path: Path, required: tuple[str, ...], options: ReadOptions) -> p
     kind = _suffix(path)
     if kind in ARROW:
         table = read_arrow(path)
-        _refuse_repeated_names(table)
+        _refuse_repeated_names(table.column_names)
         _check_stated(path.name, options)
         return add_cell_notes(table, required, options.on_bad_cell, repr(str(path)))
     if kind in PARQUET:
@@ -368,7 +369,7 @@ def _read_paths(paths: list[Path], required: tuple[str, ...], options: ReadOptio
     names = [name for name in required if name in tables[0].column_names]
     for path, table in zip(paths, tables, strict=True):
         require_columns(table, names, str(path))
-        _refuse_repeated_names(table)
+        _refuse_repeated_names(table.column_names)
     # A CSV file without rows has columns of texts, whatever the types in the other files are.
     tables = [table for table in tables if table.num_rows] or tables[:1]
     try:
@@ -431,19 +432,24 @@ def _suffix(path: Path) -> str:
 def _read_object(source: Any) -> pa.Table:
     if isinstance(source, pa.Table):
         return source
+    if hasattr(source, "to_frame"):  # a series of pandas or polars
+        return _read_object(source.to_frame())
+    if type(source).__name__ == "LazyFrame":
+        return _read_object(source.collect())
     if type(source).__module__.split(".")[0] == "pandas" and hasattr(source, "columns"):
         # A named index is a column to its owner; the row numbers that pandas adds are not.
         named = [name for name in source.index.names if name is not None]
+        _refuse_repeated_names([str(name) for name in (*named, *source.columns)])
         return _frame_table(source.reset_index(level=named) if named else source)
     if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
         return pa.table(source)
     if isinstance(source, Mapping):
-        return pa.table({str(name): _column(values, f"column {name!r}") for name, values in source.items()})
+        columns = [_column(values, f"column {name!r}") for name, values in source.items()]
+        return pa.table(columns, names=[str(name) for name in source])
     if isinstance(source, Sequence) and source and all(isinstance(row, Mapping) for row in source):
         names = dict.fromkeys(name for row in source for name in row)
-        return pa.table(
-            {str(name): exact_array([row.get(name) for row in source], f"column {name!r}") for name in names}
-        )
+        columns = [exact_array([row.get(name) for row in source], f"column {name!r}") for name in names]
+        return pa.table(columns, names=[str(name) for name in names])
     raise DataError(
         "source must be a path, a pandas or polars frame, a pyarrow table, a dict of columns or a list of records, "
         f"got a {type(source).__name__}. Convert the source to one of these types."
@@ -452,6 +458,8 @@ def _read_object(source: Any) -> pa.Table:
 
 def _frame_table(frame: Any) -> pa.Table:
     """Return a pandas frame as an Arrow table, with the kinds and all digits of the cells of object columns."""
+    sparse = {name: type_.subtype for name, type_ in frame.dtypes.items() if type(type_).__name__ == "SparseDtype"}
+    frame = frame.astype(sparse) if sparse else frame
     objects = [name for name in frame.columns if frame[name].dtype == object]
     table = pa.Table.from_pandas(frame.drop(columns=objects), preserve_index=False)
     columns = dict(zip(table.column_names, table.columns, strict=True))
@@ -461,6 +469,7 @@ def _frame_table(frame: Any) -> pa.Table:
 
 def _column(values: Any, name: str) -> pa.Array | pa.ChunkedArray:
     """Return a list or an array as an Arrow array. A matrix becomes an Arrow array with one vector per row."""
+    values = plain_array(values)
     if isinstance(values, np.ndarray) and values.ndim == 2:
         return pa.FixedSizeListArray.from_arrays(_array(values.reshape(-1)), values.shape[1])
     if isinstance(values, np.ndarray) and values.ndim != 1:
@@ -484,7 +493,8 @@ def _column(values: Any, name: str) -> pa.Array | pa.ChunkedArray:
 
 def _array(values: Shaped[np.ndarray, " rows"]) -> pa.Array:
     """Return a NumPy array as an Arrow array; numbers without `pa.array`, which imports pandas if it is installed."""
-    if type(values) is not np.ndarray or values.dtype.kind not in "iuf" or not values.dtype.isnative:
+    values = values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+    if type(values) is not np.ndarray or values.dtype.kind not in "iuf":
         return pa.array(values)
     buffer = pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, buffer])
@@ -522,8 +532,7 @@ def _check_stated(name: str, options: ReadOptions) -> None:
         )
 
 
-def _refuse_repeated_names(table: pa.Table) -> None:
-    names = table.column_names
+def _refuse_repeated_names(names: Sequence[str]) -> None:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise DataError(

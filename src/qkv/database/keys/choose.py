@@ -60,6 +60,7 @@ from qkv.estimators.regression.bandwidth import (
     KERNEL_WIDTHS,
     Bandwidth,
     choose_bandwidth,
+    column_means,
     method_text,
     scott,
     square_unit,
@@ -436,7 +437,7 @@ class ComparisonChooser:
         complete = stacked[self.complete]
         if not len(complete):
             return np.zeros(stacked.shape[1]), np.ones(stacked.shape[1])
-        mean = complete.mean(axis=0)
+        mean = column_means(complete)
         unit = square_unit(np.abs(complete - mean).max(axis=0))
         return mean, ((complete - mean) / unit).std(axis=0) * unit
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from qkv.core.arrays import plain_array
 from qkv.core.cell_kinds import is_missing, plain_scalar
 from qkv.core.progress import checkpoint
 from qkv.core.times import numeric_order
@@ -141,6 +142,7 @@ def split_queries(queries: object, columns: Sequence[Column]) -> tuple[list[obje
     """
     if hasattr(queries, "__arrow_c_stream__") and not isinstance(queries, (str, bytes)):
         return _frame_rows(queries, columns), False
+    queries = plain_array(queries)
     if isinstance(queries, np.ndarray):
         queries = queries.tolist() if queries.dtype != object else list(queries)
     elif hasattr(queries, "to_pylist"):

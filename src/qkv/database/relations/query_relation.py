@@ -11,6 +11,7 @@ from qkv.core.printable import first_line
 from qkv.database.io.paths import is_paths
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import describe, is_delimited, read, read_parts, suggest_name
+from qkv.encoders.columns import split_names
 from qkv.errors import DataError, QkvError, QueryError
 from qkv.store.base import cast_table
 
@@ -78,7 +79,9 @@ def open_relation(source: object, keys: Sequence[str], on: Mapping[str, str] | s
 def _names(keys: Sequence[str], on: Mapping[str, str] | str | None) -> dict[str, str]:
     """Return the name of the column of queries for each key column."""
     if isinstance(on, str):
-        pairs = [(key.strip(), (column or key).strip()) for key, _, column in (p.partition("=") for p in on.split(","))]
+        pairs = [
+            (key.strip(), (column or key).strip()) for key, _, column in (p.partition("=") for p in split_names(on))
+        ]
         if len(dict(pairs)) < len(pairs):
             raise QueryError(f"on must name each key column once, got {on!r}. Write one KEY=COLUMN per key column.")
         on = dict(pairs)

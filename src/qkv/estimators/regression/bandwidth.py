@@ -60,6 +60,13 @@ def square_unit(largest: Float[np.ndarray, "*n"]) -> Float[np.ndarray, "*n"]:
     return np.asarray(np.ldexp(1.0, np.where(known, np.frexp(largest)[1] - 1, 0)))
 
 
+def column_means(values: Float[np.ndarray, " rows *width"]) -> Float[np.ndarray, "*width"]:
+    """Return the mean of each column, also of numbers near the largest one, whose sum overflows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        means = np.asarray(values.mean(axis=0))
+    return means if np.isfinite(means).all() else np.asarray((values / len(values)).sum(axis=0))
+
+
 @dataclass(frozen=True)
 class GroupBandwidths:
     """The bandwidths of groups, in units of the points.
@@ -361,7 +368,7 @@ def leave_one_out(
     total = len(points) if total is None else total
     if len(points) < 3:
         return scott(total, width, "fewer than three rows")
-    unit = square_unit(np.abs(values - values.mean()).max(axis=None, keepdims=True)).item()
+    unit = square_unit(np.abs(values - column_means(values)).max(axis=None, keepdims=True)).item()
     values = values / unit
     spread = values.std()
     if not spread > 0:

@@ -31,7 +31,7 @@ import numpy as np
 
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int
-from qkv.estimators.regression.bandwidth import Bandwidth, scott, square_unit
+from qkv.estimators.regression.bandwidth import Bandwidth, column_means, scott, square_unit
 
 _STEPS = 26
 # The search ends this many bandwidths after the best.
@@ -169,7 +169,7 @@ def _standardized(
         counts = np.maximum(np.bincount(groups), 1)
         values = values - (np.bincount(groups, values) / counts)[groups]
     else:
-        values = values - values.mean()
+        values = values - column_means(values)
     unit = square_unit(np.abs(values).max(axis=None, keepdims=True)).item()
     deviation = float((values / unit).std()) * unit or 1.0
     return values / deviation, deviation
