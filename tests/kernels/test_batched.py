@@ -60,6 +60,7 @@ def test_logits_and_gradients_agree_with_tanh_at_every_range(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(additive, "STEP_BYTES", step)
         patch.setattr(additive, "_FEW_ELEMENTS", {False: few, True: few})
+        patch.setattr(additive, "_FEW_ROWS", 0)
         patch.setattr(additive, "has_fast_tanh", lambda reference: fast)
         for dtype, limit in ((torch.float64, 1e-11), (torch.float32, 2e-5)):
             given_ = [torch.tensor(x, dtype=dtype) for x in arrays]
@@ -91,6 +92,7 @@ def test_projections_that_are_not_finite_have_no_expanded_logits(bad: float) -> 
 
 def test_units_of_which_both_sides_are_far_from_0_have_no_expanded_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(additive, "_FEW_ELEMENTS", {False: 0, True: 0})
+    monkeypatch.setattr(additive, "_FEW_ROWS", 0)
     monkeypatch.setattr(additive, "has_fast_tanh", lambda reference: False)
     left = torch.tensor([-60.0, 60.0]).view(1, 2, 1)
     assert additive.tanh_sums(left, -left, torch.ones(1, 1)) is None
