@@ -524,10 +524,10 @@ def _run(
     if precisely is not None and not kernel_checks and (precise := precisely()) is not None:
         return precise
     if cached is not None:
-        if seed is None and not (observed and cached.holds_arrays):
-            result = cached.run(query, key, value, fields)
-            if result is not None:
-                return result, cached.plan
+        result = cached.run(query, key, value, fields) if seed is None else None
+        if result is not None:
+            holds = observed and cached.holds_arrays
+            return result, cached.with_parts(Spec(*fields), readouts) if holds else cached.plan
         if precisely is not None and kernel_checks and (precise := precisely()) is not None:
             return precise
         cached = with_keys(cached, query, key, value) if cached.longest else cached

@@ -9,7 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import qkv  # noqa: E402
-from qkv import masks, scores  # noqa: E402
+from qkv import masks, readouts, scores  # noqa: E402
+from qkv.kernels.batched.kernel import BatchedKernel  # noqa: E402
 
 
 def test_an_additive_tile_is_at_most_9_frames_in_5_files_from_attend_to_its_divisions(
@@ -41,3 +42,22 @@ def test_an_additive_tile_is_at_most_9_frames_in_5_files_from_attend_to_its_divi
     assert len(set(files)) <= 5, longest
     visits = [path for n, path in enumerate(files) if n == 0 or files[n - 1] != path]
     assert len(visits) == len(set(visits)), "a file is visited twice"
+
+
+def test_an_observed_call_runs_the_function_of_its_cached_plan_also_where_its_parts_hold_arrays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, keep = torch.randn(3, 5, 4), torch.tensor([True, True, False, True, True])
+    score = scores.Additive(torch.randn(6, 4), torch.randn(6, 4), None, torch.randn(6))
+
+    def run(kernel: str | None = None) -> Any:
+        return qkv.observe(
+            x, x, x, score=score, mask=masks.AllowedKeys(keep), readouts=[readouts.Dense()], kernel=kernel
+        )
+
+    run()
+    expected = run("dense")
+    monkeypatch.setattr(BatchedKernel, "run", None)  # which binds and checks every call
+    found = run()
+    torch.testing.assert_close((found.output, found.readouts[0]), (expected.output, expected.readouts[0]))
+    assert found.plan.problem.score is score

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import qkv
 from qkv import masks, nn, normalizers, readouts, scores
 from qkv.errors import KindError, QkvError
 
@@ -65,6 +66,11 @@ def test_class_of_a_score_without_required_arguments_is_a_score() -> None:
     assert torch.equal(one(X), other(X))
     with pytest.raises(KindError, match="score must be an instance of Softcap, which has required arguments"):
         nn.MultiHeadAttention(16, 4, score=scores.Softcap)
+
+
+def test_a_learned_score_in_a_call_without_a_module_is_refused_with_advice_to_call_it() -> None:
+    with pytest.raises(KindError, match=r"score must be a Score, got an object of type Cosine.*returns, score\(\)"):
+        qkv.attend(X, X, X, score=nn.Cosine(16))  # type: ignore[arg-type]
 
 
 def test_function_that_builds_a_score_is_called_and_a_function_of_query_and_key_is_not() -> None:

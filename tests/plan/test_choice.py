@@ -187,6 +187,8 @@ def test_half_precision_counts_the_inputs_that_are_widened() -> None:
         (OptionError, "dropout must be a number in .0, 1., got 1.0", {"dropout": 1.0}),
         (OptionError, "dropout must be .* got '0.1'", {"dropout": "0.1"}),
         (KindError, r"score must be a Score, got the function .*Custom", {"score": lambda q, k: q}),
+        (KindError, r"mask must be a Mask, got the function .*masks.Custom", {"mask": lambda i, j: i >= j}),
+        (KindError, r"normalizer must be .*normalizers.Custom\(function\)", {"normalizer": lambda logits: logits}),
         (KindError, r"score must be a Score, got the class Dot, not an instance", {"score": scores.Dot}),
         (KindError, r"normalizer must be a Normalizer, got 'softmax'.*Softmax\(\)", {"normalizer": "softmax"}),
         (
@@ -197,6 +199,26 @@ def test_half_precision_counts_the_inputs_that_are_widened() -> None:
         (KindError, r"mask must be a Mask, got 'causal'", {"mask": "causal"}),
         (KindError, r"positions must be an instance of Positions, got 'end'.*Positions", {"positions": "end"}),
         (KindError, r"Dense.*instances", {"readouts": [readouts.Dense]}),
+        (
+            ShapeError,
+            r"batch axes \(2, 3\) of the call, got batch axes \(3,\).*x\[None\]",
+            {"shapes": [(2, 3, 6, 8)] * 3, "mask": masks.Lengths(np.ones(3, int))},
+        ),
+        (
+            ShapeError,
+            r"batch axes \(5, 2, 3\) of the call, got batch axes \(3,\).*x\[None, None\]",
+            {"shapes": [(5, 2, 3, 6, 8)] * 3, "mask": masks.Lengths(np.ones(3, int))},
+        ),
+        (
+            ShapeError,
+            r"arrays of Cosine must .* got batch axes \(3,\)",
+            {"shapes": [(2, 3, 6, 8)] * 3, "score": scores.Softcap(scores.Cosine(np.ones(3)), 2.0)},
+        ),
+        (
+            ShapeError,
+            r"got query \(2, 6\), key \(2, 3\) and value .* pass enable_gqa=True",
+            {"shapes": [(2, 6, 4, 8), (2, 3, 6, 8), (2, 3, 6, 8)]},
+        ),
         (PositionError, "positions must be given for 4 queries and 6 keys", {"mask": masks.Causal()}),
         (ShapeError, "for 4 queries, got 9", {"readouts": [readouts.Rows((9,))]}),
         (

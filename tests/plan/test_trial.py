@@ -150,6 +150,16 @@ def test_a_score_of_a_class_of_the_user_is_tried_too():
         qkv.attend(x, x, x, score=Centred())
 
 
+def test_a_function_beside_a_table_of_classes_is_tried_and_divided_among_heads():
+    torch = pytest.importorskip("torch")
+    x, scale = torch.randn(2, 3, 9, 4), torch.tensor([1.0, 2.0, 3.0])
+    classes = torch.zeros(2, 3), torch.arange(9) % 2, torch.arange(9) % 3
+    near = scores.ClassTable(scores.Custom(lambda q, k, s: q @ k.mT * s[:, None, None], (scale,)), *classes)
+    assert torch.allclose(qkv.attend(x, x, x, score=near, kernel="tiled"), qkv.attend(x, x, x, score=near), atol=1e-5)
+    with pytest.raises(RefusedError, match="depends on the other keys"):
+        qkv.attend(x, x, x, score=scores.ClassTable(scores.Custom(SCORES["mean of the keys"][0]), *classes))
+
+
 def test_a_random_function_runs_and_the_plan_says_that_it_cannot_be_judged():
     torch = pytest.importorskip("torch")
     generator = np.random.default_rng(0)

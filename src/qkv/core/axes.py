@@ -112,10 +112,11 @@ def broadcast_batch(**shapes: tuple[int, ...]) -> tuple[int, ...]:
         return first if all(shape == first for shape in others) else _broadcast(first, *others)
     except ValueError:
         *before, last = [f"{name} {shape}" for name, shape in shapes.items()]
-        raise ShapeError(
-            f"batch axes must broadcast, got {', '.join(before)} and {last}. "
-            "Make the lengths of corresponding batch axes equal, or 1."
-        ) from None
+        remedy = "Make the lengths of corresponding batch axes equal, or 1."
+        query, key = shapes.get("query"), shapes.get("key")
+        if query and key and key[-1] and query[-1] % key[-1] == 0:
+            remedy += " If consecutive query heads share a head of keys, pass enable_gqa=True."
+        raise ShapeError(f"batch axes must broadcast, got {', '.join(before)} and {last}. {remedy}") from None
 
 
 def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from inspect import signature
 from numbers import Integral
 from typing import TypeGuard
 
-from qkv.errors import OptionError
+from qkv.errors import KindError, OptionError
 
 
 def check_choice(name: str, given: object, choices: Iterable[object]) -> None:
@@ -62,6 +62,28 @@ def describe(x: object) -> str:
         return f"the class {x.__name__}, not an instance"
     name = getattr(x, "__name__", None) if callable(x) else None
     return f"an object of type {type(x).__name__}" if name is None else f"the function {name}"
+
+
+def wrong_part(name: str, kind: str, example: str, given: object) -> KindError:
+    """Return the error that `given` is no part.
+
+    Args:
+        name: name of the argument.
+        kind: class of the part, such as "Score".
+        example: expression of a part.
+        given: what was passed.
+
+    Example:
+        >>> print(wrong_part("mask", "Mask", "Causal()", max))
+        mask must be a Mask, got the function max. Wrap the function as masks.Custom(function).
+    """
+    module = f"{kind.lower()}s"
+    advice = f"Pass an instance of a class in qkv.{module}, such as {example}."
+    if type(given).__module__.startswith("qkv.nn."):
+        advice = f"Pass the {kind.lower()} that the module returns, {name}(), or pass the module to nn.Attention."
+    elif callable(given) and not isinstance(given, type):
+        advice = f"Wrap the function as {module}.Custom(function)."
+    return KindError(f"{name} must be a {kind}, got {describe(given)}. {advice}")
 
 
 def takes_arguments(function: Callable[..., object], *positional: object, **named: object) -> bool:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import takewhile
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
@@ -288,11 +289,9 @@ class Part:
             ShapeError: an array has some but not all batch axes, or its shape does not broadcast to that of the call.
             KindError: a floating-point array of the part belongs to another library than `reference`.
         """
+        self.check_shapes(batch, lengths or {})
 
         def check(array: Array, names: tuple[str, ...] | None) -> Array:
-            if names is not None and not isinstance(names, UserAxes):
-                _check_batch(type(self).__name__, array, names, batch)
-                _check_lengths(type(self).__name__, array, names, lengths or {})
             if library(array) != library(reference):
                 if is_floating(array):
                     raise KindError(
@@ -308,6 +307,18 @@ class Part:
             return cast(array, dtype) if dtype is not None and is_floating(array) else array
 
         return self._map(check)
+
+    def check_shapes(self, batch: tuple[int, ...], lengths: dict[str, int]) -> None:
+        """Raise a `ShapeError` if the batch axes, queries or keys of an array are not those of a call.
+
+        The message names the inner part that holds the array.
+        """
+        for part in self.parts():
+            for name, axes in _fields(part).items():
+                array = getattr(part, name)
+                if axes is not None and is_array(array):
+                    _check_batch(type(part).__name__, array, axes, batch)
+                    _check_lengths(type(part).__name__, array, axes, lengths)
 
     def check_lengths(self, q: int, k: int) -> None:
         """Raise a `ShapeError` if the query or key axis of an array has neither length 1 nor length `q` or `k`."""
@@ -434,7 +445,9 @@ def _check_batch(owner: str, array: Shaped[Array, "*_"], names: tuple[str, ...],
     if len(own) != len(batch):
         remedy = "Change the number of axes"
         if len(own) < len(batch):
-            remedy += f", for example with {'x[:, None]' if own[0] == batch[0] else 'x[None]'}"
+            equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(own, batch, strict=False)))
+            axes = equal * [":"] + (len(batch) - len(own)) * ["None"]
+            remedy += f", for example with x[{', '.join(axes)}]"
         elif own[0] == 1:
             remedy += ", for example with x[0]"
         raise ShapeError(

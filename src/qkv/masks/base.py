@@ -13,7 +13,7 @@ from functools import reduce
 from typing import Literal
 
 from qkv.core.arrays import as_array, dtype_name, is_array
-from qkv.core.checks import describe
+from qkv.core.checks import wrong_part
 from qkv.core.parts import Part, delegates
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, ArrayLike, Bool, Num, Shaped
@@ -213,9 +213,7 @@ def require_mask(mask: object) -> Mask:
             f"mask must be a Mask, got {given}. Wrap an array of shape (*batch, k) in masks.AllowedKeys, or one of "
             "shape (*batch, q, k) in masks.AllowedPairs, where True means that the query may attend to the key."
         )
-    raise KindError(
-        f"mask must be a Mask, got {describe(mask)}. Pass an instance of a class in qkv.masks, such as masks.Causal()."
-    )
+    raise wrong_part("mask", "Mask", "masks.Causal()", mask)
 
 
 def require_boolean(owner: str, array: Shaped[Array, "*_shape"]) -> Bool[Array, "*_shape"]:

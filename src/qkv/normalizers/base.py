@@ -18,12 +18,12 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from qkv.core.arrays import namespace
-from qkv.core.checks import describe
+from qkv.core.checks import wrong_part
 from qkv.core.partial import PartialResult
 from qkv.core.parts import Part
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float
-from qkv.errors import KindError, RefusedError
+from qkv.errors import RefusedError
 
 __all__ = ["Normalizer", "Summary", "excluded", "require_normalizer"]
 
@@ -233,7 +233,4 @@ def require_normalizer(normalizer: object, name: str = "normalizer") -> Normaliz
     """
     if isinstance(normalizer, Normalizer):
         return normalizer
-    raise KindError(
-        f"{name} must be a Normalizer, got {describe(normalizer)}. Pass an instance of a class in qkv.normalizers, "
-        "such as Softmax()."
-    )
+    raise wrong_part(name, "Normalizer", "Softmax()", normalizer)

@@ -150,6 +150,9 @@ def check_problem(problem: Problem) -> None:
     problem.score.check_lengths(axes.q, axes.k)
     if spec.mask is not None:
         spec.mask.check(axes.q, axes.k)
+    for part in (problem.score, problem.normalizer, spec.mask):
+        if part is not None:
+            part.check_shapes(axes.batch, {})
     if spec.positional:
         problem.tile.offset()
     for readout in problem.readouts:

@@ -207,10 +207,10 @@ class _Case:
         self.lengths, self.batch, self.random = (n, max(1, n - 1)), batch, np.random.default_rng(0)
         self.reference, self.dtype = _reference(problem)
         self.tile, self.text = Tile.whole(*self.lengths, batch, Positions(align="start")), axes.text
-        own, part = iter(chosen), part.map_arrays(lambda x: x)
-        for each in function_parts(part):
+        own, self.part = iter(chosen), part.map_arrays(lambda x: x)
+        for each in function_parts(self.part):
             each.with_batch_axes(tuple(next(own) for _ in each.parameters), ())
-        self.part = part._map(self._draw)
+        self.part = self.part._map(self._draw)
         self.sides: list[Array] = []
         if isinstance(part, Normalizer):
             self.sides = [self._numbers((*batch, *self.lengths))]
@@ -341,9 +341,10 @@ class _Case:
             )
             shape = (*self._batch_lengths(shape[:own]), *core)
         if not is_floating(x):
-            # The size of a small number is varied, and the numbers stay small: they may be indices.
-            kind = "bool" if "bool" in dtype_name(x) else dtype_name(x)
-            return asarray_like(self.reference, (np.arange(math.prod(shape)) * 5 % 7 % 4).reshape(shape).astype(kind))
+            # The size of a small number is varied, and the numbers stay small: they may be indices, as of two classes.
+            kind, limit = "bool" if "bool" in dtype_name(x) else dtype_name(x), 2 if isinstance(self.part, Score) else 4
+            drawn = np.arange(math.prod(shape)) * 5 % 7 % limit
+            return asarray_like(self.reference, drawn.reshape(shape).astype(kind))
         return asarray_like(self.reference, self.random.uniform(0.25, 0.75, shape).astype(self.dtype))
 
 

@@ -19,7 +19,7 @@ from typing import final
 from qkv.core.arrays import as_array, dtype_name, is_array, is_text, library, namespace
 from qkv.core.axes import broadcast_batch
 from qkv.core.batch import with_equal_batch
-from qkv.core.checks import describe
+from qkv.core.checks import describe, wrong_part
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
 from qkv.core.tile import Centre, Tile
@@ -392,6 +392,4 @@ def require_score(score: object, name: str = "score") -> Score:
     """Return `score`, or raise a `KindError` that names the argument `name` if it is not a `Score`."""
     if isinstance(score, Score):
         return score
-    function = callable(score) and not isinstance(score, type)
-    advice = "Wrap the function as scores.Custom(function)." if function else "Pass a score, such as ScaledDot()."
-    raise KindError(f"{name} must be a Score, got {describe(score)}. {advice}")
+    raise wrong_part(name, "Score", "ScaledDot()", score)
