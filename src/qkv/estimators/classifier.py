@@ -144,7 +144,8 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         if type_of_target(y) == "unknown":
             found = type(y[0]).__name__
             raise DataError(
-                f"y must hold texts, booleans or floats and integers, got a {found}. Convert them to texts."
+                f"y must hold texts, booleans, integers or floats, got objects of type {found}. "
+                "Unknown label type: convert the labels, for example to texts."
             )
         check_classification_targets(y)
         return np.asarray(y)
