@@ -24,6 +24,7 @@ SHAPES = ("--query", "8,1024,64", "--key", "8,4096,64")
         (("--kernel", "numpy_blocks"), "named in the call"),
         (("--memory", "64 MiB"), "64 MiB allowed"),
         (("--library", "torch", "--dropout", "0.1"), "dropout"),
+        (("--verbose",), "refused tiled: it supports torch arrays, not numpy arrays"),
     ],
 )
 def test_an_option_shows_in_the_plan(qkv, options, said):

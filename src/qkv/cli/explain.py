@@ -41,7 +41,7 @@ def explain(
     dtype: Annotated[str, typer.Option(metavar="NAME", help="float16, bfloat16, float32 or float64.")] = "float32",
     library: Annotated[str, typer.Option(metavar="NAME", help="numpy, torch or jax.")] = "numpy",
     device: Annotated[
-        str, typer.Option(metavar="NAME", help="cpu, cuda, or a kind of GPU such as H100, for torch or jax or jax.")
+        str, typer.Option(metavar="NAME", help="cpu, cuda, or a kind of GPU such as H100, for torch or jax.")
     ] = "cpu",
     gradient: Annotated[bool, typer.Option("--gradient", help="Plan for a call that needs gradients.")] = False,
     dropout: Annotated[float, typer.Option(metavar="P", help="Dropout probability of the weights.")] = 0.0,
@@ -54,6 +54,9 @@ def explain(
             metavar="SIZE", help="Budget for scratch memory; default: an eighth of the machine, at least 512 MiB."
         ),
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Also name the kernels for other libraries or processors.")
+    ] = False,
 ) -> None:
     """Print the execution plan of an attention call: the chosen kernel, the refused kernels, FLOPs and memory.
 
@@ -101,7 +104,7 @@ def explain(
         gradient=gradient,
         device=device,
     )
-    print(plan)
+    print(plan.text(verbose))
 
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")

@@ -65,11 +65,11 @@ class Plan:
     guards_taken: tuple[str, ...] = ()
     calls: object = ""
 
-    def _refusals(self) -> Iterator[str]:
-        """Yield each kernel that cannot run the problem with the reason; those for other arrays are only counted."""
+    def _refusals(self, verbose: bool) -> Iterator[str]:
+        """Yield each kernel that cannot run the problem with the reason; if not `verbose`, others are only counted."""
         elsewhere = 0
         for name, sentence in self.refused:
-            if isinstance(sentence, Elsewhere):
+            if isinstance(sentence, Elsewhere) and not verbose:
                 elsewhere += 1
             else:
                 yield f"{name}: {sentence}"
@@ -80,8 +80,12 @@ class Plan:
         """Return a copy of the plan that states the outcome of the kernel's guards on the data."""
         return replace(self, guards_taken=guards_taken) if guards_taken else self
 
+    def text(self, verbose: bool = False) -> str:
+        """Return the plan as text; `verbose` also names the kernels for other libraries or processors."""
+        return "\n".join(_row(name, text) for name, text in self.rows(verbose))
+
     def __str__(self) -> str:
-        return "\n".join(_row(name, text) for name, text in self.rows())
+        return self.text()
 
     __repr__ = __str__
 
@@ -89,7 +93,7 @@ class Plan:
         """Return the plan as a table, which notebooks show."""
         return html_table("plan", self.rows())
 
-    def rows(self) -> list[tuple[str, str]]:
+    def rows(self, verbose: bool = False) -> list[tuple[str, str]]:
         """Return the name and the text of each row of the plan; the name is empty if it is that of the row before."""
         requested, spec, axes = self.requested, self.requested.spec, self.requested.axes
         batch = f"{'×'.join(map(str, axes.batch))} × " if axes.batch else ""
@@ -129,7 +133,7 @@ class Plan:
             ("cost", _cost(self.cost) + f"; {memory_text(requested.memory)} allowed"),
             ("slowdown", "" if self.slowdown is None else str(self.slowdown)),
             *(("slower", f"{name}: {_cost(cost)}") for name, cost in self.slower),
-            *(("refused", text) for text in self._refusals()),
+            *(("refused", text) for text in self._refusals(verbose)),
             *(("" if n else "calls", text) for n, text in enumerate(str(self.calls).splitlines())),
         ]
         return [(name, text) for name, text in rows if text]
