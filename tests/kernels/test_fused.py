@@ -245,6 +245,7 @@ def test_masks_and_offsets_of_pairs_run_in_the_operator(
     monkeypatch.setattr(pair_bias, "_BLOCK_BYTES", 0)
     monkeypatch.setattr(pair_bias, "_MIN_ROWS", rows)
     monkeypatch.setattr(pair_bias, "_ROWS", rows)
+    monkeypatch.setattr(pair_bias, "_MANY_PAIRS", 1)
     PLANS.clear()
     q, k = 5, 7
     learned = [made(*query, q, 4), made(*key, k, 4), made(*value, k, 4)]

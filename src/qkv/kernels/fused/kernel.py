@@ -146,6 +146,8 @@ class FusedKernel(Kernel):
         same = layout is not None and layout.is_identity(axes.query, axes.key, axes.value)
         if isinstance(score.form, ScaledProduct) and not same:
             amounts["call"] += 1
+        if problem.gradient and needs_bias(problem):  # the array of pairs takes about as long
+            amounts["call"] += 1
         return amounts
 
     def prepare(self, problem: Problem) -> PreparedCall | None:

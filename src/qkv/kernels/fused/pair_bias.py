@@ -72,14 +72,15 @@ _BLOCK_BYTES = 2**24
 _MIN_ROWS = 32
 """Number of queries of a tile of PyTorch's operator."""
 _ROWS = 128
-"""Number of queries of a block if the mask excludes a quarter of the pairs by the range of keys that it allows for such
-blocks (AMD EPYC: windows of 65 of 1,024 keys take .35 of the time of all queries at once)."""
+"""Number of queries of a block if there are at least `_MANY_PAIRS`, and the mask excludes a quarter of them by the range
+of keys that it allows for such blocks (AMD EPYC: windows of 65 of 1,024 keys take .35 of the time of all queries)."""
+_MANY_PAIRS = 2**20
 
 
 def block_rows(problem: Problem) -> int:
     """Return the number of queries for which the array of pairs is computed at once."""
     axes = problem.axes
-    share = visible_pairs(problem, _ROWS) / max(1, axes.pairs)
+    share = visible_pairs(problem, _ROWS) / axes.pairs if axes.pairs >= _MANY_PAIRS else 1
     row = bias_elements(problem) / max(1, axes.q) * share * problem.itemsize
     rows = max(_MIN_ROWS, int(min(_BLOCK_BYTES, problem.memory / 8) / max(1, row)))
     return min(axes.q, rows, _ROWS if share < 0.75 else rows)
