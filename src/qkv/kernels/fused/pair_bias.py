@@ -72,8 +72,8 @@ _BLOCK_BYTES = 2**24
 _MIN_ROWS = 32
 """Number of queries of a tile of PyTorch's operator."""
 _ROWS = 128
-"""Number of queries of a block if there are at least `_MANY_PAIRS`, and the mask excludes a quarter of them by the range
-of keys that it allows for such blocks (AMD EPYC: windows of 65 of 1,024 keys take .35 of the time of all queries)."""
+"""Number of queries of a block if there are at least `_MANY_PAIRS`, of which the ranges of keys that the mask allows
+exclude a quarter (AMD EPYC: windows of 65 of 1,024 keys take .35 of the time of all queries at once)."""
 _MANY_PAIRS = 2**20
 
 
