@@ -57,8 +57,8 @@ formulas of the kernels chose a kernel that took more than 1.15 times as long as
 the coefficients for 3 of 53; with 1 to 8 queries, for 13 of 36 and for 9 of 108 (AMD EPYC, CPU time).
 """
 _MIN_QUERIES = 16
-"""Smallest number of queries of scaled inner products forward, with softmax. For fewer, the time is that of reading the
-keys."""
+"""Smallest number of queries of products forward, with softmax, of vectors or of linear maps of them. For fewer, the
+time is that of reading the keys."""
 FEW_KEYS = 64
 """Largest number of keys for which the batched kernel computes sparse weights by sorting."""
 _DEFAULT = Path(__file__).with_name("measured_times.json")
@@ -123,7 +123,8 @@ def table_key(kernel: str, problem: Problem) -> str | None:
         return None
     if problem.readouts or problem.traced:
         return None
-    if q < _MIN_QUERIES and normalizer == "softmax" and kind == "product" and not problem.gradient:
+    products = kind in ("product", "mapped product")
+    if q < _MIN_QUERIES and normalizer == "softmax" and products and not problem.gradient:
         return None
     if kernel == "fused" and kind == "biased product":  # the operator adds the bias
         kind = "product"
