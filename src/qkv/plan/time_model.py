@@ -54,7 +54,7 @@ _MAX_LENGTH = 1024
 
 For longer calls with at most as many pairs the coefficients hold as well (2,048 queries × 64 keys, for example): the
 formulas of the kernels chose a kernel that took more than 1.15 times as long as the fastest for 9 of 17 random calls,
-the coefficients for 3 of 53; with 1 to 8 queries, for 13 of 36 and for 9 of 108 (AMD EPYC, CPU time).
+the coefficients for 3 of 53; with 1 to 8 queries, for 9 of 44 and for 4 of 44 (AMD EPYC, CPU time).
 """
 _MIN_QUERIES = 16
 """Smallest number of queries of products forward, with softmax, of vectors or of linear maps of them. For fewer, the
