@@ -57,8 +57,8 @@ formulas of the kernels chose a kernel that took more than 1.15 times as long as
 the coefficients for 3 of 53; with 1 to 8 queries, for 9 of 44 and for 4 of 44 (AMD EPYC, CPU time).
 """
 _MIN_QUERIES = 16
-"""Smallest number of queries of products forward, with softmax, of vectors or of linear maps of them. For fewer, the
-time is that of reading the keys."""
+"""Smallest number of queries of products forward, with softmax, of vectors or of linear maps of them, and of longer
+calls of several array elements per logit. For fewer, the time is that of reading the keys."""
 FEW_KEYS = 64
 """Largest number of keys for which the batched kernel computes sparse weights by sorting."""
 _DEFAULT = Path(__file__).with_name("measured_times.json")
@@ -117,7 +117,7 @@ def table_key(kernel: str, problem: Problem) -> str | None:
     """
     kind, normalizer = _score_kind(problem), _normalizer_kind(problem)
     q, k = problem.axes.q, problem.axes.k
-    if max(q, k) > _MAX_LENGTH and q * k > _MAX_LENGTH**2:
+    if max(q, k) > _MAX_LENGTH and (q * k > _MAX_LENGTH**2 or (q < _MIN_QUERIES and kind == "pairwise")):
         return None
     if kind is None or normalizer is None or problem.library != "torch" or problem.device.is_gpu:
         return None
