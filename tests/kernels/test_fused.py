@@ -11,6 +11,8 @@ from qkv import masks, normalizers, scores
 from qkv.errors import RefusedError
 from qkv.kernels import FusedKernel
 from qkv.kernels.fused import kernel as fused_kernel
+from qkv.kernels.fused import pair_bias
+from qkv.plan.cache import PLANS
 from qkv.testing.cases import Case
 from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import Setting
@@ -68,6 +70,16 @@ def both(query: Any, key: Any, value: Any, **options: Any) -> list[list[Any]]:
         weight = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape)
         total, sides = (output * weight).sum(), (query, key, value)
         out.append([output, *torch.autograd.grad(total, sides, allow_unused=True, materialize_grads=True)])
+    return out
+
+
+def twice(query: Any, key: Any, value: Any, **options: Any) -> list[list[Any]]:
+    """Second derivatives, of the fused kernel and of the dense."""
+    out = []
+    for kernel in ("fused", "dense"):
+        output, sides = qkv.attend(query, key, value, kernel=kernel, **options), (query, key, value)
+        first = torch.autograd.grad(output.square().sum(), sides, create_graph=True)
+        out.append(list(torch.autograd.grad(sum(x.square().sum() for x in first), sides)))
     return out
 
 
@@ -226,9 +238,18 @@ def test_exported_program_holds_the_public_attention_and_gives_the_same(options:
 @pytest.mark.thinned
 @pytest.mark.parametrize(("query", "key", "value"), BATCHES, ids=str)
 @pytest.mark.parametrize("mask", ["none", "pairs", "window", "pairs of keys and causal", "empty rows"])
-def test_masks_and_offsets_of_pairs_run_forward_in_the_operator(query: Any, key: Any, value: Any, mask: str) -> None:
+@pytest.mark.parametrize("rows", [2, 32])
+def test_masks_and_offsets_of_pairs_run_in_the_operator(
+    monkeypatch: pytest.MonkeyPatch, query: Any, key: Any, value: Any, mask: str, rows: int
+) -> None:
+    monkeypatch.setattr(pair_bias, "_BLOCK_BYTES", 0)
+    monkeypatch.setattr(pair_bias, "_MIN_ROWS", rows)
+    monkeypatch.setattr(pair_bias, "_ROWS", rows)
+    monkeypatch.setattr(pair_bias, "_MANY_PAIRS", 1)
+    PLANS.clear()
     q, k = 5, 7
-    sides = [made(*query, q, 4).detach(), made(*key, k, 4).detach(), made(*value, k, 4).detach()]
+    learned = [made(*query, q, 4), made(*key, k, 4), made(*value, k, 4)]
+    sides = [x.detach() for x in learned]
     batch = np.broadcast_shapes(query, key, value)
     allowed = torch.rand(*batch, q, k) > 0.4
     some = {
@@ -249,6 +270,9 @@ def test_masks_and_offsets_of_pairs_run_forward_in_the_operator(query: Any, key:
         seen = [qkv.attend(*sides, kernel=kernel, **options) for kernel in ("fused", "fused", "dense")]
         for output in seen[:2]:  # the second call has a cached plan
             torch.testing.assert_close(output, seen[2], rtol=1e-10, atol=1e-10)
+        if score.form.inner is not None or mask not in ("none", "pairs of keys and causal"):
+            assert_same(both(*learned, **options))
+            assert_same(twice(*learned, **options))
         broken = [x.clone() for x in sides]
         broken[1][..., 3, :] = torch.nan
         broken[2][..., 2, 1] = torch.inf
@@ -256,20 +280,20 @@ def test_masks_and_offsets_of_pairs_run_forward_in_the_operator(query: Any, key:
         torch.testing.assert_close(*seen, rtol=1e-10, atol=1e-10, equal_nan=True)
 
 
-def test_gradients_of_masks_of_pairs_are_refused() -> None:
-    with pytest.raises(RefusedError, match="would need an array of 5 × 5"):
-        qkv.attend(made(5, 4), made(5, 4), made(5, 4), mask=masks.Window(1, 1), kernel="fused")
+def test_gradients_of_learned_offsets_are_refused() -> None:
     score, sides = scores.Biased(scores.ScaledDot(), made(5, 5)), [made(5, 4).detach() for _ in range(3)]
     with pytest.raises(RefusedError, match="is not an inner product"):
         qkv.attend(*sides, score=score, kernel="fused")
+    fixed = scores.Biased(scores.ScaledDot(), score.bias.detach())
+    assert qkv.explain(*[x.requires_grad_() for x in sides], score=fixed).kernel.name == "fused"
 
 
 @pytest.mark.parametrize(
     ("sentence", "options"),
     [
         ("with dropout PyTorch needs quadratic memory", {"dropout": 0.1}),
-        ("would need an array of 64 × 64", {"mask": masks.Window(3, 3)}),
-        ("would need an array of 64 × 64", {"mask": ~masks.Causal()}),
+        ("would need an array of 64 × 64", {"mask": masks.Window(3, 3), "score": scores.Gaussian()}),
+        ("would need an array of 64 × 64", {"mask": ~masks.Causal(), "score": scores.Cosine()}),
     ],
 )
 def test_calls_without_a_linear_form_are_refused(sentence: str, options: dict[str, Any]) -> None:

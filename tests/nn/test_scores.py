@@ -155,7 +155,7 @@ def test_logits_of_unit_variance_inputs_start_with_a_deviation_near_one(
 def test_additive_takes_a_query_and_a_key_of_different_widths() -> None:
     attention = nn.Attention(score=nn.Additive(4, 6))
     assert attention(torch.randn(2, 3, 4), torch.randn(2, 5, 6)).shape == (2, 3, 6)
-    with pytest.raises(ShapeError, match="widths 4 and 6"):
+    with pytest.raises(ShapeError, match="a weight for width 4"):
         attention(torch.randn(2, 3, 5), torch.randn(2, 5, 6))
 
 

@@ -30,7 +30,7 @@ CHOICES: list[tuple[str, Any, dict[str, Any]]] = [
     ("fused", LONG, {"library": "torch", "score": scores.Gaussian(), "gradient": True}),
     ("fused", LONG, {"library": "torch", "mask": masks.Causal("start")}),
     ("fused", LONG, {"library": "torch", "mask": masks.AllowedKeys(np.ones(40_000, dtype=bool))}),
-    ("tiled", LONG, {"library": "torch", "mask": masks.Window(5, 5)}),
+    ("fused", LONG, {"library": "torch", "mask": masks.Window(5, 5)}),
     ("linear", LONG, {"normalizer": normalizers.Sum()}),
     ("linear", LONG, {"library": "torch", "score": scores.Features(), "gradient": True}),
     ("linear", LONG, {"library": "jax", "normalizer": normalizers.Identity(), "mask": masks.Causal("end")}),
@@ -49,8 +49,8 @@ REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
     ("fused", r"Additive\(.*\) is not an inner product", {"score": ADDITIVE, "library": "torch"}),
     (
         "fused",
-        r"Biased\(Dot\(\), bias=float64\[4, 6\]\) is not an inner product",
-        {"score": scores.Biased(scores.Dot(), np.ones((4, 6))), "library": "torch", "gradient": True},
+        r"Softcap\(Dot\(\), cap=2.0\) is not an inner product",
+        {"score": scores.Softcap(scores.Dot(), 2.0), "library": "torch"},
     ),
     ("fused", r"it supports only softmax, not Sigmoid\(\)", {"normalizer": normalizers.Sigmoid(), "library": "torch"}),
     ("fused", r"it supports only softmax, not TopK\(2\)", {"normalizer": normalizers.TopK(2), "library": "torch"}),
@@ -76,7 +76,7 @@ REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
     (
         "fused",
         r"the mask Window\(1, after=1\) would need an array of 4 × 6",
-        {"mask": masks.Window(1, 1), "positions": END, "library": "torch", "gradient": True},
+        {"mask": masks.Window(1, 1), "score": scores.Gaussian(), "positions": END, "library": "torch"},
     ),
     (
         "tiled",

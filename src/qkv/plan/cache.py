@@ -157,19 +157,22 @@ def call_signature(
         if known.arrays:
             arrays += known.arrays
     torch = sys.modules.get("torch")
-    gradient, device = False, None
+    gradient, learned, device = False, False, None
     if torch is not None and isinstance(query, torch.Tensor) and query.is_cuda:
         device = query.device  # a plan depends on the kind of GPU
     elif "jax" in sys.modules:
         device = jax_gpu_of(query)
     if torch is not None and torch.is_grad_enabled():  # the types of arrays tell tracers of JAX from its arrays
         tensor = torch.Tensor
-        for x in (query, key, value, *arrays):  # `any` with a generator takes twice as long
+        for x in arrays:  # `any` with a generator takes twice as long
+            learned = learned or (isinstance(x, tensor) and bool(x.requires_grad))
+        gradient = learned
+        for x in (query, key, value):
             gradient = gradient or (isinstance(x, tensor) and bool(x.requires_grad))
     if arrays and not gradient and (torch is None or not isinstance(query, torch.Tensor)):
         gradient = any(requires_gradient(x) for x in (query, key, value, *arrays))
     signature = (
-        *numbers, type(dropout), dropout, gradient, device, options,
+        *numbers, type(dropout), dropout, gradient, learned, device, options,
         type(query), type(key), type(value), query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype,
     )  # fmt: skip
     return signature, bool(arrays)

@@ -54,11 +54,11 @@ _MAX_LENGTH = 1024
 
 For longer calls with at most as many pairs the coefficients hold as well (2,048 queries × 64 keys, for example): the
 formulas of the kernels chose a kernel that took more than 1.15 times as long as the fastest for 9 of 17 random calls,
-the coefficients for 3 of 53; with 1 to 8 queries, for 13 of 36 and for 9 of 108 (AMD EPYC, CPU time).
+the coefficients for 3 of 53; with 1 to 8 queries, for 9 of 44 and for 4 of 44 (AMD EPYC, CPU time).
 """
 _MIN_QUERIES = 16
-"""Smallest number of queries of scaled inner products forward, with softmax. For fewer, the time is that of reading the
-keys."""
+"""Smallest number of queries of products forward, with softmax, of vectors or of linear maps of them, and of longer
+calls of several array elements per logit. For fewer, the time is that of reading the keys."""
 FEW_KEYS = 64
 """Largest number of keys for which the batched kernel computes sparse weights by sorting."""
 _DEFAULT = Path(__file__).with_name("measured_times.json")
@@ -117,13 +117,14 @@ def table_key(kernel: str, problem: Problem) -> str | None:
     """
     kind, normalizer = _score_kind(problem), _normalizer_kind(problem)
     q, k = problem.axes.q, problem.axes.k
-    if max(q, k) > _MAX_LENGTH and q * k > _MAX_LENGTH**2:
+    if max(q, k) > _MAX_LENGTH and (q * k > _MAX_LENGTH**2 or (q < _MIN_QUERIES and kind == "pairwise")):
         return None
     if kind is None or normalizer is None or problem.library != "torch" or problem.device.is_gpu:
         return None
     if problem.readouts or problem.traced:
         return None
-    if q < _MIN_QUERIES and normalizer == "softmax" and kind == "product" and not problem.gradient:
+    products = kind in ("product", "mapped product")
+    if q < _MIN_QUERIES and normalizer == "softmax" and products and not problem.gradient:
         return None
     if kernel == "fused" and kind == "biased product":  # the operator adds the bias
         kind = "product"

@@ -17,9 +17,17 @@ from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall, TorchCall
 from qkv.core.parts import expand_to_pairs
 from qkv.core.tile import Tile
-from qkv.core.typing import Float, Num, Tensor
+from qkv.core.typing import Array, Float, Num, Tensor
 from qkv.kernels.fused.layout import Layout, Sides, layout_of
-from qkv.kernels.fused.pair_bias import inner_score, operator_bias, split_for_operator
+from qkv.kernels.fused.pair_bias import (
+    BlockBias,
+    OffsetsOf,
+    block_rows,
+    inner_score,
+    needs_bias,
+    operator_bias,
+    split_for_operator,
+)
 from qkv.kernels.fused.sdpa import FusedAttention, all_finite, attend, attend_public, operators, results_are_finite
 from qkv.kernels.runtime.differentiable_rows import DifferentiableRows
 from qkv.kernels.runtime.split_mask import split_mask
@@ -128,29 +136,47 @@ class LiftedCall:
 
     def _attention(self) -> FusedAttention:
         call, layout = self.call, self.layout
-        differentiable = DoubleBackward(self.problem, call.tile, call.mask, self.scale)
-        mask, offset = split_for_operator(call.mask, call.score, call.tile)
         temperature = typing.cast("float", call.normalizer.temperature)
+        differentiable = DoubleBackward(self.problem, call.tile, call.mask, self.scale, call.score, temperature)
+        in_blocks = needs_bias(self.problem) and operators(call.value.device.type) is not None
+        if in_blocks and (rows := block_rows(self.problem)) < call.tile.q_total:
+            blocks = BlockBias(call.mask, call.score, temperature, call.tile, layout, rows)
+            return FusedAttention(layout, self.scale, None, None, differentiable, block_bias=blocks)
+        mask, offset = split_for_operator(call.mask, call.score, call.tile)
         bias = operator_bias(mask, call.score, temperature, call.tile, self.sides[2], layout)
         return FusedAttention(layout, self.scale, offset, bias, differentiable)
 
 
 @dataclasses.dataclass(frozen=True)
 class DoubleBackward:
-    """Function that returns differentiable gradients of a lifted call, computed in row blocks."""
+    """Function that returns differentiable gradients of a lifted call, computed in row blocks.
+
+    Attributes:
+        problem: the problem of the call.
+        tile: the tile of the call.
+        mask: the mask of the call.
+        scale: factor of the inner products of lifted queries and keys.
+        score: the score of the call, for the offsets that are added to these products.
+        temperature: temperature of softmax.
+    """
 
     problem: Problem
     tile: Tile
     mask: Mask | None
     scale: float
+    score: Score
+    temperature: Array | float
 
     def __call__(self, sides: Sides, gradient: Float[Tensor, "b heads q width"]) -> list[Float[Tensor, "*_"] | None]:
         """Return the differentiable gradients of query, key and value, given the gradient of the output."""
-        softmax = Softmax(1.0 / self.scale)
-        call = TorchCall(*sides, Dot(), softmax, self.mask, self.tile, 0.0, sides[2].dtype)
+        softmax, score = Softmax(1.0 / self.scale), typing.cast("Score", Dot())
+        if inner_score(self.score) is not self.score:
+            score = OffsetsOf(Dot(), self.score, self.temperature, self.scale)
+        call = TorchCall(*sides, score, softmax, self.mask, self.tile, 0.0, sides[2].dtype)
         rows = row_block_size(self.problem, ROW_BLOCK_BUDGET, row_block_arrays(self.problem))
         gradient = gradient.reshape((*self.tile.batch, *gradient.shape[-2:]))
-        return DifferentiableRows(call, (), rows).double_backward(sides, [gradient])
+        tensors = [*sides, *typing.cast("tuple[Tensor, ...]", score.arrays())]
+        return DifferentiableRows(call, (), rows).double_backward(tensors, [gradient])[:3]
 
 
 def lift_sides(

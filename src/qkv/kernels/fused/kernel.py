@@ -21,7 +21,7 @@ from qkv.core.arrays import itemsize
 from qkv.core.equation import BoundCall, TorchCall
 from qkv.core.formatting import memory_text
 from qkv.kernels.fused.layout import layout_of
-from qkv.kernels.fused.pair_bias import inner_score, needs_bias, takes_bias
+from qkv.kernels.fused.pair_bias import bias_elements, block_rows, inner_score, needs_bias, takes_bias
 from qkv.kernels.runtime.memory_model import lifted_elements, saved_by_lift
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
@@ -89,15 +89,16 @@ class FusedKernel(Kernel):
                 else f"causal with offset {offset}: " + ("two merged calls" if offset > 0 else "only queries with keys")
             )
         if needs_bias(problem):
-            notes.append("an array of all pairs is added")
+            rows = block_rows(problem)
+            notes.append(f"an array of all pairs is added{f' for {rows} queries at a time' if rows < axes.q else ''}")
         return "; ".join(note for note in notes if note)
 
     def unsuited(self, problem: Problem) -> str | None:
-        """Return a sentence if an array of all pairs is so large that kernels in linear memory are preferred."""
-        size = problem.axes.pairs * problem.itemsize
-        if size < LARGE_BYTES or not needs_bias(problem):
+        """Return a sentence if the array of a few queries is so large that kernels with smaller tiles are preferred."""
+        size = _bias_bytes(problem)
+        if size < LARGE_BYTES:
             return None
-        return f"the array of all pairs would have {memory_text(size)}; it is chosen below {memory_text(LARGE_BYTES)}"
+        return f"the array of pairs would have {memory_text(size)}; it is chosen below {memory_text(LARGE_BYTES)}"
 
     def scratch(self, problem: Problem) -> float:
         """Return the bytes of copies for lifting and padding."""
@@ -109,9 +110,7 @@ class FusedKernel(Kernel):
         else:
             copies = _copied_elements(problem, width, False) * problem.itemsize
             copies += problem.cast_bytes if casts else 0
-        if needs_bias(problem):  # the mask, and the sum of the offsets with it
-            copies += 2.25 * axes.pairs * problem.itemsize
-        return copies + _SCRATCH
+        return copies + 2.25 * _bias_bytes(problem) + _SCRATCH  # the mask, and the sum of the offsets with it
 
     def guards_of(self, problem: Problem) -> tuple[str, ...]:
         """Return the guards on the data; on a GPU there are none, because reading them back would make it wait."""
@@ -146,6 +145,8 @@ class FusedKernel(Kernel):
         layout = layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2])
         same = layout is not None and layout.is_identity(axes.query, axes.key, axes.value)
         if isinstance(score.form, ScaledProduct) and not same:
+            amounts["call"] += 1
+        if problem.gradient and needs_bias(problem):  # the array of pairs takes about as long
             amounts["call"] += 1
         return amounts
 
@@ -219,9 +220,21 @@ def _bytes_with_gradient(problem: Problem, width: int, casts: bool) -> float:
     return max(in_operator, in_lift, 0.0)
 
 
+def _bias_bytes(problem: Problem) -> float:
+    """Return the bytes of the array of pairs of a block of queries, or 0 if the operator needs none."""
+    if not needs_bias(problem):
+        return 0.0
+    rows = block_rows(problem)
+    share = visible_pairs(problem, rows) / max(1, problem.axes.pairs) if rows < problem.axes.q else 1
+    return bias_elements(problem) * problem.itemsize * share * rows / max(1, problem.axes.q)
+
+
 def _pairs(problem: Problem) -> float:
     """Return the number of pairs that the operator computes. It skips pairs only by the causal mask that it applies."""
-    return problem.axes.pairs if needs_bias(problem) else visible_pairs(problem, 64, _KEY_BLOCK)
+    if not needs_bias(problem):
+        return visible_pairs(problem, 64, _KEY_BLOCK)
+    rows = block_rows(problem)
+    return visible_pairs(problem, rows) if rows < problem.axes.q else problem.axes.pairs
 
 
 _KEY_BLOCK = 512

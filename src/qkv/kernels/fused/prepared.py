@@ -17,7 +17,7 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array, Int, Tensor
 from qkv.kernels.fused.call import FINITE, DoubleBackward, LiftedCall, attend_finite
 from qkv.kernels.fused.layout import layout_of
-from qkv.kernels.fused.pair_bias import inner_score, operator_bias, split_for_operator
+from qkv.kernels.fused.pair_bias import block_rows, inner_score, needs_bias, operator_bias, split_for_operator
 from qkv.kernels.fused.sdpa import FusedAttention, operators, results_are_finite
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.masks import Mask
@@ -32,13 +32,13 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
     """Return a function that runs a call on a CPU, or None if the mask or the widths are not supported.
 
     Supported are scaled dot products of queries, keys and values of the same width, without a mask or with a causal
-    mask, or forward with any mask and offsets, and all scores that are lifted.
+    mask, or with any mask and offsets, and all scores that are lifted.
     """
     if problem.device.is_gpu or problem.traced:
         return None
     axes, score, tile = problem.axes, inner_score(problem.score), problem.tile
     form = score.form
-    if not isinstance(form, ScaledProduct):
+    if not isinstance(form, ScaledProduct) or (needs_bias(problem) and block_rows(problem) < axes.q):
         return _prepare_lifted(problem)
     keys, offset = split_for_operator(problem.spec.mask, problem.score, tile)
     has_bias = keys is not None or score is not problem.score
@@ -57,7 +57,7 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
     identity = layout.is_identity(axes.query, axes.key, axes.value)
     if keys is not None and all(type(part).__module__.startswith("qkv.masks.") for part in keys.parts()):
         tile = TileOfCalls(*[getattr(tile, field.name) for field in dataclasses.fields(tile)])
-    double_backward = DoubleBackward(problem, tile, problem.spec.mask, scale)
+    double_backward = DoubleBackward(problem, tile, problem.spec.mask, scale, problem.score, temperature)
     fixed = FusedAttention(layout, scale, offset, None, double_backward, identity)
     operator, causal = found[0], offset is not None
     # Arrays that already have the operator's four axes, and whose results reveal that an array is not finite.
@@ -79,7 +79,7 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
                 return Result(output, (), FINITE)
         attention = fixed
         if bias is not None:
-            differentiable = DoubleBackward(problem, tile, mask, scale)
+            differentiable = DoubleBackward(problem, tile, mask, scale, score, temperature)
             attention = FusedAttention(layout, scale, offset, bias, differentiable, identity)
         output = attend_finite(attention, sides, gradient)
         return None if output is None else Result(layout.output(output, width), (), FINITE)

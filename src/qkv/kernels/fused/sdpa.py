@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, cast
@@ -33,6 +33,8 @@ from qkv.kernels.runtime.saved_statistics import SAVED
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
+
+    from qkv.kernels.fused.pair_bias import BlockBias
 
     class _Context(FunctionCtx):
         attention: FusedAttention
@@ -70,6 +72,7 @@ class FusedAttention:
         bias: 0 for allowed and −inf for masked keys, with four axes; None if all keys are allowed.
         double_backward: function that returns gradients of query, key and value that are differentiable themselves.
         identity: whether query, key and value have the four axes already.
+        block_bias: the mask and the offsets for a block of queries at a time, in place of `offset` and `bias`; or None.
     """
 
     layout: Layout
@@ -78,6 +81,7 @@ class FusedAttention:
     bias: Float[Tensor, "#b #heads 1 k"] | None
     double_backward: _DoubleBackward
     identity: bool = False
+    block_bias: BlockBias | None = None
 
     def sides(self, sides: Sides) -> FourAxes:
         """Return query, key and value with four axes, of which the last is contiguous."""
@@ -88,6 +92,16 @@ class FusedAttention:
     def forward(self, sides: FourAxes) -> tuple[Float[Tensor, "b heads q width"], Float[Tensor, "b heads q"]]:
         """Return the output and the log-sum-exp of each query."""
         query, key, value = sides
+        if self.block_bias is not None:
+            found = [
+                replace(self, bias=bias, block_bias=None).forward(
+                    (query[:, :, rows], key[:, :, keys], value[:, :, keys])
+                )
+                for rows, keys, bias in self.block_bias.blocks(value)
+            ]
+            return torch.cat([output for output, _ in found], -2), torch.cat(
+                [log_sum_exp for _, log_sum_exp in found], -1
+            )
         run, _ = cast("tuple[_Operator, _Operator]", operators(value.device.type))
         offset = self.offset
         if not offset:
@@ -114,6 +128,16 @@ class FusedAttention:
     ) -> FourAxes:
         """Return the gradients of query, key and value, given the gradient of the output."""
         query, key, value = sides
+        if self.block_bias is not None:
+            gradients = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+            for rows, keys, bias in self.block_bias.blocks(value):
+                of_block = replace(self, bias=bias, block_bias=None).backward(
+                    gradient[:, :, rows], (query[:, :, rows], key[:, :, keys], value[:, :, keys]),
+                    output[:, :, rows], log_sum_exp[:, :, rows],
+                )  # fmt: skip
+                for whole, part, some in zip(gradients, of_block, (rows, keys, keys), strict=True):
+                    whole[:, :, some] += part
+            return gradients
         _, run = cast("tuple[_Operator, _Operator]", operators(value.device.type))
         offset = self.offset
         if not offset:
@@ -140,7 +164,7 @@ class FusedAttention:
     def reveals_nonfinite(self, value: Float[Tensor, "*own_value k width"]) -> bool:
         """Return whether `results_are_finite` detects every NaN and infinity in the inputs of this call."""
         has_operators = operators(value.device.type) is not None
-        return not self.offset and has_operators and _reveals_nonfinite(str(value.dtype))
+        return not (self.offset or self.block_bias) and has_operators and _reveals_nonfinite(str(value.dtype))
 
 
 def all_finite(sides: Sides) -> bool:
