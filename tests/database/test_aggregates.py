@@ -228,6 +228,18 @@ def test_means_of_the_largest_numbers_do_not_overflow(values, tmp_path):
         assert answer.spread is None
 
 
+def test_errors_of_dates_are_stated_in_days(tmp_path):
+    hours = np.array([0, 24, 72, 73, 150, 171, 200, 260])
+    dates = {"k": np.arange(8.0), "v": [dt.datetime(2024, 1, 1) + dt.timedelta(hours=int(each)) for each in hours]}
+    days = {"k": dates["k"], "v": hours / 24}
+    for aggregate in ("mean", "local-linear"):
+        wanted = Database.open(days, "k", "v").ask(2.5, aggregate=aggregate).notes[2]
+        for number, database in enumerate(memory_and_store(tmp_path / aggregate, dates, "k", "v")):
+            said = database.ask(2.5, aggregate=aggregate).notes[2]
+            assert said.count(" days") == 2, number
+            assert said.replace(" days", "") == wanted
+
+
 @pytest.mark.parametrize("aggregate", ["mean", "local-linear"])
 def test_keys_and_values_whose_sums_overflow_are_answered_as_smaller_ones(aggregate):
     x = np.linspace(0.1, 0.9, 60)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from qkv.core.formatting import format_length, format_query, format_value, number
+from qkv.core.nanoseconds import with_nanoseconds
 from qkv.database import Database, Evidence
 from qkv.database.answer import format_estimate
 from qkv.encoders.arrow_columns import records_of
@@ -194,7 +195,11 @@ def test_a_cell_is_shown_in_one_line(value, text):
 
 def test_a_spread_of_moments_is_shown_in_days_or_less():
     assert format_length(dt.timedelta(days=40)) == "40 days"
-    assert format_length(dt.timedelta(seconds=90)) == "0:01:30"
+    assert format_length(dt.timedelta(seconds=90, microseconds=7)) == "0:01:30"
+    assert format_length(dt.timedelta(microseconds=7)) == "0:00:00.000007"
+    assert format_value(dt.timedelta(hours=-5)) == "-5:00:00"
+    assert format_value(dt.timedelta(days=-1, seconds=3, microseconds=9), dt.timedelta(hours=2)) == "-23:59:57"
+    assert format_value(with_nanoseconds(dt.timedelta(1), 7)) == "1 day, 0:00:00.000000007"
 
 
 NAMES = ["anna", "Anna ", "anne", "ann", "hanna", "anna b", "bob", "Bobby", "ÅSA", "åsa"]

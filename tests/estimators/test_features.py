@@ -143,6 +143,14 @@ def test_text_in_a_column_that_was_fitted_to_numbers_is_refused():
         encode_columns(encoding, columns_of(["a", "b"]))
 
 
+def test_whole_numbers_in_a_column_that_was_fitted_to_text_are_their_digits():
+    encoding = fit_encoding(columns_of(["10115", "20095", "unknown"] * 3))
+    codes = [
+        encode_columns(encoding, columns_of(cells)).codes.tolist() for cells in (["20095", "10115"], [20095, 10115])
+    ]
+    assert codes[0] == codes[1]
+
+
 @pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
 def test_frames_have_the_columns_of_the_array(library):
     frames = pytest.importorskip(library)

@@ -16,6 +16,7 @@ from qkv.errors import OptionError
 
 # A spread of this part of a number, or less, comes from rounding.
 _ROUNDING = 1e-12
+_MINUTE = dt.timedelta(minutes=1)
 # So many numbers without brackets are a vector and not a name.
 _LONG_LIST = 8
 
@@ -71,6 +72,10 @@ def format_value(value: object, spread: object = None) -> str:
     if isinstance(value, dt.datetime):
         coarse = isinstance(spread, dt.timedelta) and spread >= dt.timedelta(days=1)
         return value.date().isoformat() if coarse else value.isoformat(" ", "seconds")
+    if isinstance(value, dt.timedelta):
+        value = _whole_seconds(value) if isinstance(spread, dt.timedelta) and spread >= _MINUTE else value
+        # Python writes -5 hours as "-1 day, 19:00:00".
+        return f"-{-value}" if value < dt.timedelta() and not nanoseconds_below(value) else str(value)
     if isinstance(value, np.ndarray | list):
         ends = [number(float(x)) if isinstance(x, int | float | np.number) else str(x) for x in value[:4]]
         return "[" + ", ".join(ends) + (f", … {len(value)} numbers]" if len(value) > 4 else "]")
@@ -166,8 +171,13 @@ def format_length(length: float | dt.timedelta) -> str:
     """
     if isinstance(length, dt.timedelta):
         days = length / dt.timedelta(days=1)
-        return f"{number(days, days)} days" if days >= 1 or not days else str(length)
+        text = str(_whole_seconds(length) if length >= _MINUTE else length)
+        return f"{number(days, days)} days" if days >= 1 or not days else text
     return number(length, length)
+
+
+def _whole_seconds(length: dt.timedelta) -> dt.timedelta:
+    return dt.timedelta(seconds=round(length.total_seconds()))
 
 
 _UNITS = {"": 1, "b": 1} | {

@@ -125,10 +125,11 @@ def _is_text(column: Shaped[np.ndarray, " rows"]) -> bool:
 
 
 def as_text(column: Shaped[np.ndarray, " rows"]) -> Shaped[np.ndarray, " rows"]:
-    """Return a column as strings, with `MISSING` for missing cells."""
+    """Return a column as strings, with `MISSING` for missing cells. The text of 7.0 is that of the integer, "7"."""
     if _is_text(column):
         return column
-    return np.array([MISSING if is_missing(cell) else str(cell) for cell in column], object)
+    cells = (int(cell) if isinstance(cell, float) and cell.is_integer() else cell for cell in column.tolist())
+    return np.array([MISSING if is_missing(cell) else str(cell) for cell in cells], object)
 
 
 def parse_dates(

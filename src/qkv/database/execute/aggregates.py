@@ -122,8 +122,8 @@ class Values:
     def targets(self, rows: Int[np.ndarray, " selected"]) -> Float[np.ndarray, "selected n"] | str:
         """Return the targets of the bandwidth search for some rows, or a text that says why there are none.
 
-        They are the cells as a matrix of at most 16 columns, which have the largest variances; for votes, one-hot
-        columns of the 15 most common values.
+        They are the cells, in days for timestamps, as a matrix of at most 16 columns of the largest variances; for
+        votes, one-hot columns of the 15 most common values.
         """
         cells = self.cells[rows]
         if self.votes:
@@ -132,7 +132,7 @@ class Values:
                 return "the values are nearly all different"
             common = codes[np.argsort(-counts, kind="stable")[: _MOST_TARGETS - 1]]
             return np.asarray(cells[:, None] == common[None, :], dtype=np.float64)
-        matrix = cells[:, None] if cells.ndim == 1 else cells
+        matrix = (cells[:, None] if cells.ndim == 1 else cells) / self.column.unit
         if matrix.shape[1] <= _MOST_TARGETS or not len(rows):
             return np.asarray(matrix[:, :_MOST_TARGETS])
         widest = np.argsort(-matrix.var(axis=0), kind="stable")[:_MOST_TARGETS]

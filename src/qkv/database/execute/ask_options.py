@@ -59,9 +59,10 @@ class AskOptions:
             )
         for name, noun in (("min_similarity", "least similarity"), ("max_distance", "largest distance")):
             limit = getattr(self, name)
-            number = isinstance(limit, Real) and not isinstance(limit, bool) and not math.isnan(limit)
+            least, kind = (0.0, "number of at least 0") if name == "max_distance" else (-math.inf, "number")
+            number = isinstance(limit, Real) and not isinstance(limit, bool) and limit >= least  # no NaN
             if limit is not None and not number:
-                raise OptionError(f"{name} must be a number, got {limit!r}. Pass the {noun} of a match.")
+                raise OptionError(f"{name} must be a {kind}, got {limit!r}. Pass the {noun} of a match.")
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `Database.ask`."""

@@ -134,7 +134,7 @@ class InMemoryExecutor(Executor):
         """The `ComparisonChooser`, which chooses the comparison from all selected rows with key and value."""
         if self._chooser is None:
             columns, targets = (self.query_columns, self._value_column), self.values.targets
-            self._chooser = ComparisonChooser(*columns, self.complete, targets, self.choices)
+            self._chooser = ComparisonChooser(*columns, self.complete, targets, self.choices, self.votes)
         return self._chooser
 
     def restrict(self, selected: Bool[np.ndarray, " rows"], progress: Progress | None) -> Self:

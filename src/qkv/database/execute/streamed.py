@@ -295,7 +295,7 @@ class SampledChooser(ComparisonChooser):
         columns: the key columns of the sample.
         value: the value column of the sample.
         statistics: the statistics of all rows.
-        targets, cache: as in `ComparisonChooser`.
+        targets, cache, votes: as in `ComparisonChooser`.
     """
 
     def __init__(
@@ -305,8 +305,9 @@ class SampledChooser(ComparisonChooser):
         statistics: TableStatistics,
         targets: Callable[[Int[np.ndarray, " n"]], Float[np.ndarray, "n targets"] | str],
         cache: ChoiceCache,
+        votes: bool,
     ) -> None:
-        super().__init__(tuple(columns), value, np.ones(len(columns[0].cells), bool), targets, cache)
+        super().__init__(tuple(columns), value, np.ones(len(columns[0].cells), bool), targets, cache, votes)
         self.statistics = statistics
 
     @property
@@ -418,7 +419,7 @@ class StreamedExecutor(Executor):
             numeric = any(column.traits.compared == "distance" for column in self.query_columns)
             columns = self.columns[:-1] if numeric else self.query_columns
             value = self.columns[-1] if numeric else self.examples[-1]
-            self._chooser = SampledChooser(columns, value, self.statistics, self._targets, self.choices)
+            self._chooser = SampledChooser(columns, value, self.statistics, self._targets, self.choices, self.votes)
         return self._chooser
 
     def restrict(self, selected: Bool[np.ndarray, " rows"], progress: Progress | None) -> Self:

@@ -131,6 +131,7 @@ class ComparisonChooser:
         complete: `(rows,)`, True for the rows that determine bandwidths and distances, which have key and value.
         targets: returns the values to predict for the rows with the given indices, or the reason why there are none.
         cache: the cache of what is chosen from these rows.
+        votes: whether the values vote.
     """
 
     def __init__(
@@ -140,8 +141,10 @@ class ComparisonChooser:
         complete: Bool[np.ndarray, " rows"],
         targets: Callable[[Int[np.ndarray, " n"]], Float[np.ndarray, "n targets"] | str],
         cache: ChoiceCache = NO_CACHE,
+        votes: bool = False,
     ) -> None:
         self.columns, self.value, self.complete, self.targets = columns, value, complete, targets
+        self.error_unit = " days" * (value.kind == "timestamp" and not votes)
         self.linear, self.search = False, choose_bandwidth
         self._cache, self._bandwidths = cache, dict[object, Bandwidth]()
         self._groups: Int[np.ndarray, " rows"] | None = None
@@ -352,7 +355,7 @@ class ComparisonChooser:
         copied = " of rows" in chosen.method
         notes = (
             compared,
-            f"bandwidth {method_text(chosen)}",
+            f"bandwidth {method_text(chosen, self.error_unit)}",
             *("copies of rows count in effective rows and standard errors as other rows do",) * copied,
             f"no match beyond a distance of {text}",
         )

@@ -403,8 +403,8 @@ def _within_groups(chosen: GroupBandwidths | None, width: int, total: int) -> Ba
     return Bandwidth(value, "leave-one-out", chosen.rows, *found, total, grouped=True, factors=chosen.factors)
 
 
-def method_text(chosen: Bandwidth) -> str:
-    """Return how a bandwidth was chosen, as the end of a sentence."""
+def method_text(chosen: Bandwidth, unit: str = "") -> str:
+    """Return how a bandwidth was chosen, as the end of a sentence. Errors of values have a unit, such as " days"."""
     rows = counted(chosen.rows, "row", "rows")
     if chosen.total > chosen.rows:
         rows = f"a sample of {chosen.rows:,} of {chosen.total:,} rows, multiplied by Scott's factor"
@@ -415,4 +415,4 @@ def method_text(chosen: Bandwidth) -> str:
     if chosen.grouped:
         share = f"{error} of a group's deviation; {baseline} for the mean of each group"
         return f"{text} in groups of equal texts and categories: error {share}"
-    return f"{text}: error {error} (root mean square; {baseline} for the mean of all)"
+    return f"{text}: error {error}{unit} (root mean square; {baseline}{unit} for the mean of all)"
