@@ -1,5 +1,7 @@
 """Top-k of a row: exactly k keys, ties to the first, for any ranks."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 import qkv
 from qkv import masks, normalizers, readouts, scores
 from qkv.core.equation import attend_dense
+from qkv.errors import RefusedError
 
 torch = pytest.importorskip("torch")
 
@@ -85,3 +88,19 @@ def test_the_largest_weights_of_many_tiles_are_those_of_all_weights(normalizer, 
         assert (found.readouts[0].keys == wanted.readouts[0].keys).all()
         for one, other in ((found.output, wanted.output), (found.readouts[0].weights, wanted.readouts[0].weights)):
             assert torch.allclose(torch.as_tensor(one), torch.as_tensor(other), rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("bias", [-3.0, torch.tensor([[-3.0, 5.0]])], ids=["number", "array"])
+def test_keys_are_selected_by_their_logits_which_a_bias_of_the_sigmoid_would_round(bias):
+    query, key, value = (torch.randn(1, 2, n, 4, generator=torch.Generator().manual_seed(n)) for n in (5, 700, 700))
+    call = {"score": scores.Dot(1e-9), "normalizer": normalizers.TopK(3, normalizers.Sigmoid(bias))}
+    chosen = (query @ key.mT).topk(3).indices
+    weights = torch.sigmoid(torch.as_tensor(bias))[..., None, None].expand(1, 2, 5, 3)
+    wanted = torch.zeros(1, 2, 5, 700).scatter(-1, chosen, weights) @ value
+    found = {}
+    for kernel in ("dense", "row_blocks", "tiled", None):
+        with suppress(RefusedError):  # a kernel that adds the bias first
+            found[kernel] = qkv.attend(query, key, value, kernel=kernel, **call)
+    assert len(found) >= 3
+    for each in found.values():
+        torch.testing.assert_close(each, wanted)

@@ -216,6 +216,11 @@ def test_half_precision_counts_the_inputs_that_are_widened() -> None:
         ),
         (
             ShapeError,
+            r"batch axes \(2, 1\) of the call, got \(1, 3\)\. Expand the query",
+            {"shapes": [(2, 1, 6, 8)] * 3, "score": scores.Gaussian(np.ones((1, 3)))},
+        ),
+        (
+            ShapeError,
             r"got query \(2, 6\), key \(2, 3\) and value .* pass enable_gqa=True",
             {"shapes": [(2, 6, 4, 8), (2, 3, 6, 8), (2, 3, 6, 8)]},
         ),

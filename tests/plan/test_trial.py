@@ -11,7 +11,7 @@ import qkv
 from qkv import masks, normalizers, readouts, scores
 from qkv.core.arrays import namespace
 from qkv.core.function_part import key_of_code
-from qkv.errors import OptionError, RefusedError, ShapeError
+from qkv.errors import GradientError, OptionError, RefusedError, ShapeError
 from qkv.plan import trial
 from qkv.testing.libraries import LIBRARIES, Setting
 
@@ -94,6 +94,23 @@ def test_a_score_of_pairs_is_computed(library, name):
     y = Setting(library, "float32").array(x)
     got = np.asarray(qkv.attend(y, y, y, score=scores.Custom(LOCAL[name])))
     assert np.allclose(got, (e / np.where(total == 0, 1, total)) @ x, atol=1e-4)
+
+
+def test_the_dense_kernel_computes_a_function_of_an_array_of_all_pairs_and_tiles_name_the_remedy():
+    torch = pytest.importorskip("torch")
+    edges, x = torch.randn(40, 40, 2, requires_grad=True), torch.randn(40, 3)
+
+    def edge_logits(q, k, edges):
+        return product(q, k) + edges.sum(-1)
+
+    score = scores.Custom(edge_logits, (edges,))
+    outputs = qkv.attend(x, x, x, score=score, kernel="dense"), edge_logits(x, x, edges).softmax(-1) @ x
+    torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(*(torch.autograd.grad(each.square().sum(), edges) for each in outputs))
+    with pytest.raises(ShapeError, match=r"got \(40, 40\)\. Make an array of all pairs a field .*array_field"):
+        qkv.attend(x, x, x, score=score, kernel="tiled")
+    with pytest.raises(GradientError, match="must not close over"):
+        qkv.attend(x, x, x, score=scores.Custom(lambda q, k: edge_logits(q, k, edges)), kernel="dense")
 
 
 def test_the_dense_kernel_computes_a_function_of_all_pairs_at_once():

@@ -455,9 +455,11 @@ def _check_batch(owner: str, array: Shaped[Array, "*_"], names: tuple[str, ...],
             f"got batch axes {own} in shape {tuple(array.shape)}. {remedy}."
         )
     if any(mine not in (1, theirs) for mine, theirs in zip(own, batch, strict=True)):
+        remedy = "Make the lengths of corresponding axes equal, or 1."
+        if all(theirs == 1 or mine in (1, theirs) for mine, theirs in zip(own, batch, strict=True)):
+            remedy = "Expand the query along the axes that only this part has, for example with x.expand."
         raise ShapeError(
-            f"batch axes of arrays of {owner} must broadcast to the batch axes {batch} of the call, got {own}. "
-            "Make the lengths of corresponding axes equal, or 1."
+            f"batch axes of arrays of {owner} must broadcast to the batch axes {batch} of the call, got {own}. {remedy}"
         )
 
 

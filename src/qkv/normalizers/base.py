@@ -53,6 +53,7 @@ class Normalizer(Part, ABC):
         temperature: number or array by which `prepare` divides the logits; None for normalizers without this argument.
         power: p ≥ 1 if weights are max(0, scale · logit − τ)^p with τ such that they sum to 1; otherwise None.
         scale: the factor by which `prepare` multiplies, if it does nothing else; otherwise None.
+        shifts: whether `prepare` adds a number, next to which the differences of small logits are rounded away.
         is_sigmoid: whether the weight is the sigmoid of what `prepare` returns.
         inner: normalizer that is applied to selected logits; None if no logits are selected.
         distribution: normalizer whose weights are the probabilities of the sampled key; None if no key is sampled.
@@ -83,6 +84,7 @@ class Normalizer(Part, ABC):
     temperature: Array | float | None = None
     power: float | None = None
     scale: float | None = None
+    shifts: bool = False
     is_sigmoid: ClassVar[bool] = False
     inner: Normalizer | None = None
     distribution: Normalizer | None = None

@@ -199,8 +199,12 @@ class Sigmoid(LinearNormalizer):
     sums_to_one = False
     is_sigmoid: ClassVar[bool] = True
 
+    @property
+    def shifts(self) -> bool:  # type: ignore[override]
+        return is_array(self.bias) or bool(self.bias)
+
     def prepare(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        return logits + expand_to_pairs(self.bias) if is_array(self.bias) or self.bias else logits
+        return logits + expand_to_pairs(self.bias) if self.shifts else logits
 
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Return the sigmoid of each logit, and 0 for −inf."""

@@ -67,9 +67,9 @@ class TopK(Normalizer):
     def online(self) -> bool:  # type: ignore[override]
         """Whether rows can be accumulated tile by tile, which depends on the inner normalizer.
 
-        They can if it is online and neither samples nor selects keys.
+        They can if it is online, neither samples nor selects keys, and leaves the order of the logits as it is.
         """
-        return self.normalizer.online and self.top_k is not None
+        return self.normalizer.online and self.top_k is not None and not self.normalizer.shifts
 
     @property
     def top_k(self) -> int | None:  # type: ignore[override]

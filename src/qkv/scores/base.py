@@ -80,9 +80,14 @@ def check_logits(
     # Lengths are symbols or unknown under torch.export and tf.function, which check the shapes by themselves.
     known = all(type(n) is int for n in (*shape, *lengths, *tile.batch))
     if known and not broadcasts_to(shape, (*tile.batch, *lengths)):
+        remedy = "Return one logit for each pair of a query and a key, and pass arrays with batch axes as parameters."
+        if shape[-2:] == (tile.q_total, tile.k_total):
+            remedy = (
+                'Make an array of all pairs a field of a score class, qkv.core.parts.array_field("q", "k"), which is '
+                'divided like queries and keys, or pass kernel="dense", which computes all pairs at once.'
+            )
         raise ShapeError(
-            f"logits of {owner} must have shape (*batch, q, k), here {(*tile.batch, *lengths)}, got {shape}. Return "
-            "one logit for each pair of a query and a key, and pass arrays with batch axes as parameters."
+            f"logits of {owner} must have shape (*batch, q, k), here {(*tile.batch, *lengths)}, got {shape}. {remedy}"
         )
     return logits
 

@@ -181,7 +181,7 @@ class DenseKernel(Kernel):
     def run(self, call: BoundCall, problem: Problem) -> Result:
         if problem.library == "torch":
             # Autograd would compute these gradients here, but other kernels, which run larger calls, would not.
-            refuse_closure_gradients(call)
+            refuse_closure_gradients(call, whole=True)
         if problem.device.is_gpu:  # whether the data is finite is not read back, which would make the GPU wait
             call = replace(call, finite=(False, False))
         if problem.library == "jax" and compilable((call.score, call.normalizer, call.mask, *problem.readouts)):

@@ -19,11 +19,16 @@ _OWN = "qkv.scores."
 """Prefix of the modules whose scores hold all their tensors in fields."""
 
 
-def refuse_closure_gradients(call: BoundCall) -> None:
+def refuse_closure_gradients(call: BoundCall, whole: bool = False) -> None:
     """Raise a `GradientError` if the score of a call closes over a tensor that requires a gradient.
 
     The score is evaluated on one pair of query and key, with its inputs and its own arrays detached: the logit must
     then require no gradient.
+
+    Args:
+        call: the call.
+        whole: whether the score is evaluated on all pairs if it raises an error for one, as a function that contains
+            an array of all pairs does.
 
     Raises:
         GradientError: the score closes over a tensor that requires a gradient.
@@ -35,8 +40,14 @@ def refuse_closure_gradients(call: BoundCall) -> None:
         return
     if not may_close_over_tensors(call.score):
         return
-    score = call.score.map_arrays(_detach).slice(slice(0, 1), slice(0, 1))
-    logits = score.logits(_detach(take_range(call.query, (0, 1))), _detach(take_range(call.key, (0, 1))), tile)
+    score, query, key = call.score.map_arrays(_detach), _detach(call.query), _detach(call.key)
+    try:
+        one = score.slice(slice(0, 1), slice(0, 1))
+        logits = one.logits(take_range(query, (0, 1)), take_range(key, (0, 1)), tile)
+    except Exception:
+        if not whole:
+            raise
+        logits = score.logits(query, key, call.tile)
     if isinstance(logits, torch.Tensor) and logits.requires_grad:
         raise _error(call)
 
