@@ -131,8 +131,13 @@ def _in_words(name: str) -> str:
 
 def _needs_numbers_only(kind: type) -> bool:
     absent = dataclasses.MISSING
-    fields = dataclasses.fields(kind)
-    return all(_is_number(f) for f in fields if f.default is absent and f.default_factory is absent)
+    # A field that follows optional ones has the default None, though its type excludes it.
+    needed = [
+        f
+        for f in dataclasses.fields(kind)
+        if f.default_factory is absent and (f.default is absent or (f.default is None and "None" not in str(f.type)))
+    ]
+    return all(map(_is_number, needed))
 
 
 def _is_number(field: dataclasses.Field[Any]) -> bool:
