@@ -88,9 +88,9 @@ def test_modified_products_are_planned_for_flex_attention_on_gpus() -> None:
     dot = scores.ScaledDot()
     for score, mask in (
         (scores.Softcap(dot, 30.0), masks.Causal()),
-        (scores.ALiBi(dot, np.ones(16)), masks.Causal()),
-        (scores.RelativePosition(dot, np.ones((16, 32))), None),
-        (scores.Biased(dot, np.ones((1, 4096, 4096))), None),
+        (scores.ALiBi(dot, np.ones((1, 16))), masks.Causal()),
+        (scores.RelativePosition(dot, np.ones((1, 16, 32))), None),
+        (scores.Biased(dot, np.ones((1, 1, 4096, 4096))), None),
         (dot, masks.Window(256, 0)),
         (dot, masks.Documents(ids) & masks.Causal()),
         (dot, masks.Prefix(100)),

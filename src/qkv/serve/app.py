@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -197,6 +198,8 @@ class Gate:
             if refused is None:
                 await self.app(scope, receive, send_counted)
             else:
+                if ambiguous:
+                    await _discard_body(receive)
                 await _refuse(send_counted, *refused)
         finally:
             self.metrics.observe_request(route, status, time.perf_counter() - started)
@@ -213,6 +216,18 @@ class Gate:
         elif self.hosts is not None and (reason := cross_site_reason(headers, self.hosts)):
             return 403, f"{reason}. Send requests from a program on this machine.", {}
         return None
+
+
+async def _discard_body(receive: Receive) -> None:
+    """Read a body for at most a second: a client that sends on a closed connection may not see the response."""
+    size = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(1.0):
+            while size <= _INLINE_BYTES:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if not message.get("more_body"):
+                    return
 
 
 async def _refuse(send: Any, status: int, reason: str, headers: Mapping[str, str]) -> None:
