@@ -305,7 +305,8 @@ def _check_image(image: list[str] | None, texts: list[str], model: str | None, o
         raise OptionError("--image must be given with --model. Name the folder of a vision model.")
     if texts and len(image) not in (1, len(texts)):
         raise OptionError(
-            f"--image must be given once, or once for each text, got {len(image)} images for {len(texts)} texts."
+            f"--image must be given once, or once for each text, got {len(image)} images for {len(texts)} texts. "
+            "Repeat --image for each --text, or give it once."
         )
 
 

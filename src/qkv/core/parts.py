@@ -505,10 +505,13 @@ def require_indices(part: Part, name: str) -> None:
     indices = tuple(getattr(part, name))
     object.__setattr__(part, name, indices)
     if not indices or not all(map(is_int, indices)):
-        raise OptionError(f"{name} of {type(part).__name__} must contain one or more integers, got {indices!r}.")
+        raise OptionError(
+            f"{name} of {type(part).__name__} must contain one or more integers, got {indices!r}. "
+            "Pass, for example, 0 or (0, 2)."
+        )
 
 
 def require_positive_integer(owner: str, name: str, value: object) -> None:
     """Raise an `OptionError` if `value` is not an integer of at least 1."""
     if not is_int(value) or value < 1:
-        raise OptionError(f"{name} of {owner} must be an integer of at least 1, got {value!r}.")
+        raise OptionError(f"{name} of {owner} must be an integer of at least 1, got {value!r}. Pass, for example, 5.")

@@ -65,7 +65,8 @@ def as_encoder(encoder: object, progress: Progress | None = None) -> Encoder:
         return LatentEncoder(given.n_components, given.weighting)
     raise KindError(
         "encoder must be a name, a path, or an encoder of qkv.encoders (LatentEncoder, SentenceModel, WordVectors or "
-        f"TableVectors), got an object of type {type(encoder).__name__}."
+        f"TableVectors), got an object of type {type(encoder).__name__}. "
+        "Pass, for example, 'latent'."
     )
 
 

@@ -55,7 +55,8 @@ def _as_table(source: Table, names: tuple[str, ...] | None) -> pa.Table:
             table = pa.table(source)
         else:
             raise KindError(
-                f"table must be a pyarrow table, a data frame or a dict of columns, got a {type(source).__name__}."
+                f"table must be a pyarrow table, a data frame or a dict of columns, got a {type(source).__name__}. "
+                "Convert it, for example with pyarrow.table."
             )
     except (pa.ArrowException, ValueError) as error:
         raise DataError(
@@ -253,7 +254,9 @@ class TableVectors(Encoder):
         """
         rows = _as_table(table, self.columns)
         if not rows.num_rows or not rows.num_columns:
-            raise DataError("table must have at least one row and one column, got an empty table.")
+            raise DataError(
+                "table must have at least one row and one column, got an empty table. Pass a table with rows."
+            )
         self.fitted_columns = tuple(self._fit(_read(rows, name)) for name in rows.column_names)
         return self
 

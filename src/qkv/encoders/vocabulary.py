@@ -89,7 +89,8 @@ class Vocabulary:
         except ValueError:
             raise DataError(
                 "texts must contain at least one word of two or more letters or digits that is not a stop word such as "
-                "'the', got none."
+                "'the', got none. "
+                "Add texts, or use the encoder 'sentences'."
             ) from None
 
     def transform(self, texts: Sequence[str | Sequence[str]]) -> csr_array:

@@ -293,11 +293,13 @@ class WordVectors(Encoder):
         if self.vectors.ndim != 2 or len(self.vectors) != len(self.words):
             raise DataError(
                 f"vectors must have shape ({len(self.words)}, width), with one row for each word, got shape "
-                f"{self.vectors.shape}."
+                f"{self.vectors.shape}. "
+                "Leave out the words without a vector."
             )
         if self.weights is not None and np.shape(self.weights) != (len(self.words),):
             raise DataError(
-                f"weights must have shape ({len(self.words)},), one for each word, got shape {np.shape(self.weights)}."
+                f"weights must have shape ({len(self.words)},), one for each word, got shape {np.shape(self.weights)}. "
+                "Omit weights to weigh all words equally."
             )
         rows = dict(zip(self.words, range(len(self.words)), strict=True))
         if len(rows) < len(self.words):
@@ -415,7 +417,10 @@ class WordVectors(Encoder):
         own = self.row(query) if isinstance(query, str) else None
         vector = np.asarray(self[query] if isinstance(query, str) else query, np.float32)
         if vector.shape != (self.width,):
-            raise ShapeError(f"query must be a word or a vector of shape ({self.width},), got shape {vector.shape}.")
+            raise ShapeError(
+                f"query must be a word or a vector of shape ({self.width},), got shape {vector.shape}. "
+                "Pass a word, or a row of vectors."
+            )
         lengths = np.linalg.norm(self.vectors.astype(np.float32, copy=False), axis=1) * np.linalg.norm(vector)
         cosines = (self.vectors @ vector) / np.where(lengths > 0, lengths, 1.0)
         if own is not None:
@@ -489,5 +494,7 @@ def _check_text(text: object) -> str:
     if text is None:
         return ""
     if not isinstance(text, str):
-        raise KindError(f"each text must be a string or None, got {text!r} of type {type(text).__name__}.")
+        raise KindError(
+            f"each text must be a string or None, got {text!r} of type {type(text).__name__}. Convert it with str."
+        )
     return text

@@ -170,7 +170,10 @@ class AttentionEstimator(SavedEstimator, ABC):
             weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
             used = weights > 0
             if not used.any():
-                raise DataError("sample_weight must be positive for at least one row, got only zeros.")
+                raise DataError(
+                    "sample_weight must be positive for at least one row, got only zeros. "
+                    "Omit sample_weight to weigh all rows equally."
+                )
             columns, y, weights = [column[used] for column in columns], y[used], weights[used]
             weights = None if np.ptp(weights) == 0 else weights / weights.mean()
         values = self._fit_targets(y, weights)

@@ -105,7 +105,8 @@ def _infer_dtype(column: Shaped[np.ndarray, " rows"], name: object) -> Shaped[np
         if not isinstance(cell, str | Number | np.bool_ | date):
             raise KindError(
                 f"cells of {name} must be strings, numbers, booleans, timestamps or missing, got a "
-                f"{type(cell).__name__} (argument must be a string or a number)."
+                f"{type(cell).__name__} (argument must be a string or a number). "
+                "Convert the cells, for example to strings."
             )
     if present and all(isinstance(cell, date) for cell in present):
         return np.array([None if is_missing(cell) else _in_utc(cell) for cell in column], "datetime64[us]")

@@ -282,7 +282,10 @@ def _relevant_pairs(
     relevant: Sequence[Sequence[int]], queries: int, document_ids: Int[np.ndarray, " documents"], one_group: bool
 ) -> _RelevantPairs[np.ndarray]:
     if len(relevant) != queries:
-        raise ShapeError(f"relevant must have one list for each of {queries} queries, got {len(relevant)} lists.")
+        raise ShapeError(
+            f"relevant must have one list for each of {queries} queries, got {len(relevant)} lists. "
+            "Pass an empty list for a query without relevant rows."
+        )
     order = np.argsort(document_ids, kind="stable")
     numbers = np.array([number for each in relevant for number in each], np.int64)
     owner = np.repeat(np.arange(queries), [len(each) for each in relevant])  # the query of each number

@@ -177,7 +177,7 @@ def matched(
         OptionError: the threshold is outside (0, 1], or both `one_to_one` and `many` are set.
     """
     if not 0.0 < threshold <= 1.0:
-        raise OptionError(f"threshold must be above 0 and at most 1, got {threshold:g}.")
+        raise OptionError(f"threshold must be above 0 and at most 1, got {threshold:g}. Pass, for example, 0.5.")
     if one_to_one and many:
         raise OptionError(
             "one_to_one and many must not both be True, got True for both. Set one_to_one=False to allow several "

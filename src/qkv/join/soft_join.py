@@ -263,7 +263,10 @@ class SoftJoin:
         places = describe(left), describe(left if right is None else right)
         for table, place in zip((first, second), places, strict=True):
             if not table.num_rows:
-                raise DataError(f"{place} must have at least one row for a join, got an empty table.")
+                raise DataError(
+                    f"{place} must have at least one row for a join, got an empty table. "
+                    "Add rows, or name another table."
+                )
         on = self.on
         if on is None:
             common = [name for name in first.column_names if name in second.column_names]

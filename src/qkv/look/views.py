@@ -439,7 +439,7 @@ class View(BaseView):
             IndexError: the view has no image.
         """
         if self.image is None:
-            raise IndexError("view must have an image, got one without.")
+            raise IndexError("view must have an image, got one without. Build the view from an image.")
         return self.image.tobytes()
 
     def meta(self) -> dict[str, object]:

@@ -133,7 +133,8 @@ class Blocks(Mask):
         object.__setattr__(self, "layout", require_boolean("Blocks", as_array(self.layout)))
         if len(self.sizes) != 2 or not all(is_int(n) and n >= 1 for n in self.sizes):
             raise OptionError(
-                f"size of Blocks must be an integer of at least 1 or a tuple of two such integers, got {self.size!r}."
+                f"size of Blocks must be an integer of at least 1 or a tuple of two such integers, got {self.size!r}. "
+                "Pass, for example, 64 or (64, 32)."
             )
 
     @property

@@ -179,7 +179,10 @@ def run_attention(
     if isinstance(cache, StateCache):
         if readouts or options["dropout"]:
             asked = "readouts" if readouts else "dropout"
-            raise RefusedError(f"{asked} must not be given with a StateCache, which has no weights, got {asked}.")
+            raise RefusedError(
+                f"{asked} must not be given with a StateCache, which has no weights, got {asked}. "
+                "Use a KeyValueCache, which keeps the keys."
+            )
         assert isinstance(key, Tensor)  # as append returns them
         assert isinstance(value, Tensor)
         score, normalizer, mask = options["score"], options["normalizer"], options["mask"]

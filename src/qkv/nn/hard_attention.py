@@ -117,7 +117,7 @@ class HardAttention(torch.nn.Module):
         check_choice("gradient", gradient, ("reinforce", "straight-through", "gumbel"))
         check_choice("baseline", baseline, (None, "moving", "exact"))
         if not 0 <= decay < 1:
-            raise OptionError(f"decay must be a number in [0, 1), got {decay!r}.")
+            raise OptionError(f"decay must be a number in [0, 1), got {decay!r}. Pass, for example, 0.9.")
         self.score = wrap_score(score)
         self.mask = PartModule(None if mask is None else require_mask(mask))
         self.sampler, self.soft = Sample(temperature), Softmax(temperature)

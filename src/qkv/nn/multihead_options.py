@@ -88,7 +88,9 @@ def check_widths(
         head_value_width=head_value_width,
     )
     if heads % key_heads:
-        raise OptionError(f"key_heads must divide heads={heads}, got {key_heads}.")
+        raise OptionError(
+            f"key_heads must divide heads={heads}, got {key_heads}. Choose a divisor of heads, such as 1."
+        )
     if head_width is None:
         if width % heads:
             raise OptionError(

@@ -90,7 +90,7 @@ class Rotary(nn.Module):
                 f"{rotated}. Pass rotated={min(rotated, width) // 2 * 2}."
             )
         if theta <= 0:
-            raise OptionError(f"theta must be positive, got {theta}.")
+            raise OptionError(f"theta must be positive, got {theta}. Pass, for example, 10000.")
         if scaling is not None and not isinstance(scaling, RotaryScaling):
             raise OptionError(
                 f"scaling must be a RotaryScaling, got {scaling!r}. Pass one from nn.positions, such as "
@@ -268,7 +268,9 @@ def token_positions(x: Float[Tensor, "*_ n width"], positions: int | Shaped[Tens
         return torch.arange(positions, positions + n, device=x.device)
     if not isinstance(positions, Tensor) or positions.is_floating_point() or positions.dtype == torch.bool:
         kind = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
-        raise KindError(f"positions must be an integer or a tensor of integers, got {kind}.")
+        raise KindError(
+            f"positions must be an integer or a tensor of integers, got {kind}. Pass, for example, torch.arange(n)."
+        )
     if positions.ndim == 0 or positions.shape[-1] != n:
         raise ShapeError(
             f"positions must have shape ({n},) or (*batch, {n}) for {n} tokens, got {tuple(positions.shape)}. For one "
@@ -451,7 +453,7 @@ def _sines_and_cosines(
     """Return sines and cosines of position / base^(2i / width), alternating, `(*positions, width)` in float64."""
     check_integers(width=width)
     if base <= 0:
-        raise OptionError(f"base must be positive, got {base}.")
+        raise OptionError(f"base must be positive, got {base}. Pass, for example, 10000.")
     rates = torch.arange(0, width, 2, device=positions.device, dtype=torch.float64) / width
     angles = positions[..., None] * base**-rates
     return torch.stack([torch.sin(angles), torch.cos(angles)], dim=-1).flatten(-2)[..., :width]

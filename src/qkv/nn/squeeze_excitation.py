@@ -76,7 +76,8 @@ class SqueezeExcitation(nn.Module):
         if x.ndim < 3 or x.shape[1] != self.channels:
             raise ShapeError(
                 f"x must have shape (batch, {self.channels}, *positions) with at least one position axis, got "
-                f"{tuple(x.shape)}."
+                f"{tuple(x.shape)}. "
+                "Move the channels to axis 1."
             )
         logits: Tensor = self.outward(torch.relu(self.inward(x.flatten(2).mean(-1))))
         return logits

@@ -126,7 +126,8 @@ def torch_masks(
         if attn_mask.ndim not in (2, 3) or (attn_mask.ndim == 3 and attn_mask.shape[0] % heads):
             raise ShapeError(
                 f"attn_mask must have shape (q, k) or (batch · heads, q, k) with {heads} heads, got "
-                f"{tuple(attn_mask.shape)}."
+                f"{tuple(attn_mask.shape)}. "
+                "Leave out axes of other lengths, or repeat the mask for each head."
             )
         if attn_mask.ndim == 3 and attn_mask.shape[0] != heads:
             attn_mask = attn_mask.unflatten(0, (-1, heads))  # type: ignore[no-untyped-call]
@@ -137,7 +138,8 @@ def torch_masks(
     if key_padding_mask is not None:
         if key_padding_mask.ndim not in (1, 2):
             raise ShapeError(
-                f"key_padding_mask must have shape (batch, k) or (k,), got {tuple(key_padding_mask.shape)}."
+                f"key_padding_mask must have shape (batch, k) or (k,), got {tuple(key_padding_mask.shape)}. "
+                "Transpose it if the keys come first."
             )
         if _is_boolean("key_padding_mask", key_padding_mask):
             mask = and_masks(mask, AllowedKeys(~key_padding_mask))

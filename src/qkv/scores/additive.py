@@ -61,7 +61,10 @@ class Additive(GeneralScore):
 
     def check_widths(self, query_width: int, key_width: int) -> None:
         if self.vector is None:
-            raise ShapeError("vector of Additive must be an array of shape (hidden,), got None.")
+            raise ShapeError(
+                "vector of Additive must be an array of shape (hidden,), got None. "
+                "Pass the vector that multiplies the hidden units."
+            )
         hidden = {} if self.bias is None else {"bias": self.bias.shape[-1]}
         for side, weight, width in (("query", self.query_weight, query_width), ("key", self.key_weight, key_width)):
             if weight is not None and weight.shape[-1] != width:
@@ -73,7 +76,10 @@ class Additive(GeneralScore):
         hidden["vector"] = self.vector.shape[-1]
         if len(set(hidden.values())) > 1:
             counts = ", ".join(f"{count} in {name}" for name, count in hidden.items())
-            raise ShapeError(f"all weights of Additive must have the same number of hidden units, got {counts}.")
+            raise ShapeError(
+                f"all weights of Additive must have the same number of hidden units, got {counts}. "
+                "Weights have shape (hidden, width), and bias has shape (hidden,)."
+            )
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
         return int(self.vector.shape[-1])

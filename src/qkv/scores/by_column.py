@@ -51,11 +51,15 @@ class ByColumn(GeneralScore):
     def validate(self) -> None:
         if not isinstance(self.columns, tuple) or not self.columns:
             raise OptionError(
-                f"columns must be a tuple of one or more tuples (name, score, weight), got {self.columns!r}."
+                f"columns must be a tuple of one or more tuples (name, score, weight), got {self.columns!r}. "
+                'Pass, for example, (("age", Gaussian(5.0), 1.0),).'
             )
         for column in self.columns:
             if len(column) != 3 or not isinstance(column[1], Score):
-                raise OptionError(f"each element of columns must be a tuple (name, score, weight), got {column!r}.")
+                raise OptionError(
+                    f"each element of columns must be a tuple (name, score, weight), got {column!r}. "
+                    'Pass, for example, ("age", Gaussian(5.0), 1.0).'
+                )
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
         return 1 + max(score.elements_per_logit(1, 1) for _, score, _ in self.columns)

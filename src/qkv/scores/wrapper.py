@@ -92,7 +92,8 @@ class PointwiseScore(WrapperScore):
             KindError: the class defines neither `offset` nor `transform`.
         """
         raise KindError(
-            f"subclasses of PointwiseScore must define offset or transform, got neither in {type(self).__name__}."
+            f"subclasses of PointwiseScore must define offset or transform, got neither in {type(self).__name__}. "
+            "Define one of them."
         )
 
     def transform(self, logits: Num[Array, "*#batch #q #k"], tile: Tile) -> Num[Array, "*#batch #q #k"]:

@@ -81,7 +81,8 @@ def split(text: str, words: int, overlap: int = 0) -> list[tuple[int, int]]:
     if words < 0 or overlap < 0 or (words and 2 * overlap >= words):
         raise OptionError(
             f"words must be at least 0, and overlap at least 0 and less than half of words unless words is 0, got "
-            f"words={words} and overlap={overlap}."
+            f"words={words} and overlap={overlap}. "
+            "Pass, for example, words=200 and overlap=50."
         )
     pieces = list(_pieces(text, words or len(text)))
     if not pieces:
@@ -226,7 +227,7 @@ class Index:
             _check_mix(mix)
         documents = source if _are_documents(source) else read_documents(source, column)
         if not documents:
-            raise DataError("source must contain at least one document, got an empty list.")
+            raise DataError("source must contain at least one document, got an empty list. Pass at least one text.")
         built = build_encoder(encoder, n_components=n_components, stem=stem) if isinstance(encoder, str) else encoder
         splitter = Vocabulary(stem)
         passages = passages_of(documents, words, overlap)
@@ -237,7 +238,8 @@ class Index:
             report(progress, "words", len(split), len(texts))
         if not any(split):
             raise DataError(
-                "source must contain at least one word that is not a stop word such as 'the' or 'of', got none."
+                "source must contain at least one word that is not a stop word such as 'the' or 'of', got none. "
+                "Add a document with other words."
             )
         table = pa.table(
             {
@@ -328,7 +330,7 @@ class Index:
             OptionError: the query is empty, or a number is out of range.
         """
         if not query.strip():
-            raise OptionError(f"query must contain at least one word, got {query!r}.")
+            raise OptionError(f"query must contain at least one word, got {query!r}. Add a word to search for.")
         mix = self.mix if mix is None else _check_mix(mix)
         bound = _Queries(self, [query], mix)
         best = bound.top(top, temperature, True)
@@ -434,7 +436,7 @@ class _Queries:
         """Return the `top` passages with the largest weights; their scores are not centered."""
         check_integers(top=top)
         if not 0 < temperature < float("inf"):
-            raise OptionError(f"temperature must be positive and finite, got {temperature}.")
+            raise OptionError(f"temperature must be positive and finite, got {temperature}. Pass, for example, 1.0.")
         return self.bound.select(Selection(self.bm25_scale, self.vector_scale, top, temperature, scored))
 
 

@@ -74,7 +74,9 @@ def read_texts(source: object, column: str | None = None) -> list[Document]:
         if _is_text(path):
             text = read_file(path)
             if not text.strip():
-                raise DataError(f"the file {str(path)!r} must contain text, got an empty or blank file.")
+                raise DataError(
+                    f"the file {str(path)!r} must contain text, got an empty or blank file. Name a file with text."
+                )
             return [Document(path.name, text)]
     series = (getattr(source, name, None) for name in ("tolist", "to_list") if not hasattr(source, "columns"))
     texts = next((to_list() for to_list in series if to_list is not None), source)
@@ -140,7 +142,7 @@ def parse_lines(path: Path, kind: str, remedy: str, parse: Callable[[str], T], h
                 f"line {number} of {str(path)!r} must be a {kind}, got {line[:60]!r}. Lines have the format: {remedy}."
             ) from None
     if not found:
-        raise DataError(f"the file {str(path)!r} must contain at least one {kind}, got none.")
+        raise DataError(f"the file {str(path)!r} must contain at least one {kind}, got none. Name another file.")
     return found
 
 

@@ -189,7 +189,10 @@ def _read_ids(table: pa.Table | StoredRows, id: str) -> Int[np.ndarray, " rows"]
     else:
         column = table.column(id)
     if not pa.types.is_integer(column.type):
-        raise DataError(f"id must be a column of whole numbers, got {id!r} of type {column.type}.")
+        raise DataError(
+            f"id must be a column of whole numbers, got {id!r} of type {column.type}. "
+            "Name the column that holds the labels of the index."
+        )
     return np.asarray(column.fill_null(np.iinfo(np.int64).min) if column.null_count else column).astype(np.int64)
 
 
@@ -198,7 +201,9 @@ def _rows_by_id(labels: Int[np.ndarray, " n"], ids: Int[np.ndarray, " rows"], id
     sorted_ids = ids[order]
     twice = sorted_ids[1:][(sorted_ids[1:] == sorted_ids[:-1]) & (sorted_ids[1:] > np.iinfo(np.int64).min)]
     if len(twice):
-        raise DataError(f"the cells of id {id!r} must be different, got {twice[0]} twice.")
+        raise DataError(
+            f"the cells of id {id!r} must be different, got {twice[0]} twice. Name a column without repetitions."
+        )
     place = np.minimum(np.searchsorted(sorted_ids, labels), len(ids) - 1)
     rows = np.where(sorted_ids[place] == labels, order[place], -1)
     known = np.zeros(len(ids), bool)
@@ -416,7 +421,8 @@ def _check(executor: Executor, normalizer: Normalizer, options: AskOptions) -> N
     kinds = [column.kind for column in executor.query_columns]
     if kinds != ["vector"]:
         raise OptionError(
-            f"candidates must be None unless the key is one column of vectors, got a key of {', '.join(kinds)}."
+            f"candidates must be None unless the key is one column of vectors, got a key of {', '.join(kinds)}. "
+            "Omit candidates, or open the table with the column of vectors as its key."
         )
     whole = normalizer.constant or (normalizer.top_k is None and not normalizer.sums_to_one)
     if normalizer.stochastic or whole:
@@ -429,7 +435,8 @@ def _check(executor: Executor, normalizer: Normalizer, options: AskOptions) -> N
     mask = options.mask
     if mask is not None and np.ndim(np.asarray(getattr(mask, "array", np.zeros((1, 1))))) != 1:
         raise OptionError(
-            f"mask must be masks.AllowedKeys with one boolean per row if candidates are given, got {mask}."
+            f"mask must be masks.AllowedKeys with one boolean per row if candidates are given, got {mask}. "
+            "Pass the selection as where=…, or omit candidates."
         )
 
 

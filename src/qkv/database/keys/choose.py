@@ -173,7 +173,9 @@ class ComparisonChooser:
             if limit is not None and name != own:
                 keys = ", ".join(column.name for column in self.columns)
                 how = f"{own.partition('_')[2]}. Pass {own}" if own else f"{comparison.score}. Omit {name}"
-                raise OptionError(f"{name} must be None for the key {keys}, which is compared by {how}, got {limit:g}.")
+                raise OptionError(
+                    f"{name} must be None for the key {keys}, which is compared by {how}, got {limit:g}. Omit it."
+                )
 
     def _choose(
         self, score: Score | str | None, limits: MatchLimits, progress: Progress | None, linear: bool

@@ -131,7 +131,9 @@ def open_database(
 ) -> StoredDatabase:
     """Open a database on disk; see `Database.open` and `qkv.store.open` for the arguments."""
     if cluster is not None and isinstance(path, stores.ObjectPath):
-        raise OptionError("source must be a path or a URL with a cluster, got an ObjectPath, which cannot be sent.")
+        raise OptionError(
+            "source must be a path or a URL with a cluster, got an ObjectPath, which cannot be sent. Pass its URL."
+        )
     store = stores.open(path, damaged=damaged, checksums=checksums, storage_options=storage_options)
     saved = _saved_settings(store)
     record = saved.get("encoder")

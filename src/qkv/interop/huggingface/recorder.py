@@ -491,7 +491,10 @@ def _select_layers(
     for selector in selectors:
         if isinstance(selector, int):
             if not innermost:
-                raise OptionError(f"layers must be names of layers, got {selector}: the model has no attention layers.")
+                raise OptionError(
+                    f"layers must be names of layers, got {selector}: the model has no attention layers. "
+                    "Choose a model with attention."
+                )
             if not -len(innermost) <= selector < len(innermost):
                 raise OptionError(
                     f"each index in layers must be between {-len(innermost)} and {len(innermost) - 1}, got {selector}. "

@@ -293,7 +293,8 @@ class _CallShape:
             raise ShapeError(
                 "Q, K and V must have the same batch size, and K and V the same number of heads and the same length, "
                 f"got shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)} as (batch, heads, "
-                "length, width)."
+                "length, width). "
+                "Expand the arrays to equal sizes."
             )
         if heads % kv_heads:
             raise ShapeError(
@@ -329,7 +330,10 @@ def _check_kinds(inputs: dict[str, Shaped[Array, "*_"] | None]) -> None:
     arrays = {name: x for name, x in inputs.items() if x is not None}
     for name, x in arrays.items():
         if not is_array(x):
-            raise KindError(f"{name} must be a NumPy array or a PyTorch tensor, got a {type(x).__name__}.")
+            raise KindError(
+                f"{name} must be a NumPy array or a PyTorch tensor, got a {type(x).__name__}. "
+                "Convert it with numpy.asarray."
+            )
     library(*arrays.values())
     for name, x in arrays.items():
         if not is_floating(x) and not (name == "attn_mask" and "bool" in dtype_name(x)):
@@ -366,7 +370,8 @@ def _split_heads(
     if ranks != {3}:
         raise ShapeError(
             "Q, K and V must all have four axes, (batch, heads, length, width), or all have three axes, (batch, "
-            f"length, heads * width), got {Q.ndim}, {K.ndim} and {V.ndim} axes."
+            f"length, heads * width), got {Q.ndim}, {K.ndim} and {V.ndim} axes. "
+            "Reshape them to one of both forms."
         )
     for name, n in heads.items():
         if n is None:
@@ -409,11 +414,15 @@ def _prepend_past(
     for name, past, new in (("past_key", past_key, key), ("past_value", past_value, value)):
         if past.ndim != 4 or past.shape[:2] != new.shape[:2] or past.shape[3] != new.shape[3]:
             expected = f"({new.shape[0]}, {new.shape[1]}, n, {new.shape[3]})"
-            raise ShapeError(f"{name} must have shape {expected} for any n, got {tuple(past.shape)}.")
+            raise ShapeError(
+                f"{name} must have shape {expected} for any n, got {tuple(past.shape)}. "
+                "Pass the outputs present_key and present_value of the step before."
+            )
     if past_key.shape[2] != past_value.shape[2]:
         raise ShapeError(
             f"past_key and past_value must have the same length along axis 2, got {past_key.shape[2]} and "
-            f"{past_value.shape[2]}."
+            f"{past_value.shape[2]}. "
+            "Pass the keys and values of the same tokens."
         )
     return xp.concat([past_key, key], axis=2), xp.concat([past_value, value], axis=2)
 

@@ -250,7 +250,7 @@ def export(
     """
     translations = _translations()
     if not isinstance(module, torch.nn.Module):
-        raise KindError(f"module must be a torch.nn.Module, got a {type(module).__name__}.")
+        raise KindError(f"module must be a torch.nn.Module, got a {type(module).__name__}. Pass the module itself.")
     if not isinstance(args, tuple):
         raise KindError(f"args must be a tuple of inputs, got a {type(args).__name__}. Pass (x,) for one input.")
     require_opset(opset)

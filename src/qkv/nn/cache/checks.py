@@ -41,7 +41,8 @@ def check_rows(
     check_arrays(key, key, value)
     if key.shape[:-1] != value.shape[:-1]:
         raise ShapeError(
-            f"value must have the shape of key {tuple(key.shape)} except for the width, got {tuple(value.shape)}."
+            f"value must have the shape of key {tuple(key.shape)} except for the width, got {tuple(value.shape)}. "
+            "Pass one value for each key."
         )
     if not old:
         return
@@ -103,7 +104,8 @@ def check_lengths(lengths: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
         raise KindError(f"lengths must be a tensor of integers with shape (batch,), got {_describe(lengths)}.")
     if lengths.ndim != 1:
         raise ShapeError(
-            f"lengths must have shape (batch,), one element per batch element, got {tuple(lengths.shape)}."
+            f"lengths must have shape (batch,), one element per batch element, got {tuple(lengths.shape)}. "
+            "Pass one integer per element."
         )
     return lengths.long()
 
@@ -132,7 +134,8 @@ def check_new_length(
     if bool((new < 0).any()) or bool((new > old).any()):
         raise OptionError(
             f"length must be between 0 and the number of tokens of each batch element, {old.tolist()}, got "
-            f"{new.tolist()}."
+            f"{new.tolist()}. "
+            "Pass the number of tokens that remain."
         )
     if new.numel() and int(new.min()) == int(new.max()):
         return int(new.max())

@@ -347,7 +347,8 @@ class KeyValueCache:
             if after.shape != (key.shape[0],):
                 raise ShapeError(
                     f"lengths must have one element for each of the {key.shape[0]} batch elements, got {len(after)} "
-                    "elements."
+                    "elements. "
+                    "Pass one integer per element."
                 )
             first = before if isinstance(before, Tensor) else torch.full_like(after, before)
             self._rows.scatter(first, after, key, value)

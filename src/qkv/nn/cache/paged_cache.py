@@ -243,7 +243,8 @@ class PagedCache:
         counts = [n] * batch if self._new_lengths is None else self._new_lengths
         if len(counts) != batch or not all(0 <= count <= n for count in counts):
             raise ShapeError(
-                f"lengths must have one element between 0 and {n} for each of the {batch} batch elements, got {counts}."
+                f"lengths must have one element from 0 to {n} for each of the {batch} batch elements, got {counts}. "
+                "Pass the number of new tokens of each element."
             )
         before = self._lengths or [0] * batch
         tables = self._tables or [[] for _ in range(batch)]

@@ -210,7 +210,10 @@ class StateCache:
         if not is_int(length):
             raise KindError(f"length must be an integer with a StateCache, got {describe(length)}. Pass one number.")
         if not 0 <= length <= self._total:
-            raise OptionError(f"length must be between 0 and the number of tokens, {self._total}, got {length}.")
+            raise OptionError(
+                f"length must be between 0 and the number of tokens, {self._total}, got {length}. "
+                "Pass the number of tokens that remain."
+            )
         if length == self._total:
             return self
         oldest = self._calls[0].start if self._calls else self._total

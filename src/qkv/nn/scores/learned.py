@@ -37,7 +37,7 @@ def positive(name: str, number: float | None, default: float) -> Initial:
     """
     number = default if number is None else number
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not number > 0:
-        raise OptionError(f"{name} must be a positive number, got {number!r}.")
+        raise OptionError(f"{name} must be a positive number, got {number!r}. Pass, for example, 1.0.")
     return Initial((), partial(constant_, val=math.log(number)), log=True)
 
 
@@ -348,7 +348,10 @@ class SumOf(LearnedScore):
 
     def build(self, *, score: tuple[ScoreLike, ...]) -> None:
         if not isinstance(score, (tuple, list)) or not score:
-            raise OptionError(f"score must be a non-empty tuple of scores, got {score!r}.")
+            raise OptionError(
+                f"score must be a non-empty tuple of scores, got {score!r}. "
+                "Pass, for example, (scores.Dot(), scores.Gaussian())."
+            )
         self.score = torch.nn.ModuleList(
             [build_score(one, self.query_width, self.key_width, self.heads, **self.factory_kwargs) for one in score]
         )
