@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import qkv
-from qkv import normalizers, scores
+from qkv import masks, normalizers, scores
 from qkv.core.equation import attend_dense
 from qkv.kernels import TiledKernel
 from qkv.kernels.tiled import autograd as tiled_autograd
@@ -106,6 +106,22 @@ def test_fully_masked_tiles_are_not_computed(mask: str) -> None:
     # whose mask differs share what can be skipped.
     wanted = int(allowed.any(axis=(0, 1)).sum()) * 6
     assert len(seen) - 1 <= 2 * wanted
+
+
+@pytest.mark.parametrize("normalizer", [normalizers.Softmax(), normalizers.Sigmoid()])
+def test_tiles_under_a_causal_mask_end_at_the_last_visible_key(normalizer: normalizers.Normalizer) -> None:
+    pairs: list[int] = []
+
+    def product(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        pairs.append(query.shape[-2] * key.shape[-2])
+        return query @ key.mT
+
+    call = {"score": scores.Custom(product, elements=1), "normalizer": normalizer, "mask": masks.Causal()}
+    x = torch.randn(512, 4)
+    for _ in range(2):
+        pairs.clear()  # the first call tries the function on drawn arrays
+        qkv.attend(x, x, x, kernel=TiledKernel(64 * 512), **call)
+    assert sum(pairs) <= 0.65 * 512**2
 
 
 def test_buffers_from_inference_mode_are_usable_outside_it() -> None:

@@ -68,7 +68,7 @@ def attend_rows(call: BoundCall, rows: Limits, cols: int) -> tuple[Float[Array, 
 def partial_rows(call: BoundCall, rows: Limits, cols: int) -> PartialResult:
     """Return the partial result of a range of queries over all keys of a call, in tiles of `cols` keys."""
     partial: PartialResult | None = None
-    for limits in visible_tiles(call, rows, cols, aligned=True):
+    for limits in visible_tiles(call, rows, cols):
         logits = call.logits(rows, limits)
         if logits is not None:
             more = _accumulate(call, logits, rows, limits)

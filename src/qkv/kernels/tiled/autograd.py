@@ -165,7 +165,7 @@ class GenericTiles:
         """Add the gradients from a range of queries to `gradients`, as `SoftmaxTiles.backward` does."""
         call = self.call
         value = call.value if call.finite_value else cast("Tensor", zero_nonfinite(call.value))
-        for cols in visible_tiles(call, rows, self.cols, aligned=True):
+        for cols in visible_tiles(call, rows, self.cols):
             tile, leaves = call.tile.restrict(rows, cols), leaves_of(block_tensors(call, rows, cols))
             with torch.enable_grad():
                 logits, normalizer = traced_logits(call, rows, cols, leaves)
