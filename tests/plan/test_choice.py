@@ -39,6 +39,7 @@ CHOICES: list[tuple[str, Any, dict[str, Any]]] = [
     ("tiled", LONG, {"library": "torch", "normalizer": normalizers.Softmax(sink=0.0)}),
     ("tiled", LONG, {"library": "torch", "dropout": 0.1}),
     ("row_blocks", LONG, {"library": "torch", "normalizer": normalizers.Entmax15()}),
+    ("row_blocks", LONG, {"library": "torch", "normalizer": normalizers.TopK(8), "mask": masks.Window(64, 0)}),
     ("tiled", LONG, {"library": "torch", "readouts": [readouts.Entropy()]}),
 ]
 

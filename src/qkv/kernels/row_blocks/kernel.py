@@ -19,7 +19,7 @@ from qkv.kernels.runtime.memory_model import lifted_elements, pair_arrays, score
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size, size_text
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
-from qkv.plan.time_model import amounts_of_work
+from qkv.plan.time_model import amounts_of_work, visible_pairs
 from qkv.scores.forms import Distance, Offset, Product
 
 if TYPE_CHECKING:
@@ -111,11 +111,13 @@ class RowBlocksKernel(Kernel):
         return numbers * problem.itemsize + problem.cast_bytes
 
     def work(self, problem: Problem) -> dict[str, float]:
-        """Return the amounts of work, from which the time is estimated; masked pairs are computed too."""
+        """Return the amounts of work, from which the time is estimated."""
         rows, axes = self._rows(problem), problem.axes
         block = axes.batch_size * rows * axes.k
         tiles = -(-axes.q // rows)
-        work = amounts_of_work(problem, axes.pairs, tiles, block, problem.elements_per_logit)
+        searches = self._selects(problem) or (problem.normalizer.has_threshold_bound and not problem.readouts)
+        pairs = visible_pairs(problem, self._search_rows(problem)) if searches else axes.pairs
+        work = amounts_of_work(problem, pairs, tiles, block, problem.elements_per_logit)
         if self._selects(problem):
             work |= {"searched": work["pairs"], "searched_elements": work["elements"]}
             if axes.q == 1 and isinstance(problem.score.form, Product):

@@ -63,6 +63,12 @@ class TiledKernel(Kernel):
         if not problem.normalizer.online:
             yield f"{problem.normalizer} needs whole rows of logits, not tiles"
 
+    def unsuited(self, problem: Problem) -> str | None:
+        """Return a sentence if keys are selected, which takes longer tile by tile than from whole rows."""
+        if problem.normalizer.top_k is None or problem.device.is_gpu:
+            return None
+        return "merging the largest logits of tiles takes longer than selecting those of whole rows"
+
     def guards_of(self, problem: Problem) -> tuple[str, ...]:
         """Return the guards of softmax and of the form of the score."""
         if not problem.normalizer.log_sum_exp or problem.normalizer.scale is None:
