@@ -33,8 +33,8 @@ def public_modules() -> dict[str, tuple[str, ...]]:
     """Return the names that each public module exports, outer modules first; nothing is imported."""
     paths = {_module(path.parent): path for path in _SOURCE.rglob("__init__.py")}
     paths |= {name: _SOURCE / f"{name.removeprefix('qkv.').replace('.', '/')}.py" for name in MODULES}
-    found = {name: exported for name in sorted(paths, key=_depth) if (exported := _assigned(paths[name], "__all__"))}
-    return {name: tuple(exported) for name, exported in found.items()}
+    found = {name: _exported(paths[name]) for name in sorted(paths, key=_depth)}
+    return {name: exported for name, exported in found.items() if exported}
 
 
 def _module(folder: Path) -> str:
@@ -43,6 +43,14 @@ def _module(folder: Path) -> str:
 
 def _depth(name: str) -> tuple[int, str]:
     return name.count("."), name
+
+
+def _exported(path: Path) -> tuple[str, ...]:
+    """Return `__all__` of a module, with the names of each module whose `__all__` it adds to its own."""
+    names = [*(_assigned(path, "__all__") or ())]
+    for module in re.findall(r"^__all__ \+= (\w+)\.__all__$", path.read_text(), re.MULTILINE):
+        names += next(_exported(file) for file in path.parent.rglob(f"{module}.py"))
+    return tuple(names)
 
 
 def _assigned(path: Path, name: str) -> Any:

@@ -123,7 +123,7 @@ def test_every_score_with_arrays_has_a_module() -> None:
         )
     }
     missing = holding - {"Boxcar"} - set(nn.__all__)
-    assert not missing, f"write a module in nn/scores/learned.py, and export it in nn/__init__.py: {missing}"
+    assert not missing, f"write a module in nn/scores/learned.py, and add it to its __all__: {missing}"
     assert {"Additive", "Softcap", "SumOf"} <= holding
 
 

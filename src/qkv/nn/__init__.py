@@ -15,31 +15,10 @@ from qkv.nn.multihead import CrossAttention, MultiHeadAttention, SelfAttention
 from qkv.nn.observe_model import ModelObservation, observe
 from qkv.nn.packed import attend_jagged, attend_packed
 from qkv.nn.protocols import AttentionOutput, Cache, KeyValue, Rotation
+from qkv.nn.scores import learned, wrappers
 from qkv.nn.scores.base import Initial, LearnedScore, LearnedWrapper
-from qkv.nn.scores.learned import (
-    Additive,
-    Bilinear,
-    Cosine,
-    Custom,
-    Epanechnikov,
-    Features,
-    Gated,
-    Gaussian,
-    Laplace,
-    SeparableGate,
-    SumOf,
-    Triangular,
-)
-from qkv.nn.scores.wrappers import (
-    ALiBi,
-    Biased,
-    ClassTable,
-    Decay,
-    Projected,
-    QuadraticPosition,
-    RelativePosition,
-    Softcap,
-)
+from qkv.nn.scores.learned import *
+from qkv.nn.scores.wrappers import *
 from qkv.nn.squeeze_excitation import SqueezeExcitation
 from qkv.nn.torch_interop import torch_masks
 from qkv.nn.transformer import Decoder, DecoderLayer, Encoder, EncoderLayer, Transformer
@@ -74,27 +53,9 @@ __all__ = [
     "LearnedScore",
     "Initial",
     "LearnedWrapper",
-    "Additive",
-    "Bilinear",
-    "Gated",
-    "SeparableGate",
-    "Cosine",
-    "Projected",
-    "SumOf",
-    "Gaussian",
-    "Laplace",
-    "Epanechnikov",
-    "Features",
-    "Triangular",
-    "Softcap",
-    "Biased",
-    "ALiBi",
-    "RelativePosition",
-    "QuadraticPosition",
-    "ClassTable",
-    "Decay",
-    "Custom",
     "torch_masks",
     "attend_packed",
     "attend_jagged",
 ]
+__all__ += learned.__all__
+__all__ += wrappers.__all__

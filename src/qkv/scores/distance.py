@@ -19,7 +19,7 @@ from qkv.core.typing import Array, Bool, Num
 from qkv.scores.base import GeneralScore
 from qkv.scores.forms import Distance, Form, SavedArrays
 
-__all__ = ["Boxcar", "DistanceKernel", "Epanechnikov", "Laplace", "Triangular"]
+__all__ = ["Boxcar", "Epanechnikov", "Laplace", "Triangular"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ from qkv.scores.base import Score
 from qkv.scores.forms import LIFT_RANGES, LiftKind, concat_features
 from qkv.scores.wrapper import PointwiseScore
 
-__all__ = ["ALiBi", "bucket", "QuadraticPosition", "RelativePosition"]
+__all__ = ["ALiBi", "QuadraticPosition", "RelativePosition"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,7 @@ from qkv.core.typing import Array, Float, Shaped
 from qkv.scores.base import GeneralScore
 from qkv.scores.string_functions import compare_all, require_string_functions, string_functions
 
-__all__ = ["JaroWinkler", "Levenshtein", "map_batch", "Spelling", "TextScore", "TokenSetRatio"]
+__all__ = ["JaroWinkler", "Levenshtein", "Spelling", "TokenSetRatio"]
 
 
 class TextScore(GeneralScore):

@@ -22,6 +22,19 @@ from qkv.errors import OptionError
 from qkv.nn.part_module import PartModule
 from qkv.nn.scores.base import Initial, LearnedScore, ScoreLike, build_score
 
+__all__ = [
+    "Additive",
+    "Bilinear",
+    "Gated",
+    "SeparableGate",
+    "Cosine",
+    "Gaussian",
+    "Laplace",
+    "Epanechnikov",
+    "Triangular",
+]
+__all__ += ["Custom", "Features", "SumOf"]
+
 
 def glorot_(x: Float[Tensor, "*heads hidden width"], hidden: int) -> Float[Tensor, "*heads hidden width"]:
     """Initialize weights `(*heads, hidden, width)` in place, uniformly as in Glorot and Bengio (2010)."""

@@ -19,6 +19,8 @@ from qkv.core.typing import Float, Int
 from qkv.nn.scores.base import Initial, LearnedWrapper, ScoreLike, build_score
 from qkv.nn.scores.learned import glorot_, positive
 
+__all__ = ["Softcap", "Biased", "ALiBi", "Decay", "QuadraticPosition", "RelativePosition", "ClassTable", "Projected"]
+
 
 class Softcap(LearnedWrapper):
     """`scores.Softcap` with a learned cap: logit = cap · tanh(score(q, k) / cap).
