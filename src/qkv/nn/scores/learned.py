@@ -22,18 +22,8 @@ from qkv.errors import OptionError
 from qkv.nn.part_module import PartModule
 from qkv.nn.scores.base import Initial, LearnedScore, ScoreLike, build_score
 
-__all__ = [
-    "Additive",
-    "Bilinear",
-    "Gated",
-    "SeparableGate",
-    "Cosine",
-    "Gaussian",
-    "Laplace",
-    "Epanechnikov",
-    "Triangular",
-]
-__all__ += ["Custom", "Features", "SumOf"]
+__all__ = ["Additive", "Bilinear", "Gated", "SeparableGate", "Cosine", "Custom", "Features", "SumOf"]
+__all__ += ["Gaussian", "Laplace", "Epanechnikov", "Triangular"]
 
 
 def glorot_(x: Float[Tensor, "*heads hidden width"], hidden: int) -> Float[Tensor, "*heads hidden width"]:
