@@ -97,12 +97,12 @@ def test_fitting_brings_floating_arrays_to_the_dtype_and_leaves_integers():
 @pytest.mark.parametrize(("shape", "axis"), [((9, 5), "q.* is 3 or 1"), ((3, 9), "k.* is 5 or 1")])
 def test_arrays_of_other_lengths_are_refused_with_the_length_of_the_call(shape, axis):
     with pytest.raises(ShapeError, match=rf"Example must have .* {axis}, got shape \({shape[0]}, {shape[1]}\)"):
-        Example(inner=Example(pairs=np.ones(shape))).check_lengths(3, 5)
+        Example(inner=Example(pairs=np.ones(shape))).check_shapes(None, {"q": 3, "k": 5})
 
 
 def test_arrays_of_length_one_or_of_the_call_pass():
     for shape in ((3, 5), (1, 5), (3, 1), (7, 3, 5)):
-        Example(pairs=np.ones(shape), table=np.ones((5, 9))).check_lengths(3, 5)
+        Example(pairs=np.ones(shape), table=np.ones((5, 9))).check_shapes(None, {"q": 3, "k": 5})
 
 
 def test_printing_shows_shapes_numbers_and_names_but_no_default():

@@ -308,10 +308,10 @@ class Part:
 
         return self._map(check)
 
-    def check_shapes(self, batch: tuple[int, ...], lengths: dict[str, int]) -> None:
-        """Raise a `ShapeError` if the batch axes, queries or keys of an array are not those of a call.
+    def check_shapes(self, batch: tuple[int, ...] | None, lengths: dict[str, int]) -> None:
+        """Raise a `ShapeError` if an array has other batch axes, numbers of queries "q" or of keys "k" than a call.
 
-        The message names the inner part that holds the array.
+        The message names the inner part that holds the array. If `batch` is None, all batch axes are allowed.
         """
         for part in self.parts():
             for name, axes in _fields(part).items():
@@ -319,12 +319,6 @@ class Part:
                 if axes is not None and is_array(array):
                     _check_batch(type(part).__name__, array, axes, batch)
                     _check_lengths(type(part).__name__, array, axes, lengths)
-
-    def check_lengths(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` if the query or key axis of an array has neither length 1 nor length `q` or `k`."""
-        for array, names in self.array_fields():
-            if names and array.ndim >= len(names):
-                _check_lengths(type(self).__name__, array, names, {"q": q, "k": k})
 
     def parts(self) -> Iterator[Part]:
         """Yield the part itself and all its inner parts."""
@@ -433,14 +427,14 @@ def _format_value(value: object) -> str:
     return repr(value)
 
 
-def _check_batch(owner: str, array: Shaped[Array, "*_"], names: tuple[str, ...], batch: tuple[int, ...]) -> None:
+def _check_batch(owner: str, array: Shaped[Array, "*_"], names: tuple[str, ...], batch: tuple[int, ...] | None) -> None:
     own = tuple(array.shape[: array.ndim - len(names)])
     expected = ", ".join(("*batch", *names))
     if array.ndim < len(names):
         raise ShapeError(
             f"arrays of {owner} must have shape ({expected}), got shape {tuple(array.shape)}. Add the missing axes."
         )
-    if not own:
+    if not own or batch is None:
         return
     if len(own) != len(batch):
         remedy = "Change the number of axes"

@@ -147,10 +147,10 @@ def check_problem(problem: Problem) -> None:
     axes, spec = problem.axes, problem.spec
     if not axes.text:
         problem.score.check_widths(axes.query_width, axes.key_width)
-    problem.score.check_lengths(axes.q, axes.k)
     if spec.mask is not None:
         spec.mask.check(axes.q, axes.k)
-    for part in (problem.score, problem.normalizer, spec.mask):
+    problem.score.check_shapes(axes.batch, {"q": axes.q, "k": axes.k})
+    for part in (problem.normalizer, spec.mask):
         if part is not None:
             part.check_shapes(axes.batch, {})
     if spec.positional:

@@ -300,7 +300,7 @@ class Score(Part, ABC):
             self.check_widths(query.shape[-1], key.shape[-1])
         q, k = query.shape[-core], key.shape[-core]
         batch = broadcast_batch(query=tuple(query.shape[:-core]), key=tuple(key.shape[:-core]))
-        self.check_lengths(q, k)
+        self.check_shapes(None, {"q": q, "k": k})
         return self.logits(query, key, Tile.whole(q, k, batch, positions))
 
     def radius(self, exponent: float) -> float:

@@ -118,10 +118,10 @@ class Decay(WrapperScore):
                 "Give one decay per key or one per feature."
             )
 
-    def check_lengths(self, q: int, k: int) -> None:
-        super().check_lengths(q, k)
-        per_key = self.log_decay_per_key
-        if per_key is not None and (per_key.ndim < 2 or per_key.shape[-2] != k):
+    def check_shapes(self, batch: tuple[int, ...] | None, lengths: dict[str, int]) -> None:
+        super().check_shapes(batch, lengths)
+        per_key, k = self.log_decay_per_key, lengths.get("k")
+        if per_key is not None and k is not None and (per_key.ndim < 2 or per_key.shape[-2] != k):
             raise ShapeError(
                 f"log_decay_per_key of Decay must have shape (*batch, {k}, 1) or (*batch, {k}, features) for {k} keys, "
                 f"got shape {tuple(per_key.shape)}. Give one row per key."

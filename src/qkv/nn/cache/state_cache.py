@@ -120,7 +120,6 @@ class StateCache:
         keys = _check_parts(score, normalizer, mask, tile)
         dtype = accumulation_dtype(query, key, value)
         score.check_widths(query.shape[-1], key.shape[-1])
-        score.check_lengths(n, n)
         if score.centre(key) is not None:
             raise RefusedError(
                 f"score must not depend on all keys with a StateCache, got {score}. Use nn.KeyValueCache()."
