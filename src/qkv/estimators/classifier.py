@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 from sklearn.base import ClassifierMixin
 from sklearn.utils import assert_all_finite
-from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from qkv.core.typing import ArrayLike, Float, Shaped
@@ -141,7 +141,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         y = column_or_1d(y, warn=True)
         if y.dtype.kind == "f":
             assert_all_finite(y, input_name="y")
-        if type_of_target(y) == "unknown":
+        if y.dtype == object and len(y) and not isinstance(y[0], str):
             found = type(y[0]).__name__
             raise DataError(
                 f"y must hold texts, booleans, integers or floats, got objects of type {found}. "
