@@ -141,7 +141,7 @@ class LiftedCall:
         in_blocks = needs_bias(self.problem) and operators(call.value.device.type) is not None
         if in_blocks and (rows := block_rows(self.problem)) < call.tile.q_total:
             blocks = BlockBias(call.mask, call.score, temperature, call.tile, layout, rows)
-            return FusedAttention(layout, self.scale, None, None, differentiable, block_bias=blocks)
+            return FusedAttention(layout, self.scale, None, blocks, differentiable)
         mask, offset = split_for_operator(call.mask, call.score, call.tile)
         bias = operator_bias(mask, call.score, temperature, call.tile, self.sides[2], layout)
         return FusedAttention(layout, self.scale, offset, bias, differentiable)

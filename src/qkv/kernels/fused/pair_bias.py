@@ -28,11 +28,22 @@ from qkv.scores.forms import Offset, ScaledProduct
 from qkv.scores.wrapper import PointwiseScore
 
 
-def inner_score(score: Score) -> Score:
-    """Return the score to whose logits the offsets of a score are added, except offsets that are lifted with it."""
+def split_offsets(score: Score) -> tuple[list[PointwiseScore], Score]:
+    """Return the scores that add offsets to the logits of an inner score, and the inner score.
+
+    Offsets that are lifted with the inner score belong to it.
+    """
+    adding: list[PointwiseScore] = []
     while isinstance(score.form, Offset) and score.form.lift is None:
+        assert isinstance(score, PointwiseScore)
+        adding.append(score)
         score = score.form.inner
-    return score
+    return adding, score
+
+
+def inner_score(score: Score) -> Score:
+    """Return the inner score of `split_offsets`."""
+    return split_offsets(score)[1]
 
 
 def takes_bias(problem: Problem) -> bool:
@@ -138,14 +149,10 @@ def sum_of_offsets(
     score: Score, temperature: Array | float, tile: Tile, value: Float[Tensor, "*_"]
 ) -> Float[Tensor, "*#batch #q #k"] | None:
     """Return the sum of the offsets of a score, divided by the temperature; None if there are none."""
-    offsets: list[Tensor] = []
-    while isinstance(score.form, Offset) and score.form.lift is None:
-        assert isinstance(score, PointwiseScore)
-        offsets.append(cast("Tensor", score.offset(tile, value)))
-        score = score.form.inner
-    if not offsets:
+    adding, _ = split_offsets(score)
+    if not adding:
         return None
-    total = reduce(add, offsets)
+    total = reduce(add, [cast("Tensor", each.offset(tile, value)) for each in adding])
     if is_array(temperature) or temperature != 1:
         total = total / cast("Tensor", expand_to_pairs(temperature))
     return total.to(value.dtype)

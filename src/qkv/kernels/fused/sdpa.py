@@ -29,12 +29,11 @@ import torch
 from qkv.core.autograd_function import autograd_function
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.fused.layout import FourAxes, Layout, Side, Sides
+from qkv.kernels.fused.pair_bias import BlockBias
 from qkv.kernels.runtime.saved_statistics import SAVED
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
-
-    from qkv.kernels.fused.pair_bias import BlockBias
 
     class _Context(FunctionCtx):
         attention: FusedAttention
@@ -69,19 +68,18 @@ class FusedAttention:
         layout: mapping of the batch axes.
         scale: factor of the inner product.
         offset: position of query 0 under a causal mask, or None without a causal mask.
-        bias: 0 for allowed and −inf for masked keys, with four axes; None if all keys are allowed.
+        bias: 0 for allowed and −inf for masked keys, with four axes; None if all keys are allowed. A `BlockBias` has
+            the mask and the offsets for a block of queries at a time; `offset` is None then.
         double_backward: function that returns gradients of query, key and value that are differentiable themselves.
         identity: whether query, key and value have the four axes already.
-        block_bias: the mask and the offsets for a block of queries at a time, in place of `offset` and `bias`; or None.
     """
 
     layout: Layout
     scale: float
     offset: int | None
-    bias: Float[Tensor, "#b #heads 1 k"] | None
+    bias: Float[Tensor, "#b #heads 1 k"] | BlockBias | None
     double_backward: _DoubleBackward
     identity: bool = False
-    block_bias: BlockBias | None = None
 
     def sides(self, sides: Sides) -> FourAxes:
         """Return query, key and value with four axes, of which the last is contiguous."""
@@ -92,16 +90,13 @@ class FusedAttention:
     def forward(self, sides: FourAxes) -> tuple[Float[Tensor, "b heads q width"], Float[Tensor, "b heads q"]]:
         """Return the output and the log-sum-exp of each query."""
         query, key, value = sides
-        if self.block_bias is not None:
+        if isinstance(self.bias, BlockBias):
             found = [
-                replace(self, bias=bias, block_bias=None).forward(
-                    (query[:, :, rows], key[:, :, keys], value[:, :, keys])
-                )
-                for rows, keys, bias in self.block_bias.blocks(value)
+                replace(self, bias=bias).forward((query[:, :, rows], key[:, :, keys], value[:, :, keys]))
+                for rows, keys, bias in self.bias.blocks(value)
             ]
-            return torch.cat([output for output, _ in found], -2), torch.cat(
-                [log_sum_exp for _, log_sum_exp in found], -1
-            )
+            outputs, log_sum_exps = zip(*found, strict=True)
+            return torch.cat(outputs, -2), torch.cat(log_sum_exps, -1)
         run, _ = cast("tuple[_Operator, _Operator]", operators(value.device.type))
         offset = self.offset
         if not offset:
@@ -128,10 +123,10 @@ class FusedAttention:
     ) -> FourAxes:
         """Return the gradients of query, key and value, given the gradient of the output."""
         query, key, value = sides
-        if self.block_bias is not None:
+        if isinstance(self.bias, BlockBias):
             gradients = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-            for rows, keys, bias in self.block_bias.blocks(value):
-                of_block = replace(self, bias=bias, block_bias=None).backward(
+            for rows, keys, bias in self.bias.blocks(value):
+                of_block = replace(self, bias=bias).backward(
                     gradient[:, :, rows], (query[:, :, rows], key[:, :, keys], value[:, :, keys]),
                     output[:, :, rows], log_sum_exp[:, :, rows],
                 )  # fmt: skip
@@ -164,7 +159,8 @@ class FusedAttention:
     def reveals_nonfinite(self, value: Float[Tensor, "*own_value k width"]) -> bool:
         """Return whether `results_are_finite` detects every NaN and infinity in the inputs of this call."""
         has_operators = operators(value.device.type) is not None
-        return not (self.offset or self.block_bias) and has_operators and _reveals_nonfinite(str(value.dtype))
+        in_blocks = isinstance(self.bias, BlockBias)
+        return not (self.offset or in_blocks) and has_operators and _reveals_nonfinite(str(value.dtype))
 
 
 def all_finite(sides: Sides) -> bool:
