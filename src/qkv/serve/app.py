@@ -199,7 +199,8 @@ class Gate:
                 await self.app(scope, receive, send_counted)
             else:
                 if ambiguous:
-                    await _discard_body(receive)
+                    with suppress(TimeoutError, ClientDisconnect):
+                        await _read_body(Request(scope, receive), 0, _INLINE_BYTES, 1.0)
                 await _refuse(send_counted, *refused)
         finally:
             self.metrics.observe_request(route, status, time.perf_counter() - started)
@@ -218,16 +219,24 @@ class Gate:
         return None
 
 
-async def _discard_body(receive: Receive) -> None:
-    """Read a body for at most a second: a client that sends on a closed connection may not see the response."""
-    size = 0
-    with suppress(TimeoutError):
-        async with asyncio.timeout(1.0):
-            while size <= _INLINE_BYTES:
-                message = await receive()
-                size += len(message.get("body", b""))
-                if not message.get("more_body"):
-                    return
+async def _read_body(request: Request, most: int, received: int, seconds: float) -> bytes | None:
+    """Return the body of a request, or None if it has more than `most` bytes, of which at most `received` are read.
+
+    A client that sends on a closed connection may not see the response, so that bytes are read to be discarded.
+
+    Raises:
+        TimeoutError: the body does not arrive in time.
+        ClientDisconnect: the client closes the connection.
+    """
+    parts, size = [], 0
+    async with asyncio.timeout(seconds):
+        async for part in request.stream():
+            size += len(part)
+            if size <= most:
+                parts.append(part)
+            elif size > received:
+                break
+    return b"".join(parts) if size <= most else None
 
 
 async def _refuse(send: Any, status: int, reason: str, headers: Mapping[str, str]) -> None:
@@ -393,29 +402,21 @@ class _Routes:
         if headers.get("content-encoding", "identity") != "identity":
             raise RequestError(415, "the body must have no Content-Encoding. Send it without compression.")
         length = headers.get("content-length", "")
-        large = length.isdigit() and int(length) > self.limits.body
+        most = self.limits.body
+        large = length.isdigit() and int(length) > most
         if large and "expect" in headers:  # the client sends the body after it is told to continue
             raise _too_large(self.limits)
-        parts, size = [], 0
         try:
-            async with asyncio.timeout(self._remaining(request)):
-                async for part in request.stream():
-                    size += len(part)
-                    large = large or size > self.limits.body
-                    if not large:
-                        parts.append(part)
-                    elif size > _DISCARDED * self.limits.body:
-                        break
-                # A client that sends sees no response, so that a body is discarded that is not much too large.
-                if large:
-                    raise _too_large(self.limits)
+            body = await _read_body(request, 0 if large else most, _DISCARDED * most, self._remaining(request))
         except TimeoutError:
             raise RequestError(
                 408, f"the body must arrive within {self.limits.seconds:g} seconds. Send it faster."
             ) from None
         except ClientDisconnect:
             raise RequestError(499, "the client must send the whole body, but closed the connection.") from None
-        return kind, b"".join(parts)
+        if body is None:
+            raise _too_large(self.limits)
+        return kind, body
 
     def _remaining(self, request: Request) -> float:
         started: float = request.scope["qkv.started"]
