@@ -166,9 +166,9 @@ def test_positions_apply_to_queries_among_more_keys(library: str) -> None:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_wrong_options_and_shapes_are_refused(library: str) -> None:
-    with pytest.raises(OptionError, match="width must be a multiple of heads"):
+    with pytest.raises(OptionError, match="width must be divisible by heads=4"):
         _build(library, 10, 4)
-    with pytest.raises(OptionError, match="heads must be a multiple of key_heads"):
+    with pytest.raises(OptionError, match="key_heads must divide heads=4, got 3"):
         _build(library, 8, 4, key_heads=3)
     with pytest.raises(OptionError, match=r"dropout must be a number in \[0, 1\)"):
         _build(library, 8, 4, dropout=1.5)

@@ -9,10 +9,10 @@ import torch
 import qkv
 from qkv import masks, nn, normalizers, readouts, scores
 from qkv.core.equation import attend_dense
+from qkv.core.map_batch import align_batch
 from qkv.core.tile import Tile
 from qkv.errors import KindError, OptionError
 from qkv.nn.multihead import ExtraKeysMask
-from qkv.nn.part_module import align_batch
 from tests.nn.test_multihead import Listed
 
 Tensor = torch.Tensor

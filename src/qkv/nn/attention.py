@@ -11,6 +11,7 @@ from torch import Tensor
 from qkv.cache.kernel import ChunkedTensor, attend_chunked, concat_chunks
 from qkv.core.arrays import is_array
 from qkv.core.checks import check_probability, describe
+from qkv.core.map_batch import align_batch
 from qkv.core.positions import Positions
 from qkv.core.typing import Float
 from qkv.engine import attend, observe
@@ -20,7 +21,7 @@ from qkv.masks.base import and_masks, require_mask
 from qkv.nn.cache import StateCache
 from qkv.nn.checks import require_cache
 from qkv.nn.decoding_step import append_and_attend, attend_step
-from qkv.nn.part_module import PartModule, align_batch
+from qkv.nn.part_module import PartModule
 from qkv.nn.protocols import COLLECT, AttentionOutput, Cache, CallInputs
 from qkv.nn.scores.base import ScoreLike, wrap_score
 from qkv.nn.torch_interop import explain_torch_arguments

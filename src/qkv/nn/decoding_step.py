@@ -17,13 +17,14 @@ from torch import Tensor
 from qkv.cache.kernel import ChunkedTensor
 from qkv.cache.last_query import ALL_KEYS, attend_last, attend_rows, last_keys, prepare_step, share_keys
 from qkv.cache.projected_keys import attend_projected
+from qkv.core.map_batch import align_batch
 from qkv.core.positions import Positions
 from qkv.core.typing import Float
 from qkv.engine import attend
 from qkv.masks import Lengths, Mask
 from qkv.nn.cache import KeyValueCache, PagedCache
 from qkv.nn.checks import check_width
-from qkv.nn.part_module import PartModule, align_batch, current_part
+from qkv.nn.part_module import PartModule, current_part
 from qkv.nn.protocols import Cache
 from qkv.normalizers import Normalizer
 from qkv.scores import Score

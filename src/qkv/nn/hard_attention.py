@@ -25,6 +25,7 @@ from torch import Tensor
 
 from qkv.core import random
 from qkv.core.checks import check_choice
+from qkv.core.map_batch import align_batch
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Int
@@ -32,7 +33,7 @@ from qkv.engine import attend, observe
 from qkv.errors import OptionError, ShapeError
 from qkv.masks import Mask
 from qkv.masks.base import and_masks, require_mask
-from qkv.nn.part_module import PartModule, align_batch
+from qkv.nn.part_module import PartModule
 from qkv.nn.scores.base import ScoreLike, wrap_score
 from qkv.normalizers import Sample, Softmax
 from qkv.readouts import Dense, LogProbability, SampledKey, TopWeights

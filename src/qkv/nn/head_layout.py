@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from qkv.cache.kernel import ChunkedTensor, concat_chunks
+from qkv.core.map_batch import Groups
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Int
 from qkv.errors import OptionError
-from qkv.nn.part_module import Groups
 from qkv.nn.protocols import Cache, Rotation
 from qkv.readouts import Heads, Readout
 from qkv.readouts.base import Result, flatten, unflatten

@@ -14,6 +14,8 @@ from torch.nn import Linear
 from qkv.cache.kernel import ChunkedTensor, concat_chunks
 from qkv.core.arrays import namespace
 from qkv.core.checks import check_choice, check_probability
+from qkv.core.head_widths import HeadWidths
+from qkv.core.map_batch import Groups, align_array, align_batch
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, DType, Float, Shaped
@@ -34,11 +36,11 @@ from qkv.nn.multihead_options import (
     NormOption,
     add_softmax_parameters,
     build_norm,
+    check_maps,
     check_names,
     check_softmax,
-    check_widths,
 )
-from qkv.nn.part_module import Groups, PartModule, align_array, align_batch, aligned_part
+from qkv.nn.part_module import PartModule, aligned_part
 from qkv.nn.protocols import AttentionOutput, Cache, KeyValue, Rotation
 from qkv.nn.scores.base import ScoreLike, build_score
 from qkv.nn.sequence_parallel import attend_to_shards
@@ -215,9 +217,8 @@ class MultiHeadAttention(torch.nn.Module):
         super().__init__()
         check_choice("bias", bias, (True, False, "inputs", "output"))
         extensions, self.maps = check_names("extensions", extensions, Extension), check_names("maps", maps, Map)
-        widths = check_widths(
-            width, heads, key_width, value_width, head_width, head_value_width, key_heads, self.maps
-        )  # fmt: skip
+        widths = HeadWidths.of(width, heads, key_width, value_width, head_width, head_value_width, key_heads)
+        check_maps(widths, self.maps)
         self.width, self.heads, self.key_heads = width, heads, widths.key_heads
         self.key_width, self.value_width = widths.key_width, widths.value_width
         self.head_width, self.head_value_width = widths.head_width, widths.head_value_width

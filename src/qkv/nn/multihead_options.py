@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection
-from typing import Literal, NamedTuple, TypedDict, TypeVar, get_args
+from typing import Literal, TypedDict, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from qkv.core.checks import check_choice, check_integers
+from qkv.core.checks import check_choice
+from qkv.core.head_widths import HeadWidths
 from qkv.core.typing import Float
 from qkv.errors import OptionError
 from qkv.normalizers import Normalizer, Softmax
@@ -31,16 +32,6 @@ class FactoryKwargs(TypedDict):
     dtype: torch.dtype | None
 
 
-class Widths(NamedTuple):
-    """Widths and number of key heads of a `MultiHeadAttention` module, with the defaults filled in."""
-
-    key_width: int
-    value_width: int
-    head_width: int
-    head_value_width: int
-    key_heads: int
-
-
 def check_names(name: str, given: Collection[N], choices: object) -> tuple[N, ...]:
     """Check that the option `name` is a collection of names of a `Literal` type, and return them.
 
@@ -55,49 +46,18 @@ def check_names(name: str, given: Collection[N], choices: object) -> tuple[N, ..
     return tuple(given)
 
 
-def check_widths(
-    width: int,
-    heads: int,
-    key_width: int | None,
-    value_width: int | None,
-    head_width: int | None,
-    head_value_width: int | None,
-    key_heads: int | None,
-    maps: Collection[Map],
-) -> Widths:
-    """Check the widths of `MultiHeadAttention`, and return them with the defaults filled in.
+def check_maps(widths: HeadWidths, maps: Collection[Map]) -> None:
+    """Check that the projections of `MultiHeadAttention` that are switched off are not needed for its widths.
 
     Raises:
-        OptionError: if the widths contradict each other, or require a projection that is switched off.
+        OptionError: if the widths require a projection that is switched off, or projections contradict each other.
     """
     shared = "shared" in maps
     if shared and ("query" in maps or "key" in maps):
         raise OptionError(
             f'maps must not name "query" or "key" beside "shared", got {list(maps)}. Omit "shared" for two projections.'
         )
-    key_heads = heads if key_heads is None else key_heads
-    key_width = width if key_width is None else key_width
-    value_width = key_width if value_width is None else value_width
-    check_integers(
-        width=width,
-        heads=heads,
-        key_heads=key_heads,
-        key_width=key_width,
-        value_width=value_width,
-        head_width=head_width,
-        head_value_width=head_value_width,
-    )
-    if heads % key_heads:
-        raise OptionError(
-            f"key_heads must divide heads={heads}, got {key_heads}. Choose a divisor of heads, such as 1."
-        )
-    if head_width is None:
-        if width % heads:
-            raise OptionError(
-                f"width must be divisible by heads={heads}, got {width}. Change width or heads, or pass head_width."
-            )
-        head_width = width // heads
-    head_value_width = head_width if head_value_width is None else head_value_width
+    width, heads, key_width, value_width, head_width, head_value_width, key_heads = dataclasses.astuple(widths)
     # (no projection, input or output, its width: name and value, heads, width per head: name and value)
     unprojected = [
         (not shared and "query" not in maps, "query", "width", width, heads, "head_width", head_width),
@@ -117,7 +77,6 @@ def check_widths(
             f"width={width}, key_width={key_width}, heads={heads}, key_heads={key_heads}. "
             'Make them equal, or name "query" and "key" in maps.'
         )
-    return Widths(key_width, value_width, head_width, head_value_width, key_heads)
 
 
 class UnitNorm(torch.nn.Module):

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from qkv import distributed
+from qkv.core.map_batch import Groups, align_array, align_batch
 from qkv.core.typing import Float, Int
 from qkv.errors import RefusedError
 from qkv.masks import Mask
 from qkv.masks.base import and_masks
 from qkv.nn import head_layout
-from qkv.nn.part_module import Groups, align_array, align_batch
 from qkv.nn.protocols import KeyValue
 from qkv.ring.layout import Layout, Order
 from qkv.ring.transport import open_ring

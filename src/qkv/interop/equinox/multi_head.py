@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -12,7 +13,7 @@ from qkv.core.positions import Positions
 from qkv.core.typing import Array, DType, Float
 from qkv.engine import Observation
 from qkv.errors import OptionError
-from qkv.interop.projected_heads import HeadShapes, attend_heads, check_last_axis
+from qkv.interop.projected_heads import HeadShapes, attend_heads
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.readouts import Readout
@@ -90,9 +91,8 @@ class MultiHeadAttention(eqx.Module):  # type: ignore[misc, unused-ignore]
         dtype: DType = jnp.float32,
         key: Array,
     ) -> None:
-        shapes = HeadShapes.of(
-            width, heads, key_width, value_width, head_width, head_value_width, key_heads, dropout, kernel, memory
-        )
+        widths = key_width, value_width, head_width, head_value_width, key_heads
+        shapes = HeadShapes.of(width, heads, *widths, dropout=dropout, kernel=kernel, memory=memory)
         self.shapes, self.inference = shapes, False
         keys = jax.random.split(key, 4)
         self.query_map = _linear(width, heads * shapes.head_width, bias, dtype, keys[0])
@@ -132,11 +132,8 @@ class MultiHeadAttention(eqx.Module):  # type: ignore[misc, unused-ignore]
             ShapeError: a width is not that of the module.
             OptionError: a random key is required, and missing.
         """
-        shapes = self.shapes
-        key_input = query if key_input is None else key_input
-        value = key_input if value is None else value
         normalizer = self.normalizer
-        dropout = 0.0 if (self.inference if inference is None else inference) else shapes.dropout
+        dropout = 0.0 if (self.inference if inference is None else inference) else self.shapes.dropout
         seed = None
         if dropout or (normalizer is not None and normalizer.stochastic):
             if key is None:
@@ -145,21 +142,24 @@ class MultiHeadAttention(eqx.Module):  # type: ignore[misc, unused-ignore]
                     "key=jax.random.key(step), or call equinox.nn.inference_mode(module)."
                 )
             seed = jax.random.bits(key, (2,), jnp.uint32)
-        found = attend_heads(
-            _project(self.query_map, check_last_axis("query", query, shapes.width)),
-            _project(self.key_map, check_last_axis("key_input", key_input, shapes.key_width)),
-            _project(self.value_map, check_last_axis("value", value, shapes.value_width)),
-            shapes,
+        query_map, key_map, value_map, output_map = (
+            partial(_project, layer) for layer in (self.query_map, self.key_map, self.value_map, self.output_map)
+        )
+        return attend_heads(
+            query,
+            key_input,
+            value,
+            (query_map, key_map, value_map, output_map),
+            self.shapes,
             score=self.score,
             normalizer=normalizer,
             masks=(self.mask, mask),
             positions=positions,
             dropout=dropout,
             seed=seed,
-            readouts=readouts or (),
+            readouts=readouts,
+            key_name="key_input",
         )
-        output = _project(self.output_map, found.output)
-        return output if readouts is None else Observation(output, found.readouts, found.plan)
 
 
 def _linear(inputs: int, outputs: int, bias: bool, dtype: DType, key: Array) -> eqx.nn.Linear:

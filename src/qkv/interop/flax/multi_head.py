@@ -13,7 +13,7 @@ from qkv.core.parts import Part
 from qkv.core.positions import Positions
 from qkv.core.typing import Array, DType, Float
 from qkv.engine import Observation
-from qkv.interop.projected_heads import HeadShapes, attend_heads, check_last_axis
+from qkv.interop.projected_heads import HeadShapes, attend_heads
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.readouts import Readout
@@ -82,9 +82,8 @@ class MultiHeadAttention(nnx.Module):  # type: ignore[misc, unused-ignore]
         dtype: DType = jnp.float32,
         rngs: nnx.Rngs,
     ) -> None:
-        shapes = HeadShapes.of(
-            width, heads, key_width, value_width, head_width, head_value_width, key_heads, dropout, kernel, memory
-        )
+        widths = key_width, value_width, head_width, head_value_width, key_heads
+        shapes = HeadShapes.of(width, heads, *widths, dropout=dropout, kernel=kernel, memory=memory)
         self.shapes = shapes
 
         def linear(inputs: int, outputs: int) -> nnx.Linear:
@@ -127,31 +126,25 @@ class MultiHeadAttention(nnx.Module):  # type: ignore[misc, unused-ignore]
         Raises:
             ShapeError: a width is not that of the module.
         """
-        shapes = self.shapes
-        key = query if key is None else key
-        value = key if value is None else value
-        if deterministic is None:
-            deterministic = self.deterministic
         normalizer = _part(self.normalizer)
-        dropout = 0.0 if deterministic else shapes.dropout
+        dropout = 0.0 if (self.deterministic if deterministic is None else deterministic) else self.shapes.dropout
         seed = None
         if self.rngs is not None and (dropout or (normalizer is not None and normalizer.stochastic)):
             seed = jax.random.bits(self.rngs(), (2,), jnp.uint32)
-        found = attend_heads(
-            self.query_map(check_last_axis("query", query, shapes.width)),
-            self.key_map(check_last_axis("key", key, shapes.key_width)),
-            self.value_map(check_last_axis("value", value, shapes.value_width)),
-            shapes,
+        return attend_heads(
+            query,
+            key,
+            value,
+            (self.query_map, self.key_map, self.value_map, self.output_map),
+            self.shapes,
             score=_part(self.score),
             normalizer=normalizer,
             masks=(_part(self.mask), mask),
             positions=positions,
             dropout=dropout,
             seed=seed,
-            readouts=readouts or (),
+            readouts=readouts,
         )
-        output: Array = self.output_map(found.output)
-        return output if readouts is None else Observation(output, found.readouts, found.plan)
 
 
 def _hold(part: AnyPart | None, kind: type[nnx.Variable[AnyPart]]) -> AnyPart | nnx.Variable[AnyPart] | None:

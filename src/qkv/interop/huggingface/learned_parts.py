@@ -15,12 +15,13 @@ from typing import TypeVar, cast
 
 import torch
 
+from qkv.core.map_batch import Groups, align_batch
 from qkv.core.typing import Array, Shaped
 from qkv.errors import OptionError, ShapeError
 from qkv.interop.huggingface.model_layers import is_attention, uses_interface
 from qkv.interop.huggingface.saved_parts import describe_part, is_learned
 from qkv.nn import LearnedScore
-from qkv.nn.part_module import Groups, PartModule, align_batch
+from qkv.nn.part_module import PartModule
 from qkv.normalizers import Normalizer
 from qkv.scores import Score
 

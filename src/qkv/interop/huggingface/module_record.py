@@ -8,6 +8,7 @@ from typing import cast
 import torch
 
 from qkv.cache.kernel import concat_chunks
+from qkv.core.map_batch import align_batch
 from qkv.core.typing import Shaped, Tensor
 from qkv.interop.huggingface.attention_call import AttentionCall, is_causal, key_padding
 from qkv.interop.huggingface.attention_record import AttentionRecord, ReadoutResult, SavedCall, check_heads
@@ -15,7 +16,6 @@ from qkv.nn.attention import Attention
 from qkv.nn.cache import StateCache
 from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.observe_model import ModuleCall, readout_hooks
-from qkv.nn.part_module import align_batch
 from qkv.nn.protocols import COLLECT, CallInputs
 from qkv.normalizers import NORMALIZERS
 from qkv.readouts import ColumnSum, Readout
