@@ -23,6 +23,7 @@ from qkv.core.formatting import counted, format_value
 from qkv.core.printable import html_table
 from qkv.core.progress import Progress
 from qkv.database.choice_cache import ChoiceCache
+from qkv.database.execute.ask_options import AskDefaults
 from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.database.io import duckdb_reader
 from qkv.database.io.bad_cells import add_cell_notes
@@ -137,10 +138,7 @@ class Database(Queryable):
             key,
             value,
             fold=fold,
-            score=score,
-            normalizer=normalizer,
-            min_similarity=min_similarity,
-            max_distance=max_distance,
+            defaults=AskDefaults(score, normalizer, min_similarity, max_distance),
             encoder=encoder,
             backend=backend,
             memory=memory,

@@ -49,20 +49,24 @@ class KindTraits(NamedTuple):
         example: a cell, for error messages about a column without cells.
         compared: how keys are compared: by "distance", "similarity" or "equality".
         averaged: whether values are averaged; otherwise they vote.
+        text: whether cells are texts.
+        on_line: whether cells are points of a line, such as numbers and timestamps.
     """
 
     expected: str
     example: str
     compared: Literal["distance", "similarity", "equality"]
     averaged: bool
+    text: bool = False
+    on_line: bool = False
 
 
 KINDS: dict[Kind, KindTraits] = {
-    "text": KindTraits("a text", "a word", "similarity", averaged=False),
-    "category": KindTraits("a text", "a word", "equality", averaged=False),
-    "number": KindTraits("a finite number", "1.5", "distance", averaged=True),
+    "text": KindTraits("a text", "a word", "similarity", averaged=False, text=True),
+    "category": KindTraits("a text", "a word", "equality", averaged=False, text=True),
+    "number": KindTraits("a finite number", "1.5", "distance", averaged=True, on_line=True),
     "boolean": KindTraits("true or false", "true", "distance", averaged=False),
-    "timestamp": KindTraits("a timestamp", "1.5", "distance", averaged=True),
+    "timestamp": KindTraits("a timestamp", "1.5", "distance", averaged=True, on_line=True),
     "cyclic": KindTraits("a finite number", "1.5", "distance", averaged=True),
     "vector": KindTraits("a vector", "1.5", "similarity", averaged=True),
 }
@@ -161,7 +165,7 @@ class Column:
         """
         chunked = table.column(name)
         kind = _kind_of(chunked.type, name)
-        if kind in ("text", "category"):
+        if KINDS[kind].text:
             return _read_texts(chunked, name, kind, folded)
         if kind == "vector":
             return _read_vectors(chunked, name, None if like is None else like.cells.shape[1])

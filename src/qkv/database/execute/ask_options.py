@@ -1,11 +1,11 @@
-"""The class `AskOptions`, the arguments of `Database.ask` except the queries."""
+"""The class `AskOptions`, the arguments of `Database.ask` except the queries, and their defaults in stores."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import Progress
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 
 AGGREGATES = ("mean", "vote", "local-linear")
 """The values of the argument `aggregate` of `Database.ask`; None: mean or vote, by the kind of the values."""
+
+
+class AskDefaults(NamedTuple):
+    """The defaults of `Database.ask` that are saved with a store; None where its own defaults hold."""
+
+    score: str | None = None
+    normalizer: str | None = None
+    min_similarity: float | None = None
+    max_distance: float | None = None
 
 
 @dataclass(frozen=True, eq=False)

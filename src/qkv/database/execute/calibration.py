@@ -61,7 +61,7 @@ def calibrate(comparison: Comparison, value: Column, normalizer: Normalizer, lin
     They cannot be estimated from fewer than 40 rows with other rows near them, and are not for vectors, for texts that
     are compared together with other columns, and for normalizers that sample.
     """
-    if value.kind not in ("number", "timestamp") or len(value.cells) < _FEWEST_ROWS:
+    if not value.traits.on_line or len(value.cells) < _FEWEST_ROWS:
         return Calibration()
     if _compares_groups(comparison):
         return _factors(_group_residuals(comparison, value.cells))

@@ -32,7 +32,7 @@ def check_line(comparison: Comparison, normalizer: Normalizer, value: Column) ->
             f"aggregate must be 'mean' for {names}, which is not compared as numbers or dates, got 'local-linear'. "
             "Omit aggregate, or choose a key of numbers and a score such as gaussian."
         )
-    if value.kind not in ("number", "timestamp"):
+    if not value.traits.on_line:
         raise OptionError(
             f"aggregate must be 'mean' for the value {value.name}, which holds cells of kind {value.kind}, "
             "got 'local-linear'. Omit aggregate."
@@ -222,7 +222,7 @@ def comparison_note(
         sample: function that returns the comparison and the values of a sample of the rows.
     """
     coordinates = find_coordinates(comparison)
-    if coordinates is None or value.kind not in ("number", "timestamp"):
+    if coordinates is None or not value.traits.on_line:
         return ()
     comparison, value = sample(comparison)
     groups = None

@@ -290,8 +290,7 @@ class ComparisonChooser:
     @property
     def _group_columns(self) -> tuple[int, ...]:
         """The indices of the key columns of texts, categories and identifiers, whose equal rows are a group."""
-        kinds = ("text", "category")
-        return tuple(i for i, column in enumerate(self.columns) if column.kind in kinds or self._reasons[i])
+        return tuple(i for i, column in enumerate(self.columns) if column.traits.text or self._reasons[i])
 
     def _texts(self, index: int, score: Score, min_similarity: float | None, notes: tuple[str, ...]) -> Comparison:
         column = self.columns[index]

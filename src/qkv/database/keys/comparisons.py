@@ -193,7 +193,7 @@ class Comparison:
     def named_columns(self) -> tuple[int, ...]:
         """Indices of the key columns whose different cells mean different entities: texts, categories, identifiers."""
         pairs = zip(self.columns, self.key_columns, strict=True)
-        return tuple(index for index, column in pairs if column.kind in ("text", "category"))
+        return tuple(index for index, column in pairs if column.traits.text)
 
     @cached_property
     def first_equal(self) -> Int[np.ndarray, " rows"] | None:

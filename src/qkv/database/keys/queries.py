@@ -250,7 +250,7 @@ def _parse_cell(value: Any, column: Column, folded: bool) -> Cell:
     if is_missing(value):
         return None
     value = plain_scalar(value)
-    if column.kind in ("text", "category"):
+    if column.traits.text:
         value = _text(value)
         if not isinstance(value, str):
             raise _kind_error(value, column)
@@ -319,7 +319,7 @@ def _vector(value: str | Sequence[float], column: Column) -> Float[np.ndarray, "
 
 
 def _stack(parsed: list[Cell], column: Column) -> Shaped[np.ndarray, "q ..."]:
-    if column.kind in ("text", "category"):
+    if column.traits.text:
         return np.array([cell or "" for cell in parsed], dtype=object)
     if column.kind == "vector":
         blank = np.zeros(column.width)

@@ -93,7 +93,7 @@ def sample_rows(
 def _hash_cells(column: Column, rows: Int[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
     """Return a hash of the cell of each of `rows`, equal for equal cells of any table."""
     cells: Shaped[np.ndarray, "n ..."] = column.cells[rows]
-    if column.kind in ("text", "category"):
+    if column.traits.text:
         texts = cells.tolist()
         codes = {text: zlib.crc32(text.encode("utf-8", "surrogatepass")) for text in set(texts)}
         return np.fromiter(map(codes.__getitem__, texts), np.uint64, len(texts))

@@ -98,7 +98,7 @@ class AnswerColumns:
         length = number
         if self.value.kind == "boolean":
             type_ = pa.bool_()
-        elif self.votes and self.value.kind in ("text", "category"):
+        elif self.votes and self.value.traits.text:
             type_ = pa.string()
         elif self.votes:
             type_ = self.value.type

@@ -76,7 +76,7 @@ def _parameter(column: Column, largest: float) -> pa.DataType:
     to the type of the parameter, which therefore has more digits than the keys.
     """
     type_ = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if column.kind in ("text", "category"):
+    if column.traits.text:
         return pa.string()
     if column.kind == "vector":
         return pa.list_(pa.float64())

@@ -15,6 +15,7 @@ from qkv.core.formatting import memory_bytes
 from qkv.core.progress import Progress
 from qkv.core.untrusted_json import Fields
 from qkv.database.execute.aggregates import Values
+from qkv.database.execute.ask_options import AskDefaults
 from qkv.database.io.cell_notes import collect_notes, without_notes
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import iterate_tables, requested_columns, require_columns
@@ -41,10 +42,7 @@ def create_database(
     value: str,
     *,
     fold: bool,
-    score: str | None,
-    normalizer: str | None,
-    min_similarity: float | None,
-    max_distance: float | None,
+    defaults: AskDefaults,
     encoder: str | PathLike[str] | Encoder | None,
     backend: str,
     memory: int | str,
@@ -54,8 +52,8 @@ def create_database(
     storage_options: stores.StorageOptions = None,
 ) -> StoredDatabase:
     """Create a database on disk; see `Database.create` for the arguments."""
-    _check_name(score, parse_score)
-    _check_name(normalizer, parse_normalizer)
+    _check_name(defaults.score, parse_score)
+    _check_name(defaults.normalizer, parse_normalizer)
     memory_bytes(memory)
     place = stores.locate(path, storage_options)
     stores.require_free(place, backend)
@@ -84,15 +82,14 @@ def create_database(
         columns = encoding.schema(schema)
         # The rows that determine how vectors are compared are themselves appended below.
         encoded, pending = list(encoding.encode_tables(iter(pending[-1:]), progress)), []
-        if built.input_kind == "table" and score is None:
+        if built.input_kind == "table" and defaults.score is None:
             score, distance = _distance_defaults(encoding, encoded[0], value, fold, progress)
-            max_distance = distance if max_distance is None else max_distance
-        elif score is None and min_similarity is None:
-            min_similarity = _default_min_cosine(encoding, encoded[0])
+            distance = distance if defaults.max_distance is None else defaults.max_distance
+            defaults = defaults._replace(score=score, max_distance=distance)
+        elif defaults.score is None and defaults.min_similarity is None:
+            defaults = defaults._replace(min_similarity=_default_min_cosine(encoding, encoded[0]))
         attached[FILE] = pack(built)
-    settings: dict[str, object] = {"key": list(keys), "value": value, "fold": fold}
-    settings |= {"score": score, "normalizer": normalizer}
-    settings |= {"min_similarity": min_similarity, "max_distance": max_distance}
+    settings: dict[str, object] = {"key": list(keys), "value": value, "fold": fold, **defaults._asdict()}
     if encoding is not None:
         settings["encoder"] = encoding.record()
     done = sum(table.num_rows for table in encoded)
@@ -100,18 +97,7 @@ def create_database(
     store = stores.create(
         place, columns, metadata={_SETTINGS: settings}, backend=backend, attached=attached, tables=rows
     )
-    database = StoredDatabase(
-        store,
-        keys,
-        value,
-        fold=fold,
-        score=score,
-        normalizer=normalizer,
-        min_similarity=min_similarity,
-        max_distance=max_distance,
-        memory=memory,
-        encoding=encoding,
-    )
+    database = StoredDatabase(store, keys, value, fold=fold, defaults=defaults, memory=memory, encoding=encoding)
     database.cell_notes = tuple(notes)
     return database
 
@@ -146,16 +132,15 @@ def open_database(
             f"has no saved key and value, got None. Choose from the columns {', '.join(store.schema.names)}."
         )
     same_key = list(key_names(key, store.schema.names)) == saved.get("key")
-    names = ("score", "normalizer", "min_similarity", "max_distance")
-    defaults = {name: saved.get(name) if same_key else None for name in names}
+    defaults = AskDefaults(*[saved.get(name) if same_key else None for name in AskDefaults._fields])
     folded = bool(saved.get("fold", True)) if fold is None else fold
     workers = None
     if cluster is not None:
         from qkv.database.cluster.opening import open_cluster
 
         workers = open_cluster(cluster, damaged == "skip", storage_options)
-    options: dict[str, Any] = {"fold": folded, "memory": memory, "encoding": encoding, "cache": cache, **defaults}
-    return StoredDatabase(store, key, value, cluster=workers, **options)
+    options: dict[str, Any] = {"fold": folded, "defaults": defaults, "memory": memory, "encoding": encoding}
+    return StoredDatabase(store, key, value, cache=cache, cluster=workers, **options)
 
 
 def visible_columns(store: stores.Store) -> list[str]:

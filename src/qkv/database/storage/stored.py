@@ -21,7 +21,7 @@ from qkv.database.cluster.executor import ClusterExecutor
 from qkv.database.cluster.scheduler import Scheduler
 from qkv.database.cluster.task import StoreFragments
 from qkv.database.execute.aggregates import votes_by_kind
-from qkv.database.execute.ask_options import AskOptions
+from qkv.database.execute.ask_options import AskDefaults, AskOptions
 from qkv.database.execute.base import Executor
 from qkv.database.execute.code_scan import VectorCodes
 from qkv.database.execute.in_memory import InMemoryExecutor
@@ -42,6 +42,7 @@ from qkv.store import ArrowStore, Damage, ObjectPath, RemoteStore, StorageOption
 from qkv.store import copy as copy_store
 
 _EXAMPLES = 64
+_NO_DEFAULTS = AskDefaults()
 
 
 class StoredDatabase(Queryable):
@@ -55,7 +56,7 @@ class StoredDatabase(Queryable):
         store: the rows and their versions.
         key, value: names of the key columns and the value column.
         fold: whether texts are compared without regard to case.
-        score, normalizer, min_similarity, max_distance: the defaults of `ask`.
+        defaults: the defaults of `ask`.
         memory: the memory limit, in bytes or as text.
         encoding: encodes keys and queries as vectors; None: keys are compared unchanged.
         cache: whether what is chosen from 20,000 rows or more, such as bandwidths, is saved with the store.
@@ -85,10 +86,7 @@ class StoredDatabase(Queryable):
         value: str,
         *,
         fold: bool = True,
-        score: str | None = None,
-        normalizer: str | None = None,
-        min_similarity: float | None = None,
-        max_distance: float | None = None,
+        defaults: AskDefaults = _NO_DEFAULTS,
         memory: int | str = "512 MiB",
         encoding: Encoding | None = None,
         cache: bool = True,
@@ -101,8 +99,7 @@ class StoredDatabase(Queryable):
         self.value = value
         self.name = store.path.name
         self.fold = fold
-        self.score, self.normalizer = score, normalizer
-        self.min_similarity, self.max_distance = min_similarity, max_distance
+        self.score, self.normalizer, self.min_similarity, self.max_distance = self._defaults = defaults
         self.memory = memory_bytes(memory)
         self.cell_notes: tuple[str, ...] = ()
         require_columns(store.empty(self._visible), (*self.key, value), self.name)
@@ -380,12 +377,7 @@ class StoredDatabase(Queryable):
 
     def _over(self, store: Store) -> Self:
         """Return the same database over another store."""
-        return type(self)(store, self.key, self.value, **self._defaults, **self._settings)
-
-    @property
-    def _defaults(self) -> dict[str, Any]:
-        names = ("score", "normalizer", "min_similarity", "max_distance")
-        return {name: getattr(self, name) for name in names}
+        return type(self)(store, self.key, self.value, defaults=self._defaults, **self._settings)
 
     @property
     def _settings(self) -> dict[str, Any]:
@@ -470,7 +462,7 @@ class StoredDatabase(Queryable):
         row_bytes = 0
         for name in dict.fromkeys((*self._compared(vectors), self.value)):
             width = getattr(self.store.schema.field(name).type, "list_size", 1)
-            text = self._empty_column(name).kind in ("text", "category")
+            text = self._empty_column(name).traits.text
             # Numbers as read, standardized and projected; Python texts as read and folded.
             row_bytes += 200 if text else 4 * 8 * max(1, width)
         return len(self.store) * row_bytes > self.memory
