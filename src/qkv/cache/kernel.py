@@ -26,7 +26,7 @@ from qkv.core.arrays import cast, namespace
 from qkv.core.equation import BoundCall, TorchCall, apply_dropout, bind_call, masked_logits
 from qkv.core.guard import apply_weights
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, DType, Float, Num, Shaped, Tensor
+from qkv.core.typing import Array, DType, Float, KeyArray, Num, PairTensor, QueryArray, Shaped, Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.tile_loop import Limits, fully_masked, restrict_mask, row_weights
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size
@@ -260,7 +260,7 @@ def _is_plain(call: ChunkedCall) -> bool:
     return isinstance(call.score.form, ScaledProduct) and call.mask is None
 
 
-def _row_logits(call: ChunkedCall) -> Float[Tensor, "*batch q k"]:
+def _row_logits(call: ChunkedCall) -> PairTensor:
     """Return the logits of all queries and all keys, −inf where a key is masked."""
     query, score = typing.cast("Tensor", call.queries(call.tile.rows)), call.score
     if isinstance(
@@ -276,9 +276,7 @@ def _row_logits(call: ChunkedCall) -> Float[Tensor, "*batch q k"]:
     return logits if tuple(logits.shape[:-2]) == call.batch else logits.expand(*call.batch, *logits.shape[-2:])
 
 
-def _chunk_logits(
-    call: ChunkedCall, query: Num[Tensor, "*#batch q width"], n: int, cols: Limits
-) -> Float[Tensor, "*batch q k"]:
+def _chunk_logits(call: ChunkedCall, query: Num[Tensor, "*#batch q width"], n: int, cols: Limits) -> PairTensor:
     """Return the logits of all queries and the keys of chunk `n`, −inf where a key is masked."""
     tile, score = call.tile.restrict(call.tile.rows, cols), call.score
     coverage, mask = restrict_mask(call.mask, tile)
@@ -287,9 +285,7 @@ def _chunk_logits(
     if score.arrays():
         score = score.slice(slice(*tile.rows), slice(*cols))
 
-    def compare(
-        query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
-    ) -> Shaped[Array, "*#batch #q #k"]:
+    def compare(query: QueryArray, key: KeyArray, tile: Tile) -> Shaped[Array, "*#batch #q #k"]:
         form = score.form
         if not isinstance(form, Product):
             return score.logits(query, key, tile)

@@ -22,7 +22,7 @@ from qkv.cache.kernel import ChunkedTensor
 from qkv.core.arrays import accumulation_dtype, dtype_name
 from qkv.core.positions import Positions
 from qkv.core.tile import Centre, Tile
-from qkv.core.typing import Float, Int, Num, Tensor
+from qkv.core.typing import Float, Int, Num, OutputTensor, PairTensor, Tensor
 from qkv.kernels.runtime.tile_loop import row_weights
 from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.scores import Score
@@ -119,7 +119,7 @@ def attend_projected(
     score: Score,
     normalizer: Normalizer | None,
     reach: int,
-) -> tuple[Float[Tensor, "*batch q value_width"], ProjectedKeys] | None:
+) -> tuple[OutputTensor, ProjectedKeys] | None:
     """Return the output of queries at the end of their sequence and the projected keys, or None if not supported.
 
     Supported are finite data without a gradient, and scores without positions that project keys.
@@ -213,9 +213,7 @@ def _rows_from(key: ChunkedTensor, row: int) -> Num[Tensor, "*batch new width"]:
     return found[0] if len(found) == 1 else torch.cat(found, dim=-2)
 
 
-def _weighted_sum(
-    weights: Float[Tensor, "*batch q k"], value: ChunkedTensor, first: int, dtype: torch.dtype
-) -> Float[Tensor, "*batch q value_width"]:
+def _weighted_sum(weights: PairTensor, value: ChunkedTensor, first: int, dtype: torch.dtype) -> OutputTensor:
     """Return the sum of the values from row `first` on, times their weights."""
     output = None
     for n, (start, stop) in enumerate(value.ranges):

@@ -12,7 +12,7 @@ from qkv.core.head_widths import HeadWidths
 from qkv.core.map_batch import align_batch
 from qkv.core.positions import Positions
 from qkv.core.threefry import Seed
-from qkv.core.typing import Array, Float
+from qkv.core.typing import Array, Float, ValueArray
 from qkv.engine import Observation
 from qkv.errors import ShapeError
 from qkv.masks import Mask
@@ -40,7 +40,7 @@ class HeadShapes(HeadWidths):
 def attend_heads(
     query: Float[Array, "*#batch q width"],
     key: Float[Array, "*#batch k key_width"] | None,
-    value: Float[Array, "*#batch k value_width"] | None,
+    value: ValueArray | None,
     maps: tuple[Project, Project, Project, Project],
     shapes: HeadShapes,
     *,

@@ -28,7 +28,7 @@ from qkv.core.checks import check_choice
 from qkv.core.map_batch import align_batch
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float, Int
+from qkv.core.typing import Float, Int, PairArray
 from qkv.engine import attend, observe
 from qkv.errors import OptionError, ShapeError
 from qkv.masks import Mask
@@ -290,5 +290,5 @@ class _NoisyScore(PointwiseScore):
     score: Score
     inverse_temperature: float
 
-    def transform(self, logits: Float[Array, "*batch q k"], tile: Tile) -> Float[Array, "*batch q k"]:
+    def transform(self, logits: PairArray, tile: Tile) -> PairArray:
         return logits * self.inverse_temperature + tile.gumbel(logits, random.SAMPLE)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qkv.core.parts import array_field, delegates
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, Float
+from qkv.core.typing import Array, Bool, Float, PairArray
 from qkv.normalizers import Normalizer
 from qkv.normalizers.base import excluded
 from qkv.scores import PointwiseScore, Score
@@ -39,7 +39,7 @@ class MixedLogits(PointwiseScore):
     score: Score
     mix: Tensor | None = array_field("heads", "other_heads", default=None)
 
-    def transform(self, logits: Float[Array, "*batch q k"], tile: Tile) -> Float[Array, "*batch q k"]:
+    def transform(self, logits: PairArray, tile: Tile) -> PairArray:
         """Return the logits mixed by L across heads. Logits of −inf contribute nothing and stay −inf."""
         return _mix_heads(self.mix, logits, excluded(logits), -torch.inf)
 
@@ -54,7 +54,7 @@ class MixedWeights(Normalizer):
     online = False
     sums_to_one = False
 
-    def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
+    def weights(self, logits: PairArray, tile: Tile | None = None) -> PairArray:
         """Return the weights mixed by W across heads. A pair with logit −inf in a head has weight 0 in that head."""
         return _mix_heads(self.mix, self.normalizer.weights(logits, tile), excluded(logits), 0.0)
 

@@ -22,7 +22,7 @@ from qkv.core.checks import wrong_part
 from qkv.core.partial import PartialResult
 from qkv.core.parts import Part
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, Float
+from qkv.core.typing import Array, Bool, Float, OutputArray, PairArray, RowArray, ValueArray
 from qkv.errors import RefusedError
 
 __all__ = ["Normalizer", "Summary", "excluded", "require_normalizer"]
@@ -93,7 +93,7 @@ class Normalizer(Part, ABC):
         """Return a simpler normalizer with the same weights for rows of at most `k` keys, or this normalizer."""
         return self
 
-    def log_total(self, logits: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
+    def log_total(self, logits: PairArray) -> RowArray:
         """Return the log-sum-exp of each row of logits, `(*batch, q, 1)`.
 
         The base class raises a `RefusedError`; classes that define it set `log_sum_exp`.
@@ -105,12 +105,10 @@ class Normalizer(Part, ABC):
         return value_width + 2
 
     @abstractmethod
-    def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
+    def weights(self, logits: PairArray, tile: Tile | None = None) -> PairArray:
         """Return the weights of whole rows of logits, `(*batch, q, k)`."""
 
-    def support(
-        self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
-    ) -> Bool[Array, "*batch q k"]:
+    def support(self, logits: PairArray, weights: PairArray) -> Bool[Array, "*batch q k"]:
         """Return a boolean array that is True for the keys whose values contribute to the output.
 
         The default returns all keys that are not excluded.
@@ -119,11 +117,11 @@ class Normalizer(Part, ABC):
 
     # Kernels call these methods to find the few keys of a row that get weight without weighing the others.
 
-    def selection_logits(self, logits: Float[Array, "*batch q k"], tile: Tile) -> Float[Array, "*batch q k"]:
+    def selection_logits(self, logits: PairArray, tile: Tile) -> PairArray:
         """Return the rank by which candidate keys are selected: the logit, plus noise in stochastic normalizers."""
         return logits
 
-    def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"] | None:
+    def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> RowArray | None:
         """Return a lower bound of the ranks of keys with weight in each row, or None if every key may have weight.
 
         Classes that override this method set `has_threshold_bound`. Keys of a lower rank neither get weight nor change
@@ -139,9 +137,7 @@ class Normalizer(Part, ABC):
         """
         return None
 
-    def candidate_weights(
-        self, logits: Float[Array, "*batch q k"], ranks: Float[Array, "*batch q k"], tile: Tile
-    ) -> Float[Array, "*batch q k"]:
+    def candidate_weights(self, logits: PairArray, ranks: PairArray, tile: Tile) -> PairArray:
         """Return the weights of the candidate keys of each query.
 
         The candidates are in key order, and missing candidates have logits and ranks of −inf.
@@ -156,12 +152,7 @@ class Normalizer(Part, ABC):
         return logits
 
     def accumulate(
-        self,
-        logits: Float[Array, "*batch q k"],
-        value: Float[Array, "*#batch k value_width"],
-        tile: Tile,
-        dropout: float,
-        finite: bool,
+        self, logits: PairArray, value: ValueArray, tile: Tile, dropout: float, finite: bool
     ) -> PartialResult:
         """Return the partial result of a tile, computed from its values and the logits that `prepare` returned.
 
@@ -169,30 +160,26 @@ class Normalizer(Part, ABC):
         """
         raise self._needs_rows()
 
-    def finalize(
-        self, partial: PartialResult, tile: Tile, dropout: float
-    ) -> tuple[Float[Array, "*batch q value_width"], Summary]:
+    def finalize(self, partial: PartialResult, tile: Tile, dropout: float) -> tuple[OutputArray, Summary]:
         """Return the output `(*batch, q, value_width)`, and the summary from which `tile_weights` computes weights.
 
         `partial` is of the class that `accumulate` returns.
         """
         raise self._needs_rows()
 
-    def tile_weights(
-        self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
-    ) -> Float[Array, "*batch q k"]:
+    def tile_weights(self, logits: PairArray, summary: Summary, tile: Tile) -> PairArray:
         """Return the weights of a tile before dropout, from the logits that `prepare` returned and the summary."""
         raise self._needs_rows()
 
     def logit_gradient(
         self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        weight_gradient: Float[Array, "*batch q k"],
-        row_dot: Float[Array, "*batch q 1"],
+        logits: PairArray,
+        weights: PairArray,
+        weight_gradient: PairArray,
+        row_dot: RowArray,
         summary: Summary,
         tile: Tile,
-    ) -> Float[Array, "*batch q k"]:
+    ) -> PairArray:
         """Return the gradient of the loss with respect to the logits of a tile that `prepare` returned.
 
         It is 0 for normalizers that are not differentiable.
@@ -209,7 +196,7 @@ class Normalizer(Part, ABC):
             raise self._needs_rows()
         return namespace(logits).zeros_like(logits)
 
-    def array_gradients(self, summary: Summary, row_dot: Float[Array, "*batch q 1"]) -> tuple[Array | None, ...]:
+    def array_gradients(self, summary: Summary, row_dot: RowArray) -> tuple[Array | None, ...]:
         """Return one gradient per row for each array of the normalizer, or None for an array without a gradient.
 
         Gradients that flow through `prepare` are not included.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from qkv.core.arrays import dtype_name, is_array, library, namespace, where
 from qkv.core.function_part import FunctionPart, pad_axes
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float, Shaped
+from qkv.core.typing import Array, PairArray, Shaped
 from qkv.errors import KindError, ShapeError
 from qkv.normalizers.base import Normalizer, excluded
 
@@ -57,7 +57,7 @@ class Custom(FunctionPart, Normalizer):
     def validate(self) -> None:
         self.check_function("Pass a function of (logits, *parameters) that returns weights.")
 
-    def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
+    def weights(self, logits: PairArray, tile: Tile | None = None) -> PairArray:
         if logits.shape[-1] == 0:
             return logits
         if self.ranks and logits.ndim < self.ranks[0]:
@@ -69,7 +69,7 @@ class Custom(FunctionPart, Normalizer):
         weights = self._checked(self.function(where(empty, 0.0, logits), *self.parameters), logits)
         return where(out, 0.0, weights)
 
-    def _checked(self, weights: object, logits: Float[Array, "*batch q k"]) -> Shaped[Array, "*_"]:
+    def _checked(self, weights: object, logits: PairArray) -> Shaped[Array, "*_"]:
         if not is_array(weights) or library(weights) != library(logits):
             given = f"a {library(weights)} array" if is_array(weights) else f"type {type(weights).__name__}"
             raise KindError(

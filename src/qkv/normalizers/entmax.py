@@ -39,7 +39,7 @@ from qkv.core.arrays import (
 from qkv.core.partial import finite_shift, nonzero
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, Float
+from qkv.core.typing import Array, Bool, Float, PairArray, RowArray
 from qkv.normalizers.base import Normalizer, excluded
 
 __all__ = ["Entmax", "Entmax15", "Sparsemax"]
@@ -63,7 +63,7 @@ class SparseNormalizer(Normalizer):
     has_threshold_bound: ClassVar[bool] = True
 
     @abstractmethod
-    def threshold(self, z: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
+    def threshold(self, z: PairArray) -> RowArray:
         """Return the threshold τ of each row, `(*batch, q, 1)`.
 
         The elements of `z` are at least −2, and the largest of each row that has keys is 0.
@@ -75,7 +75,7 @@ class SparseNormalizer(Normalizer):
         assert self.power is not None
         return self.scale, self.power
 
-    def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
+    def weights(self, logits: PairArray, tile: Tile | None = None) -> PairArray:
         if logits.shape[-1] == 0:
             return logits
         xp, (scale, power) = namespace(logits), self.exponents()
@@ -98,7 +98,7 @@ class SparseNormalizer(Normalizer):
         unknown = xp.isnan(xp.sum(z, axis=-1, keepdims=True))
         return where(excluded(logits), 0.0, where(unknown, math.nan, weights))
 
-    def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"]:
+    def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> RowArray:
         xp, power = namespace(largest), self.power
         assert power is not None
         while (half := largest.shape[-1] // 2) >= _BOUND_GROUPS:
@@ -120,9 +120,7 @@ class SparseNormalizer(Normalizer):
         slack: Array = 16 * xp.finfo(largest.dtype).eps * (1 + xp.abs(maximum))
         return tau / self.scale + maximum - slack
 
-    def support(
-        self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
-    ) -> Bool[Array, "*batch q k"]:
+    def support(self, logits: PairArray, weights: PairArray) -> Bool[Array, "*batch q k"]:
         return weights != 0
 
 
@@ -139,10 +137,10 @@ class Sparsemax(SparseNormalizer):
     power = 1
     scale = 1.0
 
-    def threshold(self, z: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
+    def threshold(self, z: PairArray) -> RowArray:
         """Return the threshold τ of each row: the largest (Σ z − 1) / n over the n largest z, for any n."""
 
-        def of_sorted(z: Float[Array, "*batch q n"], count: Float[Array, " n"]) -> Float[Array, "*batch q 1"]:
+        def of_sorted(z: Float[Array, "*batch q n"], count: Float[Array, " n"]) -> RowArray:
             return row_max((namespace(z).cumulative_sum(z, axis=-1) - 1) / count)
 
         return _by_sorting(z, of_sorted, self.power)
@@ -161,13 +159,13 @@ class Entmax15(SparseNormalizer):
     power = 2
     scale = 0.5
 
-    def threshold(self, z: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
+    def threshold(self, z: PairArray) -> RowArray:
         """Return the threshold τ_k of each row, for the largest k at which τ_k is at most the k-th largest z.
 
         τ_k = mean − √((1 − Σ(z − mean)²) / k), where the mean and the sum are over the k largest z.
         """
 
-        def of_sorted(z: Float[Array, "*batch q n"], count: Float[Array, " n"]) -> Float[Array, "*batch q 1"]:
+        def of_sorted(z: Float[Array, "*batch q n"], count: Float[Array, " n"]) -> RowArray:
             xp = namespace(z)
             mean = xp.cumulative_sum(z, axis=-1) / count
             spread = xp.cumulative_sum(z * z, axis=-1) - count * mean * mean
@@ -185,10 +183,8 @@ _FIRST_KEYS = (16, 64)
 
 
 def _by_sorting(
-    z: Float[Array, "*batch q k"],
-    of_sorted: Callable[[Float[Array, "*batch q n"], Float[Array, " n"]], Float[Array, "*batch q 1"]],
-    power: float,
-) -> Float[Array, "*batch q 1"]:
+    z: PairArray, of_sorted: Callable[[Float[Array, "*batch q n"], Float[Array, " n"]], RowArray], power: float
+) -> RowArray:
     """Return the threshold of each row by a function of its elements in descending order and of their counts."""
     ordered = namespace(z).sort(z, axis=-1, descending=True)
     count = cast(arange(z, 1, ordered.shape[-1] + 1), z.dtype)
@@ -201,9 +197,7 @@ def _by_sorting(
     return _newton_step(ordered, tau, power) if is_ndarray(ordered) else tau
 
 
-def _newton_step(
-    z: Float[Array, "*batch q n"], tau: Float[Array, "*batch q 1"], power: Float[Array, "*_"] | float
-) -> Float[Array, "*batch q 1"]:
+def _newton_step(z: Float[Array, "*batch q n"], tau: RowArray, power: Float[Array, "*_"] | float) -> RowArray:
     """Return a threshold after one Newton step towards weights that sum to 1."""
     xp, (masses, slopes) = namespace(z), _masses(z, tau, power)
     excess = xp.sum(masses, axis=-1, keepdims=True) - 1
@@ -265,19 +259,19 @@ class Entmax(SparseNormalizer):
         alpha = expand_to_pairs(self.alpha)
         return alpha - 1, 1 / (alpha - 1)
 
-    def threshold(self, z: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
+    def threshold(self, z: PairArray) -> RowArray:
         """Return the threshold τ of each row, found by a search."""
         power = self.exponents()[1]
         return _threshold(z, stop_gradient(power) if is_array(power) else power)[0]
 
-    def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
+    def weights(self, logits: PairArray, tile: Tile | None = None) -> PairArray:
         """Return the weights max(0, z − τ)^p of whole rows, where z = (α − 1)(l − max l) and p = 1 / (α − 1)."""
         weights = super().weights(logits, tile)
         # For α > 2 rounding of τ changes small weights by more than the precision of the sum.
         total = nonzero(namespace(weights).sum(weights, axis=-1, keepdims=True))
         return where(weights == 0, 0.0, weights / total)
 
-    def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"]:
+    def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> RowArray:
         """Return a lower bound of the logits of keys with weight in each row, from the maxima of groups of keys.
 
         The τ of a subset of the keys is a lower bound of the τ of all keys.
@@ -292,17 +286,15 @@ class Entmax(SparseNormalizer):
         return where(maximum == -xp.inf, math.nan, tau / (alpha - 1) + maximum - slack)
 
 
-def _above(
-    z: Float[Array, "*batch q k"], tau: Float[Array, "*batch q 1"]
-) -> tuple[Float[Array, "*batch q k"], Bool[Array, "*batch q k"]]:
+def _above(z: PairArray, tau: RowArray) -> tuple[PairArray, Bool[Array, "*batch q k"]]:
     """Return z − τ where it is positive and 1 elsewhere, whose powers have finite gradients, and where it is."""
     inside = z > tau
     return where(inside, z - tau, 1.0), inside
 
 
 def _masses(
-    z: Float[Array, "*batch q k"], tau: Float[Array, "*batch q 1"], power: Float[Array, "*_"] | float
-) -> tuple[Float[Array, "*batch q k"], Callable[[], Float[Array, "*batch q k"]]]:
+    z: PairArray, tau: RowArray, power: Float[Array, "*_"] | float
+) -> tuple[PairArray, Callable[[], PairArray]]:
     """Return max(0, z − τ)^p, and a function that returns its derivative p · max(0, z − τ)^(p − 1)."""
     if is_ndarray(z) and not is_array(power) and power in (1, 2):  # without a gradient
         above = np.maximum(z - tau, 0)
@@ -311,9 +303,7 @@ def _masses(
     return where(inside, above**power, 0.0), lambda: where(inside, power * above ** (power - 1), 0.0)
 
 
-def _threshold(
-    z: Float[Array, "*batch q k"], power: Float[Array, "*_"] | float, steps: int | None = None
-) -> tuple[Float[Array, "*batch q 1"], Float[Array, "*batch q 1"]]:
+def _threshold(z: PairArray, power: Float[Array, "*_"] | float, steps: int | None = None) -> tuple[RowArray, RowArray]:
     """Return the threshold τ of each row, and a lower bound of it, found by Newton steps and bisection.
 
     τ is in [−1, −k^(−1/p)]. Newton steps on ‖max(0, z − τ)‖_p, which is convex for p ≥ 1, converge from below; each

@@ -21,7 +21,7 @@ from qkv.core.arrays import cast, namespace, row_max
 from qkv.core.partial import PartialResult, TopKeys
 from qkv.core.parts import array_field, delegates
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, Float
+from qkv.core.typing import Array, Bool, Float, OutputArray, PairArray, RowArray, ValueArray
 from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer, Summary
 from qkv.normalizers.selection import is_selected, select_top, top_keys_of_tile, weigh_top_keys
@@ -38,54 +38,39 @@ class OneHot(Normalizer):
     has_threshold_bound: ClassVar[bool] = True
     differentiable: ClassVar[bool] = False
 
-    def perturb(self, logits: Float[Array, "*batch q k"], tile: Tile | None) -> Float[Array, "*batch q k"]:
+    def perturb(self, logits: PairArray, tile: Tile | None) -> PairArray:
         """Return the rank of each key: the logit that `prepare` returned, to which stochastic normalizers add noise."""
         return logits
 
-    def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
+    def weights(self, logits: PairArray, tile: Tile | None = None) -> PairArray:
         """Return weight 1 for the key of highest rank in each row, or NaN if its logit is NaN, and 0 for other keys."""
         return self._one(self.prepare(logits), select_top(self.perturb(self.prepare(logits), tile), 1))
 
-    def support(
-        self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
-    ) -> Bool[Array, "*batch q k"]:
+    def support(self, logits: PairArray, weights: PairArray) -> Bool[Array, "*batch q k"]:
         return weights != 0
 
-    def selection_logits(self, logits: Float[Array, "*batch q k"], tile: Tile) -> Float[Array, "*batch q k"]:
+    def selection_logits(self, logits: PairArray, tile: Tile) -> PairArray:
         return self.perturb(self.prepare(logits), tile)
 
-    def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"]:
+    def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> RowArray:
         """Return the largest rank of each row, because only the key with this rank gets weight."""
         return row_max(largest)
 
-    def candidate_weights(
-        self, logits: Float[Array, "*batch q k"], ranks: Float[Array, "*batch q k"], tile: Tile
-    ) -> Float[Array, "*batch q k"]:
+    def candidate_weights(self, logits: PairArray, ranks: PairArray, tile: Tile) -> PairArray:
         return self._one(self.prepare(logits), select_top(ranks, 1))
 
-    def accumulate(
-        self,
-        logits: Float[Array, "*batch q k"],
-        value: Float[Array, "*#batch k value_width"],
-        tile: Tile,
-        dropout: float,
-        finite: bool,
-    ) -> TopKeys:
+    def accumulate(self, logits: PairArray, value: ValueArray, tile: Tile, dropout: float, finite: bool) -> TopKeys:
         return top_keys_of_tile(self.perturb(logits, tile), logits, value, tile, 1)
 
-    def finalize(
-        self, partial: PartialResult, tile: Tile, dropout: float
-    ) -> tuple[Float[Array, "*batch q value_width"], Summary]:
+    def finalize(self, partial: PartialResult, tile: Tile, dropout: float) -> tuple[OutputArray, Summary]:
         assert isinstance(partial, TopKeys)
         weights = self._one(partial.logit, partial.rank != -namespace(partial.rank).inf)
         return weigh_top_keys(weights, partial, tile, dropout), (partial.index,)
 
-    def tile_weights(
-        self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
-    ) -> Float[Array, "*batch q k"]:
+    def tile_weights(self, logits: PairArray, summary: Summary, tile: Tile) -> PairArray:
         return self._one(logits, is_selected(summary[0], logits, tile))
 
-    def _one(self, logits: Float[Array, "*batch q k"], chosen: Bool[Array, "*batch q k"]) -> Float[Array, "*batch q k"]:
+    def _one(self, logits: PairArray, chosen: Bool[Array, "*batch q k"]) -> PairArray:
         xp = namespace(logits)
         one = cast(chosen, logits.dtype)
         return xp.where(chosen & xp.isnan(logits), one + xp.nan, one)
@@ -130,7 +115,7 @@ class Sample(OneHot):
         """The softmax from which keys are sampled."""
         return Softmax(self.temperature)
 
-    def perturb(self, logits: Float[Array, "*batch q k"], tile: Tile | None) -> Float[Array, "*batch q k"]:
+    def perturb(self, logits: PairArray, tile: Tile | None) -> PairArray:
         """Return the rank of each key: the logit that `prepare` returned, plus Gumbel noise."""
         if tile is None:
             raise OptionError(

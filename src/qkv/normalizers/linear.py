@@ -22,7 +22,7 @@ from qkv.core.guard import apply_weights
 from qkv.core.partial import PartialResult, WeightedSums, nonzero
 from qkv.core.parts import array_field, expand_to_pairs
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, Float
+from qkv.core.typing import Array, Bool, Float, OutputArray, PairArray, RowArray, ValueArray
 from qkv.errors import NegativeScoreError
 from qkv.normalizers.base import Normalizer, Summary, excluded
 
@@ -38,26 +38,19 @@ class LinearNormalizer(Normalizer):
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Return the unnormalized weight of each key, which is 0 for excluded keys."""
 
-    def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
+    def weights(self, logits: PairArray, tile: Tile | None = None) -> PairArray:
         """Return `mass(logits)`, divided by its sum in each row if `divides` is True; rows with sum 0 get weights 0."""
         mass = self.mass(self.prepare(logits))
         return _share(mass, namespace(mass).sum(mass, axis=-1, keepdims=True)) if self.divides else mass
 
     def accumulate(
-        self,
-        logits: Float[Array, "*batch q k"],
-        value: Float[Array, "*#batch k value_width"],
-        tile: Tile,
-        dropout: float,
-        finite: bool,
+        self, logits: PairArray, value: ValueArray, tile: Tile, dropout: float, finite: bool
     ) -> WeightedSums:
         mass = self.mass(logits)
         weighted = apply_weights(apply_dropout(mass, tile, dropout), value, lambda: self.support(logits, mass), finite)
         return WeightedSums(namespace(mass).sum(mass, axis=-1, keepdims=True), weighted)
 
-    def finalize(
-        self, partial: PartialResult, tile: Tile, dropout: float
-    ) -> tuple[Float[Array, "*batch q value_width"], Summary]:
+    def finalize(self, partial: PartialResult, tile: Tile, dropout: float) -> tuple[OutputArray, Summary]:
         """Return the output, and the sum of the unnormalized weights as the summary if `divides` is True.
 
         The output is the weighted sum of the values, divided by this sum if `divides` is True.
@@ -67,24 +60,22 @@ class LinearNormalizer(Normalizer):
             return partial.weighted, ()
         return _share(partial.weighted, partial.total), (partial.total,)
 
-    def tile_weights(
-        self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
-    ) -> Float[Array, "*batch q k"]:
+    def tile_weights(self, logits: PairArray, summary: Summary, tile: Tile) -> PairArray:
         return _share(self.mass(logits), summary[0]) if self.divides else self.mass(logits)
 
-    def slope(self, weights: Float[Array, "*batch q k"]) -> Float[Array, "*batch q k"] | None:
+    def slope(self, weights: PairArray) -> PairArray | None:
         """Return the derivative of each element of `mass`, given weights that are not divided; None: 1."""
         return None
 
     def logit_gradient(
         self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        weight_gradient: Float[Array, "*batch q k"],
-        row_dot: Float[Array, "*batch q 1"],
+        logits: PairArray,
+        weights: PairArray,
+        weight_gradient: PairArray,
+        row_dot: RowArray,
         summary: Summary,
         tile: Tile,
-    ) -> Float[Array, "*batch q k"]:
+    ) -> PairArray:
         """Return g times the slope, or (g − Σ w g) / Σ s where the scores s are divided by their sum.
 
         g is the gradient with respect to the weights w. Excluded keys get 0.
@@ -99,7 +90,7 @@ class LinearNormalizer(Normalizer):
         return where(empty, 0.0, gradient if slope is None else gradient * slope)
 
 
-def _share(part: Float[Array, "*batch q n"], total: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q n"]:
+def _share(part: Float[Array, "*batch q n"], total: RowArray) -> Float[Array, "*batch q n"]:
     # Filling with 0, besides the division by 1, makes the gradient of a row without keys 0 too.
     return where(total == 0, 0.0, part / nonzero(total))
 
@@ -157,9 +148,7 @@ class Sum(LinearNormalizer):
             )
         return where(negative, math.nan, mass)
 
-    def support(
-        self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
-    ) -> Bool[Array, "*batch q k"]:
+    def support(self, logits: PairArray, weights: PairArray) -> Bool[Array, "*batch q k"]:
         return weights != 0
 
 
@@ -210,5 +199,5 @@ class Sigmoid(LinearNormalizer):
         """Return the sigmoid of each logit, and 0 for −inf."""
         return sigmoid(logits)
 
-    def slope(self, weights: Float[Array, "*batch q k"]) -> Float[Array, "*batch q k"]:
+    def slope(self, weights: PairArray) -> PairArray:
         return weights * (1 - weights)

@@ -10,12 +10,12 @@ from qkv.core.equation import apply_dropout
 from qkv.core.ordering import index_mask, top_k_indices, top_k_mask
 from qkv.core.partial import TopKeys
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, Float, Int, Num
+from qkv.core.typing import Array, Bool, Float, Int, Num, OutputArray, PairArray, ValueArray
 
 __all__ = ["is_selected", "select_top", "top_keys_of_tile", "weigh_top_keys"]
 
 
-def select_top(rank: Float[Array, "*batch q k"], count: int) -> Bool[Array, "*batch q k"]:
+def select_top(rank: PairArray, count: int) -> Bool[Array, "*batch q k"]:
     """Return a boolean array that is True for the `count` keys with the highest rank in each row.
 
     Keys of rank −inf are not selected.
@@ -30,13 +30,7 @@ def select_top(rank: Float[Array, "*batch q k"], count: int) -> Bool[Array, "*ba
     return top_k_mask(rank, count) & (rank != -namespace(rank).inf)
 
 
-def top_keys_of_tile(
-    rank: Float[Array, "*batch q k"],
-    logits: Float[Array, "*batch q k"],
-    value: Float[Array, "*#batch k value_width"],
-    tile: Tile,
-    count: int,
-) -> TopKeys:
+def top_keys_of_tile(rank: PairArray, logits: PairArray, value: ValueArray, tile: Tile, count: int) -> TopKeys:
     """Return a `TopKeys` with the `count` keys of a tile that have the highest rank for each query.
 
     If the tile has fewer keys, the result is padded with −inf.
@@ -66,7 +60,7 @@ def weigh_top_keys(
     tile: Tile,
     dropout: float,
     read: Bool[Array, "*batch q n"] | None = None,
-) -> Float[Array, "*batch q value_width"]:
+) -> OutputArray:
     """Return the output of each query, Σ w v over its selected keys, with dropout applied to the weights.
 
     `read` is True for keys whose values are included; None: keys with non-zero weight.

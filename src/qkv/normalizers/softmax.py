@@ -33,7 +33,7 @@ from qkv.core.guard import apply_weights
 from qkv.core.partial import ExponentialSums, PartialResult, finite_shift, nonzero
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float
+from qkv.core.typing import Array, Float, OutputArray, PairArray, RowArray, ValueArray
 from qkv.normalizers.base import Normalizer, Summary, excluded
 
 __all__ = ["Softmax"]
@@ -85,7 +85,7 @@ class Softmax(Normalizer):
         """Whether the weights of each row sum to 1, which is true without a sink."""
         return self.sink is None
 
-    def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
+    def weights(self, logits: PairArray, tile: Tile | None = None) -> PairArray:
         """Return the weights e^(l − m) / Σ e^(l − m) of whole rows, where m is the maximum of the row.
 
         l is the logit divided by the temperature. A sink is included in the maximum and in the sum.
@@ -103,7 +103,7 @@ class Softmax(Normalizer):
         total = nonzero(total)
         return np.divide(e, np.asarray(total), out=e) if is_ndarray(e) else e / total
 
-    def log_total(self, logits: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
+    def log_total(self, logits: PairArray) -> RowArray:
         """Return the log-sum-exp of each row, log Σ e^(l / T), including the sink if there is one.
 
         The result is −inf for a row without keys and sink.
@@ -120,20 +120,13 @@ class Softmax(Normalizer):
         return where(out, -math.inf, where(out, 0.0, logits) / expand_to_pairs(self.temperature))
 
     def accumulate(
-        self,
-        logits: Float[Array, "*batch q k"],
-        value: Float[Array, "*#batch k value_width"],
-        tile: Tile,
-        dropout: float,
-        finite: bool,
+        self, logits: PairArray, value: ValueArray, tile: Tile, dropout: float, finite: bool
     ) -> ExponentialSums:
         return ExponentialSums.accumulate(
             logits, lambda e: apply_weights(apply_dropout(e, tile, dropout), value, lambda: ~excluded(logits), finite)
         )
 
-    def finalize(
-        self, partial: PartialResult, tile: Tile, dropout: float
-    ) -> tuple[Float[Array, "*batch q value_width"], Summary]:
+    def finalize(self, partial: PartialResult, tile: Tile, dropout: float) -> tuple[OutputArray, Summary]:
         """Return the output, and as the summary the maximum m and the sum Σ e^(l − m) of each row.
 
         The log-sum-exp, which combines both, would lose digits for large m.
@@ -144,25 +137,23 @@ class Softmax(Normalizer):
         output, total = partial.finalize(None if self.sink is None else shift, self._sink_mass(shift))
         return output, (shift, total)
 
-    def tile_weights(
-        self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
-    ) -> Float[Array, "*batch q k"]:
+    def tile_weights(self, logits: PairArray, summary: Summary, tile: Tile) -> PairArray:
         """Return the weights e^(l − m) / Σ e^(l − m) of a tile; the summary holds m and the sum."""
         return namespace(logits).exp(logits - summary[0]) / nonzero(summary[1])
 
     def logit_gradient(
         self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        weight_gradient: Float[Array, "*batch q k"],
-        row_dot: Float[Array, "*batch q 1"],
+        logits: PairArray,
+        weights: PairArray,
+        weight_gradient: PairArray,
+        row_dot: RowArray,
         summary: Summary,
         tile: Tile,
-    ) -> Float[Array, "*batch q k"]:
+    ) -> PairArray:
         """Return the gradient with respect to the logits, w (g − Σ w g), with weights w and their gradient g."""
         return weights * (weight_gradient - row_dot)
 
-    def array_gradients(self, summary: Summary, row_dot: Float[Array, "*batch q 1"]) -> tuple[Array | None, ...]:
+    def array_gradients(self, summary: Summary, row_dot: RowArray) -> tuple[Array | None, ...]:
         """Return None for the temperature and one gradient per row for the sink, each only if it is an array.
 
         The gradient of the temperature is not included, because it flows through `prepare`.
@@ -176,9 +167,7 @@ class Softmax(Normalizer):
             gradients.append(-xp.exp(expand_to_pairs(self.sink) - summary[0]) / nonzero(summary[1]) * row_dot)
         return tuple(gradients)
 
-    def _exponentials(
-        self, logits: Float[Array, "*batch q k"]
-    ) -> tuple[Float[Array, "*batch q k"], Float[Array, "*batch q 1"], Float[Array, "*batch q 1"]]:
+    def _exponentials(self, logits: PairArray) -> tuple[PairArray, RowArray, RowArray]:
         xp = namespace(logits)
         if is_ndarray(logits) and self.sink is None and 0 < logits.shape[-1] <= _FEW_KEYS:
             with ignore_numpy_warnings():
@@ -195,10 +184,10 @@ class Softmax(Normalizer):
             e = xp.exp(where(excluded(logits), -math.inf, logits) - shift)
         return e, xp.sum(e, axis=-1, keepdims=True) + self._sink_mass(shift), shift
 
-    def _sink_mass(self, shift: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 1"] | float:
+    def _sink_mass(self, shift: RowArray) -> RowArray | float:
         return 0.0 if self.sink is None else namespace(shift).exp(expand_to_pairs(self.sink) - shift)
 
-    def _shift(self, maximum: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 1"]:
+    def _shift(self, maximum: RowArray) -> RowArray:
         if self.sink is not None:
             xp = namespace(maximum)
             sink = expand_to_pairs(self.sink)
@@ -207,7 +196,7 @@ class Softmax(Normalizer):
 
 
 @cache
-def _jax_softmax() -> Callable[[Float[Array, "*batch q k"]], Float[Array, "*batch q k"]]:
+def _jax_softmax() -> Callable[[PairArray], PairArray]:
     """Return the softmax of rows in JAX, 0 in rows of −inf, whose derivative needs the weights alone."""
     import jax
     import jax.numpy as jnp

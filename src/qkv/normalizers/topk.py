@@ -16,7 +16,7 @@ from qkv.core.ordering import kth_largest, top_k_mask
 from qkv.core.partial import PartialResult, TopKeys
 from qkv.core.parts import delegates, require_positive_integer
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, Float
+from qkv.core.typing import Array, Bool, Float, OutputArray, PairArray, RowArray, ValueArray
 from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer, Summary
 from qkv.normalizers.selection import is_selected, top_keys_of_tile, weigh_top_keys
@@ -87,15 +87,13 @@ class TopK(Normalizer):
     def simplify(self, k: int) -> Normalizer:
         return self.normalizer if k <= self.k else self
 
-    def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
+    def weights(self, logits: PairArray, tile: Tile | None = None) -> PairArray:
         return self.normalizer.weights(_mask_others(logits, top_k_mask(logits, self.k)), tile)
 
-    def support(
-        self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
-    ) -> Bool[Array, "*batch q k"]:
+    def support(self, logits: PairArray, weights: PairArray) -> Bool[Array, "*batch q k"]:
         return self.normalizer.support(_mask_others(logits, top_k_mask(logits, self.k)), weights)
 
-    def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"] | None:
+    def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> RowArray | None:
         """Return a lower bound of the k-th largest logit of each row, from the maxima of groups of keys.
 
         The result is None if the inner normalizer samples or selects keys, because it then depends on their indices.
@@ -110,19 +108,10 @@ class TopK(Normalizer):
             largest = xp.maximum(largest[..., :half], largest[..., half : 2 * half])
         return kth_largest(largest, self.k)
 
-    def accumulate(
-        self,
-        logits: Float[Array, "*batch q k"],
-        value: Float[Array, "*#batch k value_width"],
-        tile: Tile,
-        dropout: float,
-        finite: bool,
-    ) -> TopKeys:
+    def accumulate(self, logits: PairArray, value: ValueArray, tile: Tile, dropout: float, finite: bool) -> TopKeys:
         return top_keys_of_tile(logits, logits, value, tile, self.k)
 
-    def finalize(
-        self, partial: PartialResult, tile: Tile, dropout: float
-    ) -> tuple[Float[Array, "*batch q value_width"], Summary]:
+    def finalize(self, partial: PartialResult, tile: Tile, dropout: float) -> tuple[OutputArray, Summary]:
         """Return the output, and a summary that starts with the indices of the kept keys of each query.
 
         The inner normalizer computes the weights and the remaining elements of the summary.
@@ -140,30 +129,28 @@ class TopK(Normalizer):
         output = weigh_top_keys(weights, partial, tile, dropout, read)
         return output, (partial.index, *(x[..., 0, :] for x in summary))
 
-    def tile_weights(
-        self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
-    ) -> Float[Array, "*batch q k"]:
+    def tile_weights(self, logits: PairArray, summary: Summary, tile: Tile) -> PairArray:
         masked = _mask_others(logits, is_selected(summary[0], logits, tile))
         return self.normalizer.tile_weights(masked, summary[1:], tile)
 
     def logit_gradient(
         self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        weight_gradient: Float[Array, "*batch q k"],
-        row_dot: Float[Array, "*batch q 1"],
+        logits: PairArray,
+        weights: PairArray,
+        weight_gradient: PairArray,
+        row_dot: RowArray,
         summary: Summary,
         tile: Tile,
-    ) -> Float[Array, "*batch q k"]:
+    ) -> PairArray:
         selected = is_selected(summary[0], logits, tile)
         gradient = self.normalizer.logit_gradient(
             _mask_others(logits, selected), weights, weight_gradient, row_dot, summary[1:], tile
         )
         return where(selected, gradient, 0.0)
 
-    def array_gradients(self, summary: Summary, row_dot: Float[Array, "*batch q 1"]) -> tuple[Array | None, ...]:
+    def array_gradients(self, summary: Summary, row_dot: RowArray) -> tuple[Array | None, ...]:
         return self.normalizer.array_gradients(summary[1:], row_dot)
 
 
-def _mask_others(logits: Float[Array, "*batch q k"], selected: Bool[Array, "*batch q k"]) -> Float[Array, "*batch q k"]:
+def _mask_others(logits: PairArray, selected: Bool[Array, "*batch q k"]) -> PairArray:
     return where(selected, logits, -math.inf)

@@ -34,7 +34,7 @@ from qkv.core.arrays import (
 )
 from qkv.core.axes import Axes
 from qkv.core.tile import Centre
-from qkv.core.typing import Array, Num, Shaped
+from qkv.core.typing import Array, KeyArray, Num, QueryArray, Shaped
 from qkv.errors import RefusedError
 from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.plan.cache import SpecFields
@@ -57,13 +57,7 @@ _FEW_COLUMNS = 8
 float32 took another for the nearest one in a tenth of all queries, of two coordinates in one of 2,000."""
 
 
-def lift_suffices(
-    score: Score,
-    query: Num[Array, "*#batch q query_width"],
-    key: Num[Array, "*#batch k key_width"],
-    centre: Centre = None,
-    cheap: bool = False,
-) -> Any:
+def lift_suffices(score: Score, query: QueryArray, key: KeyArray, centre: Centre = None, cheap: bool = False) -> Any:
     """Return whether the lift of a score is accurate for arrays, as a bool, or an array if they are traced.
 
     Args:

@@ -17,7 +17,7 @@ from qkv.core.arrays import namespace, zeros
 from qkv.core.parts import Part
 from qkv.core.printable import html_table
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, Float, Int, Num
+from qkv.core.typing import Array, Bool, Float, Int, Num, PairArray
 from qkv.normalizers.base import Normalizer
 
 __all__ = ["Readout", "ReduceOp", "Reduction", "Result", "across_keys", "flatten", "unflatten"]
@@ -150,13 +150,7 @@ class Readout(Part, ABC):
         return math.prod(tile.batch) * self.element_count(tile.q_total, tile.k_total)
 
     @abstractmethod
-    def read(
-        self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        normalizer: Normalizer,
-        tile: Tile,
-    ) -> Result:
+    def read(self, logits: PairArray, weights: PairArray, normalizer: Normalizer, tile: Tile) -> Result:
         """Compute the quantity for a tile, and return it as an array or a named tuple of arrays.
 
         Args:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from qkv.core.arrays import namespace
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float
+from qkv.core.typing import Array, Float, PairArray
 from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Reduction
 
@@ -32,11 +32,7 @@ class ColumnSum(Readout):
         return 2 * k
 
     def read(
-        self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        normalizer: Normalizer,
-        tile: Tile,
+        self, logits: PairArray, weights: PairArray, normalizer: Normalizer, tile: Tile
     ) -> Float[Array, "*batch k"]:
         return namespace(weights).sum(weights, axis=-2)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float
+from qkv.core.typing import PairArray
 from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Reduction
 
@@ -29,13 +29,7 @@ class Dense(Readout):
     def element_count(self, q: int, k: int) -> int:
         return q * k
 
-    def read(
-        self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        normalizer: Normalizer,
-        tile: Tile,
-    ) -> Float[Array, "*batch q k"]:
+    def read(self, logits: PairArray, weights: PairArray, normalizer: Normalizer, tile: Tile) -> PairArray:
         return weights
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from qkv.core.arrays import namespace
 from qkv.core.partial import nonzero
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float
+from qkv.core.typing import Array, Float, PairArray
 from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout
 
@@ -35,11 +35,7 @@ class Entropy(Readout):
     reduce_op = "add"
 
     def read(
-        self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        normalizer: Normalizer,
-        tile: Tile,
+        self, logits: PairArray, weights: PairArray, normalizer: Normalizer, tile: Tile
     ) -> Float[Array, "*batch q"]:
         """Return −Σ w log w over the keys of the tile for each query, with 0 log 0 = 0."""
         xp = namespace(weights)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from qkv.core.arrays import namespace
 from qkv.core.parts import delegates, require_indices
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float
+from qkv.core.typing import PairArray
 from qkv.errors import KindError, ShapeError
 from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Result, flatten, unflatten
@@ -76,13 +76,7 @@ class Heads(Readout):
         count = self.readout.element_count(tile.q_total, tile.k_total)
         return math.prod(tile.batch[:-1]) * len(self.heads) * count
 
-    def read(
-        self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        normalizer: Normalizer,
-        tile: Tile,
-    ) -> Result:
+    def read(self, logits: PairArray, weights: PairArray, normalizer: Normalizer, tile: Tile) -> Result:
         results = []
         for head in self.heads:
             n = head % weights.shape[-3]

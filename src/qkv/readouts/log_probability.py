@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from qkv.core.arrays import namespace, where
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float
+from qkv.core.typing import Array, Float, PairArray
 from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Reduction, across_keys
 
@@ -50,13 +50,7 @@ class LogProbability(Readout):
         """Return 3 q, for the logit of the sampled key, the log-sum-exp and their difference."""
         return 3 * q
 
-    def read(
-        self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        normalizer: Normalizer,
-        tile: Tile,
-    ) -> _SampledWeights:
+    def read(self, logits: PairArray, weights: PairArray, normalizer: Normalizer, tile: Tile) -> _SampledWeights:
         """Return the logit of each query's sampled key, or 0 if it is outside the tile, and the tile's log-sum-exp."""
         assert normalizer.distribution is not None
         drawn = where(weights != 0, normalizer.distribution.prepare(logits), 0.0)

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float
+from qkv.core.typing import Array, Float, PairArray
 from qkv.normalizers.base import Normalizer
 from qkv.normalizers.softmax import Softmax
 from qkv.readouts.base import Readout
@@ -39,11 +39,7 @@ class LogSumExp(Readout):
     initial = -math.inf
 
     def read(
-        self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        normalizer: Normalizer,
-        tile: Tile,
+        self, logits: PairArray, weights: PairArray, normalizer: Normalizer, tile: Tile
     ) -> Float[Array, "*batch q"]:
         """Return the log-sum-exp of each query over the keys of the tile.
 

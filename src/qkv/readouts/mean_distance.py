@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from qkv.core.arrays import cast, namespace
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float
+from qkv.core.typing import Array, Float, PairArray
 from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout
 
@@ -45,11 +45,7 @@ class MeanDistance(Readout):
         tile.offset()
 
     def read(
-        self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        normalizer: Normalizer,
-        tile: Tile,
+        self, logits: PairArray, weights: PairArray, normalizer: Normalizer, tile: Tile
     ) -> Float[Array, "*batch q"]:
         """Return Σ w |p_i − p_j| over the keys j of the tile for each query i, where p are positions."""
         xp = namespace(weights)

@@ -15,7 +15,7 @@ from qkv.core.arrays import asarray_like
 from qkv.core.checks import check_choice
 from qkv.core.parts import require_positive_integer
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float
+from qkv.core.typing import Array, Float, PairArray
 from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Reduction
 from qkv.readouts.cells import cell_lengths, cell_range, pool_cells
@@ -70,11 +70,7 @@ class PooledMap(Readout):
         return min(self.size, q), min(self.size, k)
 
     def read(
-        self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        normalizer: Normalizer,
-        tile: Tile,
+        self, logits: PairArray, weights: PairArray, normalizer: Normalizer, tile: Tile
     ) -> Float[Array, "*batch rows cols"]:
         rows, cols = self.sides(tile.q_total, tile.k_total)
         how = "sum" if self.how == "mean" else "max"

@@ -9,7 +9,7 @@ import numpy as np
 from qkv.core.arrays import asarray_like, namespace
 from qkv.core.parts import require_indices
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float
+from qkv.core.typing import Array, Float, PairArray
 from qkv.errors import ShapeError
 from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Reduction
@@ -51,11 +51,7 @@ class Rows(Readout):
         return 2 * len(self.rows) * k
 
     def read(
-        self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        normalizer: Normalizer,
-        tile: Tile,
+        self, logits: PairArray, weights: PairArray, normalizer: Normalizer, tile: Tile
     ) -> Float[Array, "*batch n k"]:
         first, last = tile.rows
         here = [row - first for row in self._ascending(tile) if first <= row < last]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from qkv.core.arrays import namespace, where, zeros
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float, Num
+from qkv.core.typing import Array, Num, PairArray
 from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout
 
@@ -35,13 +35,7 @@ class SampledKey(Readout):
     reduce_op = "max"
     initial = -1
 
-    def read(
-        self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        normalizer: Normalizer,
-        tile: Tile,
-    ) -> Num[Array, "*batch q"]:
+    def read(self, logits: PairArray, weights: PairArray, normalizer: Normalizer, tile: Tile) -> Num[Array, "*batch q"]:
         """Return the index of the tile's key with non-zero weight for each query, or −1 if there is none."""
         xp = namespace(weights)
         chosen = weights != 0

@@ -10,7 +10,7 @@ from qkv.core.arrays import namespace, where, zeros
 from qkv.core.ordering import nonzero_top_k_indices
 from qkv.core.parts import require_positive_integer
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float, Int, Num
+from qkv.core.typing import Array, Float, Int, Num, PairArray
 from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Reduction, across_keys
 
@@ -33,7 +33,7 @@ class Top(NamedTuple):
         (array([[0.75, 0.25]]), array([[1, 0]]))
     """
 
-    weights: Float[Array, "*batch q k"]
+    weights: PairArray
     keys: Int[Array, "*batch q k"]
 
 
@@ -70,13 +70,7 @@ class TopWeights(Readout):
         """Return three times the number of returned weights, because an index takes twice the memory of a weight."""
         return 3 * q * self.k
 
-    def read(
-        self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        normalizer: Normalizer,
-        tile: Tile,
-    ) -> Top:
+    def read(self, logits: PairArray, weights: PairArray, normalizer: Normalizer, tile: Tile) -> Top:
         return self._select(weights, lambda order: order + tile.cols[0])
 
     def of_candidates(self, weights: Float[Array, "*batch q n"], keys: Int[Array, "*batch q n"]) -> Top:

@@ -14,7 +14,7 @@ from qkv.core.parts import Part
 from qkv.core.positions import Positions
 from qkv.core.threefry import Seed
 from qkv.core.tile import Tile
-from qkv.core.typing import Float, Num, Shaped, Tensor
+from qkv.core.typing import Num, OutputTensor, Shaped, Tensor
 from qkv.errors import KindError, QkvError
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.gradients import call_tensors
@@ -40,7 +40,7 @@ def attend_sharded(
     order: Order,
     seed: Seed | None,
     memory: int | str | None,
-) -> Float[Tensor, "*batch q value_width"]:
+) -> OutputTensor:
     """Return the output of the queries of this rank over the keys of all ranks of a group.
 
     Args:

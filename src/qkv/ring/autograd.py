@@ -22,7 +22,7 @@ import torch
 from qkv.core.autograd_function import autograd_function_class
 from qkv.core.equation import TorchCall, take_range
 from qkv.core.partial import PartialResult
-from qkv.core.typing import Array, Float, Shaped, Tensor
+from qkv.core.typing import Array, OutputTensor, RowTensor, Shaped, Tensor
 from qkv.errors import GradientError
 from qkv.kernels.runtime.gradients import call_tensors
 from qkv.kernels.runtime.tile_loop import Limits, partial_rows
@@ -59,7 +59,7 @@ class _Found:
     bound: float = 0.0
 
 
-def ring_attention() -> Callable[..., Float[Tensor, "*batch q value_width"]]:
+def ring_attention() -> Callable[..., OutputTensor]:
     """Return the differentiable function that computes the output of the queries of this rank.
 
     Its arguments are the call of this rank, the shards, and the tensors of the call (`call_tensors`).
@@ -68,16 +68,14 @@ def ring_attention() -> Callable[..., Float[Tensor, "*batch q value_width"]]:
     return apply
 
 
-def _attend(
-    ctx: _Context, call: TorchCall, shards: Shards, *tensors: Shaped[Tensor, "*_"]
-) -> Float[Tensor, "*batch q value_width"]:
+def _attend(ctx: _Context, call: TorchCall, shards: Shards, *tensors: Shaped[Tensor, "*_"]) -> OutputTensor:
     output, found = _forward(call, shards)
     ctx.save_for_backward(output, *tensors)
     ctx.call, ctx.shards, ctx.found = call, shards, found
     return output
 
 
-def _forward(call: TorchCall, shards: Shards) -> tuple[Float[Tensor, "*batch q value_width"], _Found]:
+def _forward(call: TorchCall, shards: Shards) -> tuple[OutputTensor, _Found]:
     """Return the output of the queries of this rank, and what backward needs."""
     rows = shards.own_rows()
     found = _Found([call.normalizer] * len(rows))
@@ -120,9 +118,7 @@ def _with_normalizer(block: Block, found: _Found) -> TorchCall:
     return dataclasses.replace(block.call, normalizer=found.normalizers[block.number])
 
 
-def _backward(
-    ctx: _Context, gradient: Float[Tensor, "*batch q value_width"]
-) -> tuple[Shaped[Tensor, "*_"] | None, ...]:
+def _backward(ctx: _Context, gradient: OutputTensor) -> tuple[Shaped[Tensor, "*_"] | None, ...]:
     if torch.is_grad_enabled():
         raise GradientError(
             "create_graph must be False for sharded attention, which has first derivatives only, got True. Compute "
@@ -203,15 +199,13 @@ class _Gradients:
         count = sum(travels(names) for _, names in self.call.score.array_fields())
         return list(items[: 2 + count])
 
-    def _row_dot(self, number: int, rows: Limits) -> Float[Tensor, "*batch q 1"]:
+    def _row_dot(self, number: int, rows: Limits) -> RowTensor:
         """Return Σ weight · gradient of the weight over all keys of each query of a chunk."""
         sparse = isinstance(self.found.normalizers[number], KnownThreshold)
         mean = self.found.summaries[number][0] if sparse else take_range(self.output, rows)
         return (take_range(self.gradient, rows) * mean).sum(dim=-1, keepdim=True)
 
-    def _add(
-        self, block: Block, row_dot: Float[Tensor, "*batch q 1"], total: TorchCall, sums: list[Shaped[Tensor, "*_"]]
-    ) -> None:
+    def _add(self, block: Block, row_dot: RowTensor, total: TorchCall, sums: list[Shaped[Tensor, "*_"]]) -> None:
         """Add the gradients of a block to those of this rank's tensors and of the travelling tensors."""
         part, sizes = _with_normalizer(block, self.found), self.shards.sizes
         query, key, value, *arrays = tile_gradients(

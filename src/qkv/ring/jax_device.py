@@ -13,7 +13,7 @@ from qkv.core.equation import BoundCall, take_range
 from qkv.core.partial import PartialResult, WeightedSums
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float, Num, Shaped
+from qkv.core.typing import Array, KeyArray, OutputArray, PairArray, QueryArray, Shaped
 from qkv.kernels.jax_loops.dynamic_tiles import DynamicCall, DynamicTile, axis_names, slice_axis, vary_like
 from qkv.kernels.jax_loops.tiles import TileLoop, arrays_of_partial, sum_to, with_arrays
 from qkv.masks import Mask
@@ -76,13 +76,8 @@ class _RingCall(DynamicCall):
     nonfinite: tuple[Array, Array] | None = None
 
     def logits(
-        self,
-        window: DynamicTile,
-        query: Num[Array, "*#batch q query_width"],
-        key: Num[Array, "*#batch k key_width"],
-        score: Score,
-        allowed: Shaped[Array, " ..."],
-    ) -> Float[Array, "*batch q k"]:
+        self, window: DynamicTile, query: QueryArray, key: KeyArray, score: Score, allowed: Shaped[Array, " ..."]
+    ) -> PairArray:
         """Return the logits of a tile, −inf for pairs for which `allowed` is False."""
         import jax.numpy as jnp
 
@@ -122,7 +117,7 @@ class DeviceCall:
     call: BoundCall
     nonfinite: tuple[Array, Array] | None
 
-    def forward(self) -> tuple[Float[Array, "*batch q value_width"], Any]:
+    def forward(self) -> tuple[OutputArray, Any]:
         """Return the output, and for each chunk of queries the normalizer's arrays, summary and row means."""
         import jax.numpy as jnp
 
@@ -138,7 +133,7 @@ class DeviceCall:
         thresholds = [(x.maximum, x.tau) if isinstance(x, KnownThreshold) else () for x in normalizers]
         return jnp.concat(outputs, axis=-2), (outputs, summaries, thresholds)
 
-    def backward(self, saved: Any, gradient: Float[Array, "*batch q value_width"]) -> list[Any]:
+    def backward(self, saved: Any, gradient: OutputArray) -> list[Any]:
         """Return the gradients of query, key, value and the arrays of score and normalizer."""
         import jax
         import jax.numpy as jnp

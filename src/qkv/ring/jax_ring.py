@@ -18,7 +18,7 @@ from qkv.core.parts import Part
 from qkv.core.positions import Positions
 from qkv.core.threefry import Seed
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float, Num, Shaped
+from qkv.core.typing import Array, Num, OutputArray, Shaped
 from qkv.errors import KindError, RefusedError, ShapeError
 from qkv.kernels.jax_loops.dynamic_tiles import vary_alike
 from qkv.kernels.jax_loops.kernel import BUDGET
@@ -41,7 +41,7 @@ def attend_mapped(
     order: Order,
     seed: Seed | None,
     memory: int | str | None,
-) -> Float[Array, "*batch q value_width"]:
+) -> OutputArray:
     """Return the output of the queries of this device over the keys of all devices along a mesh axis.
 
     Args:

@@ -25,7 +25,7 @@ from qkv.core.guard import apply_weights
 from qkv.core.partial import PartialResult, WeightedSums, nonzero
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float, Tensor
+from qkv.core.typing import Array, Float, OutputArray, PairArray, PairTensor, RowArray, Tensor, ValueArray
 from qkv.kernels.runtime.thresholds import newton_threshold
 from qkv.kernels.runtime.tile_loop import Limits, ranges, visible_tiles
 from qkv.normalizers.base import Normalizer, Summary, excluded
@@ -49,17 +49,12 @@ class KnownThreshold(Normalizer):
     exponent: float = 2
     factor: float = 0.5
 
-    def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
+    def weights(self, logits: PairArray, tile: Tile | None = None) -> PairArray:
         """Return the weights of the keys of a tile."""
         return self._above(logits, tile) ** self.exponent
 
     def accumulate(
-        self,
-        logits: Float[Array, "*batch q k"],
-        value: Float[Array, "*#batch k value_width"],
-        tile: Tile,
-        dropout: float,
-        finite: bool,
+        self, logits: PairArray, value: ValueArray, tile: Tile, dropout: float, finite: bool
     ) -> WeightedSums:
         """Return Σ slope, and Σ w v followed by Σ slope v, of the keys of a tile."""
         xp, above = namespace(logits), self._above(logits, tile)
@@ -70,44 +65,40 @@ class KnownThreshold(Normalizer):
         ]
         return WeightedSums(xp.sum(slope, axis=-1, keepdims=True), xp.concat(sums, axis=-1))
 
-    def finalize(
-        self, partial: PartialResult, tile: Tile, dropout: float
-    ) -> tuple[Float[Array, "*batch q value_width"], Summary]:
+    def finalize(self, partial: PartialResult, tile: Tile, dropout: float) -> tuple[OutputArray, Summary]:
         """Return the output, and as the summary Σ slope v / Σ slope, whose product with do is that of the row."""
         assert isinstance(partial, WeightedSums)
         width = partial.weighted.shape[-1] // 2
         return partial.weighted[..., :width], (partial.weighted[..., width:] / nonzero(partial.total),)
 
-    def tile_weights(
-        self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
-    ) -> Float[Array, "*batch q k"]:
+    def tile_weights(self, logits: PairArray, summary: Summary, tile: Tile) -> PairArray:
         """Return the weights of the keys of a tile."""
         return self.weights(logits, tile)
 
     def logit_gradient(
         self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        weight_gradient: Float[Array, "*batch q k"],
-        row_dot: Float[Array, "*batch q 1"],
+        logits: PairArray,
+        weights: PairArray,
+        weight_gradient: PairArray,
+        row_dot: RowArray,
         summary: Summary,
         tile: Tile,
-    ) -> Float[Array, "*batch q k"]:
+    ) -> PairArray:
         """Return the gradient of the logits; `row_dot` is Σ slope dw / Σ slope."""
         slope = self._slope(self._above(logits, tile))
         return slope * (weight_gradient - row_dot) * (self.exponent * self.factor)
 
-    def _above(self, logits: Float[Array, "*batch q k"], tile: Tile | None) -> Float[Array, "*batch q k"]:
+    def _above(self, logits: PairArray, tile: Tile | None) -> PairArray:
         maximum, tau = (_rows(x, tile) for x in (self.maximum, self.tau))
         out = excluded(logits)
         z = (where(out, 0.0, logits) - maximum) * self.factor - tau
         return where(out | (z < 0), 0.0, z)
 
-    def _slope(self, above: Float[Array, "*batch q k"]) -> Float[Array, "*batch q k"]:
+    def _slope(self, above: PairArray) -> PairArray:
         return above if self.exponent == 2 else where(above > 0, 1.0, above)
 
 
-def newton_step(sums: WeightedSums, power: float) -> tuple[Float[Array, "*batch q 1"], Float[Array, "*batch q 1"]]:
+def newton_step(sums: WeightedSums, power: float) -> tuple[RowArray, RowArray]:
     """Return by how much the p-norm of max(0, z − τ) of each row exceeds 1, and the Newton step of τ; 0 without keys.
 
     The sums are Σ slope, and Σ max(0, z − τ)^p as the first weighted value.
@@ -118,7 +109,7 @@ def newton_step(sums: WeightedSums, power: float) -> tuple[Float[Array, "*batch 
     return excess, excess * (norm if power == 2 else 1) / where(sums.total > 0, sums.total, 1.0)
 
 
-def _rows(x: Float[Array, "*batch q 1"], tile: Tile | None) -> Float[Array, "*batch rows 1"]:
+def _rows(x: RowArray, tile: Tile | None) -> Float[Array, "*batch rows 1"]:
     """Return the rows of a tile, also of a compiled JAX loop, whose first row is known at run time."""
     if tile is None:
         return x
@@ -234,7 +225,7 @@ class _Search:
             if not float(self.shards.ring.maximum(changed)):
                 return
 
-    def _tiles(self) -> Iterator[tuple[_Task, BatchIndex, Float[Tensor, "*batch q k"]]]:
+    def _tiles(self) -> Iterator[tuple[_Task, BatchIndex, PairTensor]]:
         """Yield task, batch elements and logits of each visible tile of this rank's queries with all keys."""
         sizes = self.shards.sizes
         for _, _, blocks in self.shards.visits(self.call, with_value=False):

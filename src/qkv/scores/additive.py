@@ -16,7 +16,7 @@ from qkv.core.arrays import is_ndarray, namespace
 from qkv.core.batch import with_equal_batch
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Num
+from qkv.core.typing import Array, KeyArray, Num, QueryArray
 from qkv.errors import ShapeError
 from qkv.scores.base import GeneralScore
 from qkv.scores.forms import Form, SavedArrays, Tanh
@@ -88,17 +88,12 @@ class Additive(GeneralScore):
         """Return 13 operations per hidden unit: an addition, a tanh counted as 10, a product and an addition."""
         return 13 * int(self.vector.shape[-1])
 
-    def compare(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"]
-    ) -> Num[Array, "*#batch q k"]:
+    def compare(self, query: QueryArray, key: KeyArray) -> Num[Array, "*#batch q k"]:
         """Return the logits vᵀ tanh(W₁ q + W₂ k + b) of all pairs of a query q and a key k."""
         return self.projected_logits(*self.project(query, key))
 
     def project(
-        self,
-        query: Num[Array, "*#batch q query_width"],
-        key: Num[Array, "*#batch k key_width"],
-        tile: Tile | None = None,
+        self, query: QueryArray, key: KeyArray, tile: Tile | None = None
     ) -> tuple[Num[Array, "*#batch q hidden"], Num[Array, "*#batch k hidden"]]:
         """Return the projected queries W₁ q + b and the projected keys W₂ k."""
         left = linear_map(query, self.query_weight)

@@ -23,7 +23,7 @@ from qkv.core.checks import describe, wrong_part
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
 from qkv.core.tile import Centre, Tile
-from qkv.core.typing import Array, ArrayLike, Num, Shaped
+from qkv.core.typing import Array, ArrayLike, KeyArray, LiftedArrays, Num, QueryArray, Shaped
 from qkv.errors import KindError, ShapeError
 from qkv.scores.forms import Form, Pairwise, Product, SavedArrays, ScaledProduct, column_of_ones, concat_features
 
@@ -163,9 +163,7 @@ class Score(Part, ABC):
             tile: the tile, to which the arrays of this score are already restricted.
         """
 
-    def lift(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
-    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+    def lift(self, query: QueryArray, key: KeyArray, tile: Tile) -> LiftedArrays:
         """Return vectors of queries and keys whose inner products are the logits, or the logits minus `query_term`.
 
         Raises:
@@ -177,7 +175,7 @@ class Score(Part, ABC):
         )
 
     def scaled_lift(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
+        self, query: QueryArray, key: KeyArray, tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"], float]:
         """Return vectors of queries and keys, and a factor that turns their inner products into those of `lift`.
 
@@ -188,7 +186,7 @@ class Score(Part, ABC):
             return query, key, form.factor(query.shape[-1])
         return *self.lift(query, key, tile), 1.0
 
-    def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
+    def query_term(self, query: QueryArray, tile: Tile) -> Num[Array, "*#batch q"] | None:
         """Return the part of each query's logits that `lift` omits, `(*batch, q)`, or None if it omits nothing."""
         return None
 
@@ -213,11 +211,7 @@ class Score(Part, ABC):
         return self
 
     def lift_range(
-        self,
-        query: Num[Array, "*#batch q query_width"],
-        key: Num[Array, "*#batch k key_width"],
-        centre: Centre = None,
-        cheap: bool = False,
+        self, query: QueryArray, key: KeyArray, centre: Centre = None, cheap: bool = False
     ) -> tuple[Num[Array, ""] | float, Num[Array, ""] | float]:
         """Return the largest ‖k‖² and ‖q‖² of lifted keys and queries, if `cancels`; elements not finite are left out.
 
@@ -250,7 +244,7 @@ class Score(Part, ABC):
         return concat_features(left, term[..., None]), concat_features(right, column_of_ones(right))
 
     def _lift_with_term(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
+        self, query: QueryArray, key: KeyArray, tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"], Num[Array, "*#batch q"] | None]:
         if tile.centre is None:
             tile = replace(tile, centre=self.centre(key))
@@ -342,14 +336,10 @@ class InnerProductScore(Score):
     form: Form = Product()
 
     @abstractmethod
-    def lift(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
-    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+    def lift(self, query: QueryArray, key: KeyArray, tile: Tile) -> LiftedArrays:
         """Return vectors of queries and keys whose inner products are the logits, or the logits minus `query_term`."""
 
-    def logits(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
-    ) -> Num[Array, "*#batch q k"]:
+    def logits(self, query: QueryArray, key: KeyArray, tile: Tile) -> Num[Array, "*#batch q k"]:
         """Return the logits: the inner products of the vectors of `lift`, plus `query_term` if there is one."""
         left, right, term = self._lift_with_term(query, key, tile)
         logits = namespace(left).matmul(left, namespace(left).matrix_transpose(right))

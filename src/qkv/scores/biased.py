@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from qkv.core.arrays import arange, cast, gather, namespace, statically_known_true
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Num
+from qkv.core.typing import Array, KeyArray, LiftedArrays, Num, QueryArray
 from qkv.errors import OptionError
 from qkv.scores.base import Score
 from qkv.scores.forms import LiftKind, column_of_ones, concat_features
@@ -59,9 +59,7 @@ class Biased(PointwiseScore):
         """That of the inner score if the bias is per key; None if the bias is per pair."""
         return self.score.form.lift if self.per_key is not None else None
 
-    def lift(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
-    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+    def lift(self, query: QueryArray, key: KeyArray, tile: Tile) -> LiftedArrays:
         """Return the vectors of the inner score's `lift` with one more column: 1 for queries, the bias for keys."""
         left, right = self.score.lift(query, key, tile)
         assert self.per_key is not None
@@ -122,9 +120,7 @@ class ClassTable(PointwiseScore):
         """That of the inner score if there are at most 64 query classes or key classes, otherwise None."""
         return self.score.form.lift if min(self.table.shape[-2:]) <= _MAX_LIFTED_CLASSES else None
 
-    def lift(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
-    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+    def lift(self, query: QueryArray, key: KeyArray, tile: Tile) -> LiftedArrays:
         """Return the vectors of the inner score's `lift` with one more column per query class or per key class.
 
         The side with fewer classes determines the columns. They are one-hot vectors on this side, and entries of the

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from qkv.core.arrays import namespace
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Num
+from qkv.core.typing import Array, KeyArray, LiftedArrays, QueryArray
 from qkv.errors import ShapeError
 from qkv.scores.base import InnerProductScore
 from qkv.scores.forms import Form, MappedProduct
@@ -75,9 +75,7 @@ class Bilinear(InnerProductScore):
     def lift_description(self) -> str:
         return "query · W" if self.key_factor is None else "query · U, key · V"
 
-    def lift(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
-    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+    def lift(self, query: QueryArray, key: KeyArray, tile: Tile) -> LiftedArrays:
         """Return query · W and the key, or query · U and key · V if W is factored as U Vᵀ."""
         xp = namespace(query)
         query = xp.matmul(query, self.weight)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv.core.arrays import namespace
-from qkv.core.typing import Array, Num
+from qkv.core.typing import Array, KeyArray, Num, QueryArray
 from qkv.scores.base import GeneralScore
 from qkv.scores.forms import Pairwise, column_of_ones
 
@@ -42,8 +42,6 @@ class Constant(GeneralScore):
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
         return 1
 
-    def compare(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"]
-    ) -> Num[Array, "*#batch q k"]:
+    def compare(self, query: QueryArray, key: KeyArray) -> Num[Array, "*#batch q k"]:
         # Ones minus ones: 0 · q would be NaN where q is not finite, and sums of zeros take time.
         return column_of_ones(query) - namespace(key).matrix_transpose(column_of_ones(key))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from qkv.core.arrays import is_tensor, namespace, where
 from qkv.core.parts import require_positive_integer
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float, Num, Shaped
+from qkv.core.typing import Array, Float, KeyArray, LiftedArrays, Num, QueryArray, Shaped
 from qkv.errors import OptionError, ShapeError
 from qkv.scores.base import InnerProductScore
 from qkv.scores.forms import Form, Product, SavedArrays
@@ -92,9 +92,7 @@ class Features(InnerProductScore):
         name = self.function if isinstance(self.function, str) else getattr(self.function, "__name__", "a function")
         return f"φ = {name}"
 
-    def lift(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
-    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+    def lift(self, query: QueryArray, key: KeyArray, tile: Tile) -> LiftedArrays:
         return self._features(query), self._features(key)
 
     def _features(self, x: Num[Array, "*batch n width"]) -> Shaped[Array, "*batch n features"]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from qkv.core.arrays import library, namespace, sigmoid
 from qkv.core.parts import array_field, expand_to_pairs
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Num
+from qkv.core.typing import Array, KeyArray, LiftedArrays, Num, QueryArray
 from qkv.errors import ShapeError
 from qkv.scores import forms
 from qkv.scores.base import GeneralScore, InnerProductScore, Score, check_same_width
@@ -145,9 +145,7 @@ class SeparableGate(GateWeights, InnerProductScore):
     def lift_description(self) -> str:
         return "query and key multiplied by their gates"
 
-    def lift(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
-    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+    def lift(self, query: QueryArray, key: KeyArray, tile: Tile) -> LiftedArrays:
         return _gated(query, self.query_weight, self.query_bias), _gated(key, self.key_weight, self.key_bias)
 
 

@@ -33,7 +33,7 @@ from qkv.core.arrays import (
 from qkv.core.guard import all_finite, zero_nonfinite
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Centre, Tile
-from qkv.core.typing import Array, Num, Shaped
+from qkv.core.typing import Array, LiftedArrays, Num, Shaped
 from qkv.scores.base import GeneralScore, InnerProductScore, Score
 from qkv.scores.forms import Form, Pairwise, SavedArrays, SquaredDistance, concat_features
 
@@ -100,7 +100,7 @@ class Gaussian(InnerProductScore):
 
     def lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
-    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+    ) -> LiftedArrays:
         """Return (q − c)/h and (k − c)/h, with one more column: 1 for each query q, −‖k − c‖²/2h² for each key k.
 
         The point c is `tile.centre`, or 0 if that is None. The inner product omits −‖q − c‖²/2h², which cancels in

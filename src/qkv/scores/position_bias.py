@@ -21,7 +21,7 @@ from typing import ClassVar
 from qkv.core.arrays import cast, gather, namespace
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Int, Num
+from qkv.core.typing import Array, Int, KeyArray, LiftedArrays, Num, QueryArray
 from qkv.scores.base import Score
 from qkv.scores.forms import LIFT_RANGES, LiftKind, concat_features
 from qkv.scores.wrapper import PointwiseScore
@@ -157,9 +157,7 @@ class QuadraticPosition(PointwiseScore):
             return self
         return replace(self, lifted=False)
 
-    def lift(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
-    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+    def lift(self, query: QueryArray, key: KeyArray, tile: Tile) -> LiftedArrays:
         """Return the vectors of the inner score's `lift` and two more columns, with inner product 2c·i·j − c·j²."""
         left, right = self.score.lift(query, key, tile)
         i = _center_positions(tile.query_positions(left), tile, left)
@@ -174,7 +172,7 @@ class QuadraticPosition(PointwiseScore):
     def lift_description(self) -> str:
         return self._lift_description_with("two additional columns for 2c·i·j and −c·j²")
 
-    def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
+    def query_term(self, query: QueryArray, tile: Tile) -> Num[Array, "*#batch q"] | None:
         """Return −c·i², with query position i relative to the middle key, plus the inner score's `query_term`."""
         i = _center_positions(tile.query_positions(query), tile, query)
         term = (-expand_to_pairs(self.coefficient) * i * i)[..., 0]

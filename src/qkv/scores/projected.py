@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from qkv.core.arrays import namespace
 from qkv.core.parts import array_field, delegates
 from qkv.core.tile import Centre, Tile
-from qkv.core.typing import Array, Num
+from qkv.core.typing import Array, KeyArray, LiftedArrays, Num, QueryArray
 from qkv.errors import ShapeError
 from qkv.scores.base import Score
 from qkv.scores.forms import Form, of_projections
@@ -71,9 +71,7 @@ class Projected(WrapperScore):
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
         return self.score.flop_per_logit(*self._widths(query_width, key_width))
 
-    def logits(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
-    ) -> Num[Array, "*#batch q k"]:
+    def logits(self, query: QueryArray, key: KeyArray, tile: Tile) -> Num[Array, "*#batch q k"]:
         return self.score.logits(*self._project(query, key), tile)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
@@ -82,17 +80,15 @@ class Projected(WrapperScore):
     def lift_description(self) -> str:
         return self._lift_description_with("query and key projected")
 
-    def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
+    def query_term(self, query: QueryArray, tile: Tile) -> Num[Array, "*#batch q"] | None:
         return self.score.query_term(linear_map(query, self.query_weight), tile)
 
     def project(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
+        self, query: QueryArray, key: KeyArray, tile: Tile
     ) -> tuple[Num[Array, "*#batch q left_width"], Num[Array, "*#batch k right_width"]]:
         return self.score.project(*self._project(query, key), tile)
 
-    def lift(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
-    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+    def lift(self, query: QueryArray, key: KeyArray, tile: Tile) -> LiftedArrays:
         return self.score.lift(*self._project(query, key), tile)
 
     def by_differences(self, query: Array | None = None, key: Array | None = None) -> Score:
@@ -101,11 +97,7 @@ class Projected(WrapperScore):
         return self._with_inner(self.score.by_differences(*self._project(query, key)))
 
     def lift_range(
-        self,
-        query: Num[Array, "*#batch q query_width"],
-        key: Num[Array, "*#batch k key_width"],
-        centre: Centre = None,
-        cheap: bool = False,
+        self, query: QueryArray, key: KeyArray, centre: Centre = None, cheap: bool = False
     ) -> tuple[Num[Array, ""] | float, Num[Array, ""] | float]:
         if cheap:  # the projections take as long as the range itself
             return math.inf, math.inf
@@ -115,7 +107,7 @@ class Projected(WrapperScore):
         return self.score.centre(linear_map(key, self.key_weight))
 
     def _project(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"]
+        self, query: QueryArray, key: KeyArray
     ) -> tuple[Num[Array, "*#batch q left_width"], Num[Array, "*#batch k right_width"]]:
         return linear_map(query, self.query_weight), linear_map(key, self.key_weight)
 

@@ -13,7 +13,7 @@ from functools import reduce
 from operator import add
 
 from qkv.core.tile import Centre, Tile
-from qkv.core.typing import Array, Num, Shaped
+from qkv.core.typing import Array, KeyArray, LiftedArrays, Num, QueryArray, Shaped
 from qkv.errors import OptionError
 from qkv.scores.base import Score
 from qkv.scores.forms import Form, Pairwise, Product, concat_features
@@ -97,9 +97,7 @@ class SumOf(Score):
     def centre(self, key: Num[Array, "*batch k key_width"]) -> tuple[Centre, ...]:
         return tuple(score.centre(key) for score in self.scores)
 
-    def lift(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
-    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+    def lift(self, query: QueryArray, key: KeyArray, tile: Tile) -> LiftedArrays:
         lefts, rights = zip(*(score.lift(query, key, at) for score, at in self._with_centers(tile)), strict=True)
         return concat_features(*lefts), concat_features(*rights)
 
@@ -124,11 +122,7 @@ class SumOf(Score):
         return self._with_scores([score.by_differences(query, key) for score in self.scores])
 
     def lift_range(
-        self,
-        query: Num[Array, "*#batch q query_width"],
-        key: Num[Array, "*#batch k key_width"],
-        centre: Centre = None,
-        cheap: bool = False,
+        self, query: QueryArray, key: KeyArray, centre: Centre = None, cheap: bool = False
     ) -> tuple[Num[Array, ""] | float, Num[Array, ""] | float]:
         centers = centre if isinstance(centre, tuple) else (None,) * len(self.scores)
         own = zip(self.scores, centers, strict=True)
@@ -139,7 +133,7 @@ class SumOf(Score):
         same = all(new is old for new, old in zip(scores, self.scores, strict=True))
         return self if same else SumOf(tuple(scores))
 
-    def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
+    def query_term(self, query: QueryArray, tile: Tile) -> Num[Array, "*#batch q"] | None:
         terms = [score.query_term(query, at) for score, at in self._with_centers(tile)]
         given = [term for term in terms if term is not None]
         return reduce(add, given) if given else None

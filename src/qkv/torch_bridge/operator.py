@@ -28,7 +28,7 @@ from qkv.core.arrays import result_dtype
 from qkv.core.axes import Axes
 from qkv.core.parts import Part
 from qkv.core.threefry import Seed
-from qkv.core.typing import Array, Float, Int, Num, Shaped, Tensor
+from qkv.core.typing import Array, Int, Num, OutputTensor, Shaped, Tensor
 from qkv.errors import GradientError, RefusedError
 from qkv.kernels.runtime.context import set_context
 from qkv.kernels.runtime.saved_statistics import COLUMNS, SAVED, SavedStatistics
@@ -55,7 +55,7 @@ def compiled_attend(
     seed: Seed | None,
     run: _Run,
     *more: Hashable,
-) -> Float[Tensor, "*batch q value_width"]:
+) -> OutputTensor:
     """Return the output of a call that `torch.compile` is tracing, by the operator `qkv::attend`.
 
     The arguments are those of `operator_arguments`.
@@ -201,9 +201,7 @@ class _RegisteredCall:
     structure: _Structure
     leaves: tuple[object, ...]
 
-    def __call__(
-        self, tensors: Sequence[Shaped[Tensor, "*_"]], seed: Int[Tensor, ""] | None
-    ) -> Float[Tensor, "*batch q value_width"]:
+    def __call__(self, tensors: Sequence[Shaped[Tensor, "*_"]], seed: Int[Tensor, ""] | None) -> OutputTensor:
         query, key, value, *arrays = tensors
         # The plan cache identifies parts without arrays by `id`, so they are rebuilt only once.
         fields = _unflatten(self.structure, arrays, list(self.leaves)) if arrays else self._fields_without_arrays
@@ -346,7 +344,7 @@ def _define_operators() -> None:
     backward_operator.register_fake(fake_backward)
 
 
-def _refuse_closures(output: Float[Tensor, "*batch q value_width"], leaves: Sequence[Shaped[Tensor, "*_"]]) -> None:
+def _refuse_closures(output: OutputTensor, leaves: Sequence[Shaped[Tensor, "*_"]]) -> None:
     """Raise a `GradientError` if the output depends on a tensor that requires a gradient and is not among `leaves`."""
     known, visited = {id(x) for x in leaves}, set()
     stack = [output.grad_fn]

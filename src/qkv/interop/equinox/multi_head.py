@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from qkv.core.positions import Positions
-from qkv.core.typing import Array, DType, Float
+from qkv.core.typing import Array, DType, Float, ValueArray
 from qkv.engine import Observation
 from qkv.errors import OptionError
 from qkv.interop.projected_heads import HeadShapes, attend_heads
@@ -107,7 +107,7 @@ class MultiHeadAttention(eqx.Module):  # type: ignore[misc, unused-ignore]
         self,
         query: Float[Array, "*#batch q width"],
         key_input: Float[Array, "*#batch k key_width"] | None = None,
-        value: Float[Array, "*#batch k value_width"] | None = None,
+        value: ValueArray | None = None,
         *,
         mask: Mask | None = None,
         positions: Positions | None = None,

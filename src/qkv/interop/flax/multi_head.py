@@ -11,7 +11,7 @@ from flax import nnx
 
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
-from qkv.core.typing import Array, DType, Float
+from qkv.core.typing import Array, DType, Float, ValueArray
 from qkv.engine import Observation
 from qkv.interop.projected_heads import HeadShapes, attend_heads
 from qkv.masks import Mask
@@ -104,7 +104,7 @@ class MultiHeadAttention(nnx.Module):  # type: ignore[misc, unused-ignore]
         self,
         query: Float[Array, "*#batch q width"],
         key: Float[Array, "*#batch k key_width"] | None = None,
-        value: Float[Array, "*#batch k value_width"] | None = None,
+        value: ValueArray | None = None,
         *,
         mask: Mask | None = None,
         positions: Positions | None = None,

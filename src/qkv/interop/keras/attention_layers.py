@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import keras
 from keras import ops
 
-from qkv.core.typing import Array, Float, Shaped
+from qkv.core.typing import Array, Float, OutputArray, Shaped
 from qkv.interop.keras.engine_call import EngineLayer, Weighted
 from qkv.masks import AllowedKeys, Causal, Mask
 from qkv.masks.base import and_masks
@@ -36,7 +36,7 @@ class _InputListLayer(EngineLayer):
         training: bool = False,
         return_attention_scores: bool = False,
         use_causal_mask: bool = False,
-    ) -> Float[Array, "*batch q value_width"] | Weighted:
+    ) -> OutputArray | Weighted:
         """Return the output `(*batch, q, value_width)`, and the weights `(*batch, q, k)` if requested."""
         self._validate_inputs(inputs=inputs, mask=mask)
         query, value = inputs[:2]

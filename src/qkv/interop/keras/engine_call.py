@@ -16,7 +16,7 @@ from qkv.core.checks import check_choice
 from qkv.core.equation import BoundCall, dense
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float, Int
+from qkv.core.typing import Array, Float, Int, OutputArray, PairArray
 from qkv.masks import Mask
 from qkv.normalizers import NORMALIZERS, Softmax
 from qkv.plan.spec import CallOptions
@@ -25,7 +25,7 @@ from qkv.scores import Score
 
 _START = Positions(align="start")
 
-Weighted = tuple[Float[Array, "*batch q value_width"], Float[Array, "*batch q k"] | None]
+Weighted = tuple[OutputArray, PairArray | None]
 """The output, and the weights before dropout, or None if the weights were not requested."""
 
 

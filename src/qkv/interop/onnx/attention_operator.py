@@ -21,7 +21,7 @@ import numpy as np
 from qkv.core.arrays import cast, dtype_name, is_array, is_floating, itemsize, library, namespace, zeros
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float, Int, Shaped
+from qkv.core.typing import Array, Float, Int, PairArray, Shaped
 from qkv.engine import attend, observe
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.masks import AllowedKeys, AllowedPairs, Causal, Lengths, Mask, Window
@@ -254,13 +254,7 @@ def attention(
 class _Logits(Dense):
     """Readout of all logits of a call, −inf where a key is masked."""
 
-    def read(
-        self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        normalizer: Normalizer,
-        tile: Tile,
-    ) -> Float[Array, "*batch q k"]:
+    def read(self, logits: PairArray, weights: PairArray, normalizer: Normalizer, tile: Tile) -> PairArray:
         """Return the logits of a tile unchanged."""
         return logits
 

@@ -15,10 +15,11 @@ from qkv.core.autograd_function import autograd_function
 from qkv.core.axes import Axes
 from qkv.core.equation import TorchCall
 from qkv.core.random import dropout_rate
-from qkv.core.typing import Array, Bool, Float, Shaped, Tensor
+from qkv.core.typing import Array, Bool, Float, OutputTensor, PairTensor, Shaped, Tensor
 from qkv.kernels.batched.gated_logits import GatedProducts, PairGates, SeparateGates
 from qkv.kernels.batched.mask_bias import mask_bias
 from qkv.kernels.batched.pair_logits import (
+    Bias,
     GivenLogits,
     PairLogits,
     Products,
@@ -97,7 +98,7 @@ class BatchedAttention:
     rows: RowWeights
     batch: tuple[int, ...]
     equal: bool
-    bias: Float[Tensor, "*_ #q #k"] | None = None
+    bias: Bias = None
     empty: Bool[Tensor, "*_ #q 1"] | None = None
     dropout_factor: Float[Tensor, "*_ q k"] | None = None
     half: torch.dtype | None = None
@@ -131,7 +132,7 @@ class BatchedAttention:
 
     def recorded(
         self, value: Float[Tensor, "*#batch k value_width"], given: list[Float[Tensor, "*_ #q #k"]]
-    ) -> Float[Tensor, "*batch q value_width"] | None:
+    ) -> OutputTensor | None:
         """Return the same as a call, as autograd nodes of PyTorch, and remove the logits from the list `given`.
 
         Autograd differentiates these nodes under the autocast setting of the code that calls `backward()`.
@@ -180,7 +181,7 @@ class BatchedAttention:
 
     def _observations(
         self, weights: Float[Tensor, "*_ q k"], logits: Float[Tensor, "*_ q k"]
-    ) -> tuple[Float[Tensor, "*batch q k"], ...]:
+    ) -> tuple[PairTensor, ...]:
         """Return the weights and the logits without scale, with all batch axes, if `observed`."""
         if not self.observed:
             return ()
@@ -199,7 +200,7 @@ class BatchedAttention:
 
     def backward(
         self,
-        gradient: Float[Tensor, "*batch q value_width"],
+        gradient: OutputTensor,
         given: Tensors,
         found: Sequence[Tensor],
         needs: Sequence[bool],
@@ -242,7 +243,7 @@ class BatchedAttention:
             return [None if g is None else g.view_as(cast("Tensor", x)) for g, x in pairs]
         return [self._split(g, x) for g, x in zip((d_value, *gradients), given, strict=True)]
 
-    def _of_readout(self, gradient: Float[Tensor, "*batch q k"] | None) -> Float[Tensor, "*_ q k"] | None:
+    def _of_readout(self, gradient: PairTensor | None) -> Float[Tensor, "*_ q k"] | None:
         """Return the gradient of weights or logits after `_merge`, which is 0 for queries without keys."""
         if gradient is None or not self.merged:
             merged = gradient
@@ -300,7 +301,7 @@ def _sum_to(x: Float[Tensor, "*_"], like: Float[Tensor, "*_"]) -> Float[Tensor, 
 
 def _forward(
     ctx: _Context, attention: BatchedAttention, *tensors: Float[Tensor, "*_"] | None
-) -> Float[Tensor, "*batch q value_width"] | Outputs | None:
+) -> OutputTensor | Outputs | None:
     result = attention.forward(tensors, True)
     if result is None:
         return None
@@ -314,9 +315,7 @@ def _forward(
 
 
 def _backward(
-    ctx: _Context,
-    gradient: Float[Tensor, "*batch q value_width"] | None,
-    *of_readouts: Float[Tensor, "*batch q k"] | None,
+    ctx: _Context, gradient: OutputTensor | None, *of_readouts: PairTensor | None
 ) -> tuple[Float[Tensor, "*_"] | None, ...]:
     attention, saved = ctx.attention, ctx.saved_tensors  # every access unpacks all tensors
     given, found = saved[: ctx.given], saved[ctx.given :]

@@ -14,8 +14,9 @@ import torch
 
 from qkv.core.arrays import is_array
 from qkv.core.equation import TorchCall
-from qkv.core.typing import Float, Tensor
+from qkv.core.typing import Float, PairTensor, RowTensor, Tensor
 from qkv.kernels.batched.pair_logits import (
+    Bias,
     Gradients,
     PairLogits,
     Tensors,
@@ -37,23 +38,19 @@ class GatedProducts(PairLogits):
         sides = project_call(call)
         return cast("Tensor", sides.query), cast("Tensor", sides.key)
 
-    def forward(
-        self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
-    ) -> Tensors | None:
+    def forward(self, tensors: Tensors, gradient: bool, bias: Bias = None) -> Tensors | None:
         left, right = cast("tuple[Tensor, Tensor]", tensors)
         if gradient and not (has_finite_sum(left) and has_finite_sum(right)):
             return None
         vectors, terms = (left[..., :-1], right[..., :-1]), (left[..., -1:], right[..., -1:])
         return _forward(*vectors, *terms, self.normalizer_scale, gradient, bias)
 
-    def gradients(
-        self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
-    ) -> Gradients:
+    def gradients(self, d: PairTensor, tensors: Tensors, saved: Tensors, needs: Sequence[bool]) -> Gradients:
         left, right = cast("tuple[Tensor, Tensor]", tensors)
         sides, terms = _gradients(d, left[..., :-1], right[..., :-1], saved, self.normalizer_scale)
         return torch.cat([sides[0], terms[0]], -1), torch.cat([sides[1], terms[1]], -1)
 
-    def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
+    def differentiable(self, tensors: Tensors) -> PairTensor:
         left, right = cast("tuple[Tensor, Tensor]", tensors)
         gate = (left[..., -1:] + right[..., -1:].mT).sigmoid()
         return gate * (left[..., :-1] @ right[..., :-1].mT)
@@ -66,7 +63,7 @@ def _forward(
     right_term: Float[Tensor, "*#batch k 1"],
     scale: float,
     gradient: bool,
-    bias: Float[Tensor, "*_ #q #k"] | None,
+    bias: Bias,
 ) -> Tensors:
     """Return `scale` times the gated products plus `bias`, `scale` times the products, and the gate."""
     products = scaled_product(left, right.mT, scale)
@@ -77,14 +74,14 @@ def _forward(
 
 
 def _gradients(
-    d: Float[Tensor, "*batch q k"],
+    d: PairTensor,
     left: Float[Tensor, "*#batch q width"],
     right: Float[Tensor, "*#batch k width"],
     saved: Tensors,
     scale: float,
 ) -> tuple[
     tuple[Float[Tensor, "*batch q width"], Float[Tensor, "*batch k width"]],
-    tuple[Float[Tensor, "*batch q 1"], Float[Tensor, "*batch k 1"]],
+    tuple[RowTensor, Float[Tensor, "*batch k 1"]],
 ]:
     """Return the gradients of both sides of the products and of both terms of the gate, overwriting `d`."""
     products, gate = cast("tuple[Tensor, Tensor]", saved)
@@ -113,28 +110,24 @@ class PairGates(PairLogits):
         tensors = cast("list[Tensor]", [b[..., None, None] for b in biases if is_array(b)])
         return call.query, call.key, weight[..., None, :], key_weight[..., None, :], *tensors
 
-    def forward(
-        self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
-    ) -> Tensors | None:
+    def forward(self, tensors: Tensors, gradient: bool, bias: Bias = None) -> Tensors | None:
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
         terms = self._terms(tensors)
         if gradient and not all([has_finite_sum(x) for x in (query, key, *terms)]):  # noqa: C419
             return None
         return _forward(query, key, *terms, self.normalizer_scale, gradient, bias)
 
-    def gradients(
-        self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
-    ) -> Gradients:
+    def gradients(self, d: PairTensor, tensors: Tensors, saved: Tensors, needs: Sequence[bool]) -> Gradients:
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
         sides, terms = _gradients(d, query, key, saved, self.normalizer_scale)
         return self._gradients(tensors, sides, terms, needs)
 
-    def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
+    def differentiable(self, tensors: Tensors) -> PairTensor:
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
         left, right = self._terms(tensors)
         return (left + right.mT).sigmoid() * (query @ key.mT)
 
-    def _terms(self, tensors: Tensors) -> tuple[Float[Tensor, "*batch q 1"], Float[Tensor, "*batch k 1"]]:
+    def _terms(self, tensors: Tensors) -> tuple[RowTensor, Float[Tensor, "*batch k 1"]]:
         """Return the terms of the queries and of the keys in the gate, l and r."""
         query, key, weight, key_weight, *biases = cast("list[Tensor]", tensors)
         remaining, terms = iter(biases), []
@@ -147,7 +140,7 @@ class PairGates(PairLogits):
         self,
         tensors: Tensors,
         sides: tuple[Float[Tensor, "*batch q width"], Float[Tensor, "*batch k width"]],
-        terms: tuple[Float[Tensor, "*batch q 1"], Float[Tensor, "*batch k 1"]],
+        terms: tuple[RowTensor, Float[Tensor, "*batch k 1"]],
         needs: Sequence[bool],
     ) -> Gradients:
         """Return the gradient of each tensor, given those of l and r and what reaches queries and keys besides them."""
@@ -173,18 +166,14 @@ class PairGates(PairLogits):
 class SeparateGates(PairGates):
     """Inner products of queries and keys, each times its own gate. The tensors are those of `PairGates`."""
 
-    def forward(
-        self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
-    ) -> Tensors | None:
+    def forward(self, tensors: Tensors, gradient: bool, bias: Bias = None) -> Tensors | None:
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
         gate, key_gate = (x.sigmoid_() for x in self._terms(tensors))
         left, right = query * gate, key * key_gate
         logits = finite_product(left, right, self.normalizer_scale, bias, gradient)
         return None if logits is None else (logits, gate, key_gate, left, right)
 
-    def gradients(
-        self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
-    ) -> Gradients:
+    def gradients(self, d: PairTensor, tensors: Tensors, saved: Tensors, needs: Sequence[bool]) -> Gradients:
         gate, key_gate, left, right = cast("Sequence[Tensor]", saved)
         sides = cast("tuple[Tensor, Tensor]", product_gradients(d, left, right, self.normalizer_scale))
         # The gradient of l is Σ_w d_left q g (1 − g), with the gated vector q g.
@@ -198,7 +187,7 @@ class SeparateGates(PairGates):
         sides = sides[0].mul_(gate), sides[1].mul_(key_gate)
         return self._gradients(tensors, sides, (terms[0], terms[1]), needs)
 
-    def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
+    def differentiable(self, tensors: Tensors) -> PairTensor:
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
         left, right = self._terms(tensors)
         return (query * left.sigmoid()) @ (key * right.sigmoid()).mT

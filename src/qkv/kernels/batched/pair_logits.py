@@ -22,7 +22,7 @@ import torch
 
 from qkv.core import arrays
 from qkv.core.equation import TorchCall
-from qkv.core.typing import Float, Tensor
+from qkv.core.typing import Float, PairTensor, Tensor
 from qkv.kernels.batched.mask_bias import row_major
 from qkv.kernels.runtime.closure_gradients import refuse_recorded_closures
 from qkv.kernels.runtime.isolated_autograd import project_call, projects_nothing
@@ -36,6 +36,8 @@ _MANY = 1 << 13
 
 Tensors: TypeAlias = Sequence[Float[Tensor, "*_"] | None]
 Gradients: TypeAlias = tuple[Float[Tensor, "*_"] | None, ...]
+Bias: TypeAlias = Float[Tensor, "*_ #q #k"] | None
+"""0 or −inf for each pair, or offsets; None stands for 0."""
 
 
 def product(x: Float[Tensor, "*#batch n m"], y: Float[Tensor, "*#batch m l"]) -> Float[Tensor, "*batch n l"]:
@@ -55,20 +57,15 @@ def scaled_product(
 
 
 def biased_product(
-    left: Float[Tensor, "*#batch q width"],
-    right: Float[Tensor, "*#batch k width"],
-    scale: float,
-    bias: Float[Tensor, "*_ #q #k"] | None,
-) -> Float[Tensor, "*batch q k"]:
+    left: Float[Tensor, "*#batch q width"], right: Float[Tensor, "*#batch k width"], scale: float, bias: Bias
+) -> PairTensor:
     """Return `scale` times all inner products plus `bias`, where None stands for 0."""
     if bias is not None and bias.ndim <= 3 and left.ndim == right.ndim == 3 and left.shape[0] == right.shape[0]:
         return torch.baddbmm(bias, left, right.mT, alpha=scale)
     return add_bias(scaled_product(left, right.mT, scale), bias)
 
 
-def add_bias(
-    logits: Float[Tensor, "*#batch q k"], bias: Float[Tensor, "*_ #q #k"] | None
-) -> Float[Tensor, "*batch q k"]:
+def add_bias(logits: Float[Tensor, "*#batch q k"], bias: Bias) -> PairTensor:
     """Return logits, which may have fewer batch axes than the bias and are overwritten, plus `bias`; None is 0."""
     if bias is None:
         return logits
@@ -79,9 +76,9 @@ def finite_product(
     left: Float[Tensor, "*#batch q width"],
     right: Float[Tensor, "*#batch k width"],
     scale: float,
-    bias: Float[Tensor, "*_ #q #k"] | None,
+    bias: Bias,
     checked: bool = True,
-) -> Float[Tensor, "*batch q k"] | None:
+) -> PairTensor | None:
     """Return the result of `biased_product`, or None if `checked` and `left` or `right` is not finite."""
     q, k = left.shape[-2], right.shape[-2]
     if not checked:
@@ -94,7 +91,7 @@ def finite_product(
 
 
 def product_gradients(
-    d: Float[Tensor, "*batch q k"],
+    d: PairTensor,
     left: Float[Tensor, "*#batch q width"],
     right: Float[Tensor, "*#batch k width"],
     scale: float,
@@ -106,16 +103,14 @@ def product_gradients(
     return d_left, scaled_product(d.mT, left, scale) if needs[1] else None
 
 
-def is_shared(
-    x: Float[Tensor, "*_ k width"], d: Float[Tensor, "*batch q k"], left: Float[Tensor, "*_ q width"]
-) -> bool:
+def is_shared(x: Float[Tensor, "*_ k width"], d: PairTensor, left: Float[Tensor, "*_ q width"]) -> bool:
     """Return whether all batch elements of `d` and `left` share `x`, so that its gradient is one matrix product."""
     one = x.numel() == x.shape[-1] * x.shape[-2] and math.prod(d.shape[:-2]) > 1
     return one and d.shape[:-1] == left.shape[:-1]
 
 
 def shared_gradient(
-    d: Float[Tensor, "*batch q k"], left: Float[Tensor, "*batch q width"], like: Float[Tensor, "*_ k width"]
+    d: PairTensor, left: Float[Tensor, "*batch q width"], like: Float[Tensor, "*_ k width"]
 ) -> Float[Tensor, "*_ k width"]:
     """Return the sum of dᵀ left over all batch elements, in the shape of `like`."""
     return (d.flatten(0, -2).mT @ left.flatten(0, -2)).view(like.shape)
@@ -167,9 +162,7 @@ class PairLogits(ABC):
         return False
 
     @abstractmethod
-    def forward(
-        self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
-    ) -> Tensors | None:
+    def forward(self, tensors: Tensors, gradient: bool, bias: Bias = None) -> Tensors | None:
         """Return the scaled logits and the tensors that `gradients` needs, or None if the data is not supported.
 
         Args:
@@ -179,9 +172,7 @@ class PairLogits(ABC):
         """
 
     @abstractmethod
-    def gradients(
-        self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
-    ) -> Gradients:
+    def gradients(self, d: PairTensor, tensors: Tensors, saved: Tensors, needs: Sequence[bool]) -> Gradients:
         """Return the gradient of each tensor for which `needs` is True, before sums over broadcast axes.
 
         Args:
@@ -192,7 +183,7 @@ class PairLogits(ABC):
         """
 
     @abstractmethod
-    def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
+    def differentiable(self, tensors: Tensors) -> PairTensor:
         """Return the logits, not scaled, such that autograd can differentiate them repeatedly."""
 
 
@@ -214,18 +205,16 @@ class GivenLogits(PairLogits):
         shape = (call.tile.q_total, call.tile.k_total)
         return (logits if logits.shape[-2:] == shape else logits.expand(*logits.shape[:-2], *shape),)
 
-    def forward(self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None) -> Tensors:
+    def forward(self, tensors: Tensors, gradient: bool, bias: Bias = None) -> Tensors:
         (logits,) = cast("list[Tensor]", tensors)
         if bias is not None:
             return (torch.add(bias, logits, alpha=self.normalizer_scale),)
         return (logits if self.normalizer_scale == 1 else logits * self.normalizer_scale,)
 
-    def gradients(
-        self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
-    ) -> Gradients:
+    def gradients(self, d: PairTensor, tensors: Tensors, saved: Tensors, needs: Sequence[bool]) -> Gradients:
         return (d if self.normalizer_scale == 1 else d.mul_(self.normalizer_scale),)
 
-    def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
+    def differentiable(self, tensors: Tensors) -> PairTensor:
         return cast("Tensor", tensors[0])
 
 
@@ -257,9 +246,7 @@ class Products(PairLogits):
         total = [row_major(reduce(add, offsets))] if offsets else []
         return cast("Tensor", sides.query), cast("Tensor", sides.key), *total
 
-    def forward(
-        self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
-    ) -> Tensors | None:
+    def forward(self, tensors: Tensors, gradient: bool, bias: Bias = None) -> Tensors | None:
         left, right, *offsets = cast("list[Tensor]", tensors)
         if self.cap is not None:
             fast = has_fast_tanh(left)
@@ -279,9 +266,7 @@ class Products(PairLogits):
         logits = finite_product(left, right, self.scale * self.normalizer_scale, bias, gradient)
         return None if logits is None else (logits,)
 
-    def gradients(
-        self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
-    ) -> Gradients:
+    def gradients(self, d: PairTensor, tensors: Tensors, saved: Tensors, needs: Sequence[bool]) -> Gradients:
         left, right = cast("list[Tensor]", tensors)[:2]
         scale = self.normalizer_scale
         d_offset = [None if not need else d if scale == 1 else d * scale for need in needs[2:]]
@@ -293,7 +278,7 @@ class Products(PairLogits):
             return d_left, d_right, *d_offset
         return *product_gradients(d, left, right, scale * self.scale, needs), *d_offset
 
-    def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
+    def differentiable(self, tensors: Tensors) -> PairTensor:
         left, right, *offset = cast("list[Tensor]", tensors)
         logits = sum(offset, left @ right.mT * self.scale)
         return logits if self.cap is None else (logits / self.cap).tanh() * self.cap

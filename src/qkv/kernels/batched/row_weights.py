@@ -22,7 +22,7 @@ from typing import ClassVar, cast
 
 import torch
 
-from qkv.core.typing import Float, Tensor
+from qkv.core.typing import Float, PairTensor, Tensor
 from qkv.kernels.runtime.thresholds import write_sparse_weights
 from qkv.normalizers.base import Normalizer
 from qkv.plan.time_model import FEW_KEYS
@@ -58,17 +58,15 @@ class RowWeights(ABC):
     is_softmax: ClassVar[bool] = False
 
     @abstractmethod
-    def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
+    def weights(self, logits: PairTensor, owned: bool = False) -> PairTensor:
         """Return the weights of scaled logits, which may be overwritten if `owned`, without recording a graph."""
 
-    def differentiable(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
+    def differentiable(self, logits: PairTensor) -> PairTensor:
         """Return the weights of logits without scale, computed such that autograd can differentiate them repeatedly."""
         return cast("Tensor", self.normalizer.weights(logits))
 
     @abstractmethod
-    def logit_gradient(
-        self, weights: Float[Tensor, "*batch q k"], gradient: Float[Tensor, "*batch q k"]
-    ) -> Float[Tensor, "*batch q k"]:
+    def logit_gradient(self, weights: PairTensor, gradient: PairTensor) -> PairTensor:
         """Return the gradient of the scaled logits, given that of the weights, which may be overwritten."""
 
 
@@ -85,11 +83,11 @@ def softmax_in_place(keys: int, size: int) -> bool:
     return keys % _REGISTER == 0 or (size > _MANY_BYTES and keys > _REGISTER)
 
 
-def _prefers_in_place(rows: Float[Tensor, "*batch q k"]) -> bool:
+def _prefers_in_place(rows: PairTensor) -> bool:
     return softmax_in_place(rows.shape[-1], rows.nbytes)
 
 
-def _by_columns(rows: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*_ k n"] | None:
+def _by_columns(rows: PairTensor) -> Float[Tensor, "*_ k n"] | None:
     """Return a view of the rows as columns if the softmax of its columns takes less time, otherwise None.
 
     PyTorch computes rows that are shorter than a register element by element, and columns in vectors along the queries:
@@ -107,7 +105,7 @@ def _by_columns(rows: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*_ k n"] | 
 class _SoftmaxRows(RowWeights):
     is_softmax = True
 
-    def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
+    def weights(self, logits: PairTensor, owned: bool = False) -> PairTensor:
         columns = _by_columns(logits)
         if columns is not None:
             copied = columns.contiguous()
@@ -118,12 +116,10 @@ class _SoftmaxRows(RowWeights):
             return torch._softmax(logits, -1, False, out=logits)
         return torch._softmax(logits, -1, False)
 
-    def differentiable(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
+    def differentiable(self, logits: PairTensor) -> PairTensor:
         return (logits * self.scale).softmax(-1)
 
-    def logit_gradient(
-        self, weights: Float[Tensor, "*batch q k"], gradient: Float[Tensor, "*batch q k"]
-    ) -> Float[Tensor, "*batch q k"]:
+    def logit_gradient(self, weights: PairTensor, gradient: PairTensor) -> PairTensor:
         columns = _by_columns(gradient)
         if columns is not None:
             of_weights = weights.reshape(-1, weights.shape[-1]).mT if columns.ndim == 2 else weights.mT
@@ -138,7 +134,7 @@ class _TopRows(_SoftmaxRows):
     count: int = 1
     is_softmax = False
 
-    def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
+    def weights(self, logits: PairTensor, owned: bool = False) -> PairTensor:
         """Return the softmax of the largest logits of each row; ties go to the lowest index."""
         count, keys = self.count, logits.shape[-1]
         ordered, places = logits.topk(min(count + 1, keys))
@@ -150,7 +146,7 @@ class _TopRows(_SoftmaxRows):
         weights = torch.zeros_like(logits, memory_format=torch.contiguous_format)
         return weights.scatter_(-1, index, super().weights(largest, owned=True))
 
-    def differentiable(self, logits: Float[Tensor, "*batch q k"]) -> Float[Tensor, "*batch q k"]:
+    def differentiable(self, logits: PairTensor) -> PairTensor:
         return cast("Tensor", self.normalizer.weights(logits))
 
 
@@ -158,7 +154,7 @@ class _TopRows(_SoftmaxRows):
 class _SparseRows(RowWeights):
     power: float = 1
 
-    def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
+    def weights(self, logits: PairTensor, owned: bool = False) -> PairTensor:
         keys = logits.shape[-1]
         # The error of the closed form grows with the number of keys, and sorting many rows takes most of the time.
         if keys > FEW_KEYS or logits.numel() * keys > _MAX_SORTED or self.power not in (1, 2):
@@ -179,9 +175,7 @@ class _SparseRows(RowWeights):
         tau = tau.masked_fill_(tau > ordered, -1.0).amax(-1, keepdim=True)
         return (logits - largest if not owned else logits.sub_(largest)).sub_(tau).relu_().square_()
 
-    def logit_gradient(
-        self, weights: Float[Tensor, "*batch q k"], gradient: Float[Tensor, "*batch q k"]
-    ) -> Float[Tensor, "*batch q k"]:
+    def logit_gradient(self, weights: PairTensor, gradient: PairTensor) -> PairTensor:
         """Return p v (dw − Σ v dw / Σ v)."""
         if self.power in (1, 2):
             slope = weights.sign() if self.power == 1 else weights.sqrt()
@@ -204,13 +198,11 @@ def _averages(
 
 @dataclass(frozen=True)
 class _SigmoidRows(RowWeights):
-    def weights(self, logits: Float[Tensor, "*batch q k"], owned: bool = False) -> Float[Tensor, "*batch q k"]:
+    def weights(self, logits: PairTensor, owned: bool = False) -> PairTensor:
         prepared = cast("Tensor", self.normalizer.prepare(logits))
         return prepared.sigmoid_() if owned else prepared.sigmoid()
 
-    def logit_gradient(
-        self, weights: Float[Tensor, "*batch q k"], gradient: Float[Tensor, "*batch q k"]
-    ) -> Float[Tensor, "*batch q k"]:
+    def logit_gradient(self, weights: PairTensor, gradient: PairTensor) -> PairTensor:
         """Return w (1 − w) dw."""
         found: Tensor = torch.ops.aten.sigmoid_backward.grad_input(gradient, weights, grad_input=gradient)
         return found

@@ -17,9 +17,10 @@ import torch
 
 from qkv.core.distances import distance_gradients, pair_distances
 from qkv.core.equation import TorchCall
-from qkv.core.typing import Float, Tensor
+from qkv.core.typing import Float, PairTensor, Tensor
 from qkv.kernels.batched.additive import tanh_sum_gradients, tanh_sums
 from qkv.kernels.batched.pair_logits import (
+    Bias,
     Gradients,
     PairLogits,
     Tensors,
@@ -50,18 +51,14 @@ class MappedProducts(PairLogits):
         form = cast("MappedProduct", call.score.form)
         return cast("Tensors", (call.query, call.key, *form.maps()))
 
-    def forward(
-        self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
-    ) -> Tensors | None:
+    def forward(self, tensors: Tensors, gradient: bool, bias: Bias = None) -> Tensors | None:
         left, right = self._sides(tensors)
         logits = finite_product(left, right, self.factor * self.normalizer_scale, bias, gradient)
         if logits is None:
             return None
         return logits, *[x for x, w in zip((left, right), tensors[2:], strict=True) if w is not None]
 
-    def gradients(
-        self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
-    ) -> Gradients:
+    def gradients(self, d: PairTensor, tensors: Tensors, saved: Tensors, needs: Sequence[bool]) -> Gradients:
         given, maps, computed = cast("list[Tensor]", tensors[:2]), tensors[2:], iter(cast("Sequence[Tensor]", saved))
         left, right = (x if w is None else next(computed) for x, w in zip(given, maps, strict=True))
         dtype, rounded = d.dtype, given[0].dtype
@@ -80,7 +77,7 @@ class MappedProducts(PairLogits):
             found_maps.append(map_gradient(side, x.to(dtype), w) if needs[n + 2] else None)
         return *found, *found_maps
 
-    def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
+    def differentiable(self, tensors: Tensors) -> PairTensor:
         left, right = self._sides(tensors)
         return left @ right.mT * self.factor
 
@@ -127,9 +124,7 @@ class UnitProducts(PairLogits):
             return call.query, call.key
         return call.query, call.key, cast("Tensor", cast("UnitProduct", call.score.form).temperature).view(1, 1)
 
-    def forward(
-        self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
-    ) -> Tensors | None:
+    def forward(self, tensors: Tensors, gradient: bool, bias: Bias = None) -> Tensors | None:
         query, key = cast("tuple[Tensor, Tensor]", tensors[:2])
         (q, width), k = query.shape[-2:], key.shape[-2]
         if not gradient and q * k <= width * (q + k):
@@ -157,8 +152,8 @@ class UnitProducts(PairLogits):
         query: Float[Tensor, "*batch q width"],
         key: Float[Tensor, "*batch k width"],
         temperature: float,
-        bias: Float[Tensor, "*_ #q #k"] | None,
-    ) -> Float[Tensor, "*batch q k"] | None:
+        bias: Bias,
+    ) -> PairTensor | None:
         """Return <q, k> / (‖q‖ ‖k‖ T), for few keys faster than from unit vectors; None if a norm is 0 or extreme."""
         norms = [torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in (query, key)]
         extremes = torch.stack([extreme for x in norms for extreme in torch.aminmax(x)]).tolist()
@@ -168,9 +163,7 @@ class UnitProducts(PairLogits):
         logits = scaled_product(query, key.mT, self.normalizer_scale / temperature)
         return add_bias(logits.div_(norms[0]).div_(norms[1].mT), bias)
 
-    def gradients(
-        self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
-    ) -> Gradients:
+    def gradients(self, d: PairTensor, tensors: Tensors, saved: Tensors, needs: Sequence[bool]) -> Gradients:
         """Return the gradients of query and key, (du − u <u, du>) / ‖x‖ for each row x with unit vector u.
 
         The gradient of the temperature is −Σ <u, du> / T over the queries.
@@ -187,7 +180,7 @@ class UnitProducts(PairLogits):
         d_temperature = radial[..., :q, :].sum().div_(-temperature).view(1, 1) if needs[2] else None
         return found[..., :q, :], found[..., q:, :], d_temperature
 
-    def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
+    def differentiable(self, tensors: Tensors) -> PairTensor:
         units = []
         for x in cast("tuple[Tensor, Tensor]", tensors[:2]):
             square = (x * x).sum(-1, keepdim=True)
@@ -211,9 +204,7 @@ class SquaredDistances(PairLogits):
     direct = True
     rounds = True
 
-    def forward(
-        self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
-    ) -> Tensors | None:
+    def forward(self, tensors: Tensors, gradient: bool, bias: Bias = None) -> Tensors | None:
         """Return the scaled logits, and queries and keys minus the mean key, or None if keys are too far from it."""
         query, key = cast("tuple[Tensor, Tensor]", tensors)
         center = key.mean(-2, keepdim=True)  # rounded: unrounded products would differ between vectors and remainders
@@ -241,9 +232,7 @@ class SquaredDistances(PairLogits):
             return None
         return logits, left, right
 
-    def gradients(
-        self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
-    ) -> Gradients:
+    def gradients(self, d: PairTensor, tensors: Tensors, saved: Tensors, needs: Sequence[bool]) -> Gradients:
         """Return 2 a Σ_j dz_ij (k_j − q_i) for the queries, and 2 a Σ_i dz_ij (q_i − k_j) for the keys."""
         left, right = cast("tuple[Tensor, Tensor]", saved)
         scale = 2 * self.factor * self.normalizer_scale
@@ -263,7 +252,7 @@ class SquaredDistances(PairLogits):
             return d_query, None
         return d_query, torch.baddbmm(right * d.sum(-2, keepdim=True).mT, d.mT, left, beta=-scale, alpha=scale)
 
-    def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
+    def differentiable(self, tensors: Tensors) -> PairTensor:
         query, key = cast("tuple[Tensor, Tensor]", tensors)
         center = key.detach().mean(-2, keepdim=True)
         left, right = query - center, key - center
@@ -279,9 +268,7 @@ class Distances(PairLogits):
     merges = True
     direct = True
 
-    def forward(
-        self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
-    ) -> Tensors | None:
+    def forward(self, tensors: Tensors, gradient: bool, bias: Bias = None) -> Tensors | None:
         query, key = cast("tuple[Tensor, Tensor]", tensors)
         found, near = pair_distances(query, key)
         if gradient and near is None and not has_finite_sum(found):  # otherwise the lengths of all vectors are finite
@@ -291,14 +278,12 @@ class Distances(PairLogits):
             return torch.sub(bias, found, alpha=factor), found, near
         return found * -factor if gradient else found.mul_(-factor), found, near
 
-    def gradients(
-        self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
-    ) -> Gradients:
+    def gradients(self, d: PairTensor, tensors: Tensors, saved: Tensors, needs: Sequence[bool]) -> Gradients:
         (query, key), (found, near) = cast("tuple[Tensor, Tensor]", tensors), saved
         sides = distance_gradients(query, key, cast("Tensor", found), near, d)
         return tuple([x.mul_(-self.factor * self.normalizer_scale) for x in sides])
 
-    def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
+    def differentiable(self, tensors: Tensors) -> PairTensor:
         query, key = cast("tuple[Tensor, Tensor]", tensors)
         difference = query[..., :, None, :] - key[..., None, :, :]
         square = (difference * difference).sum(-1)
@@ -326,9 +311,7 @@ class TanhSums(PairLogits):
         weight, key_weight, bias = cast("tuple[Tensor | None, Tensor | None, Tensor | None]", form.maps)
         return call.query, call.key, vector, weight, key_weight, None if bias is None else bias[..., None, :]
 
-    def forward(
-        self, tensors: Tensors, gradient: bool, bias: Float[Tensor, "*_ #q #k"] | None = None
-    ) -> Tensors | None:
+    def forward(self, tensors: Tensors, gradient: bool, bias: Bias = None) -> Tensors | None:
         """Return the scaled logits, the projections, the center, and the reciprocals if they fit one step."""
         vector = cast("Tensor", tensors[2])
         found = tanh_sums(*self._project(tensors), vector.flatten(0, -2), gradient)
@@ -339,9 +322,7 @@ class TanhSums(PairLogits):
         logits = logits if self.normalizer_scale == 1 else logits.mul_(self.normalizer_scale)
         return add_bias(logits, bias), *saved
 
-    def gradients(
-        self, d: Float[Tensor, "*batch q k"], tensors: Tensors, saved: Tensors, needs: Sequence[bool]
-    ) -> Gradients:
+    def gradients(self, d: PairTensor, tensors: Tensors, saved: Tensors, needs: Sequence[bool]) -> Gradients:
         """Return the gradients of q, k and v, and of W, U and b if there are any."""
         query, key, vector, *maps = cast("list[Tensor]", tensors)
         d = d if self.normalizer_scale == 1 else d.mul_(self.normalizer_scale)
@@ -358,7 +339,7 @@ class TanhSums(PairLogits):
             left.sum(-2, keepdim=True) if needs[5] else None,
         )
 
-    def differentiable(self, tensors: Tensors) -> Float[Tensor, "*batch q k"]:
+    def differentiable(self, tensors: Tensors) -> PairTensor:
         left, right = self._project(tensors)
         hidden = (left[..., :, None, :] + right[..., None, :, :]).tanh()
         return (hidden @ cast("Tensor", tensors[2])[..., None, :, :].mT)[..., 0]

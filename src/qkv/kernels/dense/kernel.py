@@ -22,7 +22,7 @@ from qkv.core.parts import Part
 from qkv.core.positions import Positions
 from qkv.core.threefry import seed_words
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, DType, Float, Num, Shaped, Tensor
+from qkv.core.typing import Array, Bool, DType, KeyArray, OutputArray, QueryArray, Shaped, Tensor, ValueArray
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.memory_model import pair_arrays
@@ -133,13 +133,8 @@ def _functions() -> tuple[Callable[..., tuple[Array, tuple[object, ...]]], Calla
 
 
 def _attend(
-    static: _StaticCall,
-    query: Num[Array, "*#batch q query_width"],
-    key: Num[Array, "*#batch k key_width"],
-    value: Float[Array, "*#batch k value_width"],
-    parts: _Parts,
-    seed: _Seed,
-) -> tuple[Float[Array, "*batch q value_width"], tuple[object, ...]]:
+    static: _StaticCall, query: QueryArray, key: KeyArray, value: ValueArray, parts: _Parts, seed: _Seed
+) -> tuple[OutputArray, tuple[object, ...]]:
     score, normalizer, mask, positions = parts
     tile = Tile.whole(*static.lengths, static.batch, positions, seed=seed)
     call = BoundCall(

@@ -19,7 +19,7 @@ from qkv.core import arrays
 from qkv.core.arrays import asarray_like, is_array
 from qkv.core.equation import BoundCall, TorchCall
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float, Num, Shaped, Tensor
+from qkv.core.typing import Array, Num, OutputTensor, Shaped, Tensor
 from qkv.kernels.fused.layout import Layout, layout_of
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.softmax_limits import softmax_limits
@@ -253,7 +253,7 @@ _block_masks: dict[tuple[object, ...], BlockMask] = {}
 """Block masks that depend on no arrays, such as that of a window, by what they depend on."""
 
 
-def flex_attend(call: TorchCall, compiled: bool) -> Float[Tensor, "*batch q value_width"]:
+def flex_attend(call: TorchCall, compiled: bool) -> OutputTensor:
     """Return the output of a call whose score and mask FlexAttention can apply."""
     import torch
     from torch.nn.attention.flex_attention import AuxRequest

@@ -17,7 +17,7 @@ from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall, TorchCall
 from qkv.core.parts import expand_to_pairs
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float, Num, Tensor
+from qkv.core.typing import Array, Float, Num, OutputTensor, Tensor
 from qkv.kernels.fused.layout import Layout, Sides, layout_of
 from qkv.kernels.fused.pair_bias import (
     BlockBias,
@@ -107,13 +107,13 @@ class LiftedCall:
             assert layout is not None
         return cls(call, problem, layout, (sides[0], sides[1], sides[2]), scale)
 
-    def output(self) -> Float[Tensor, "*batch q value_width"] | None:
+    def output(self) -> OutputTensor | None:
         """Return the output, or None if the output may be wrong because an input is not finite."""
         needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in self.sides)
         output = attend_finite(self._attention(), self.sides, needs_gradient)
         return None if output is None else self.layout.output(output, self.call.value.shape[-1])
 
-    def unchecked(self) -> Float[Tensor, "*batch q value_width"]:
+    def unchecked(self) -> OutputTensor:
         """Return the output without a check of the data, with masked keys and values set to 0.
 
         Under tracing the data cannot be checked, and on a GPU a check would wait for all earlier operations.

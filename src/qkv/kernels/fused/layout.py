@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from qkv.core.typing import Float, Shaped, Tensor
+from qkv.core.typing import Float, OutputTensor, RowTensor, Shaped, Tensor
 
 _Batch = tuple[int, ...]
 Side = Literal[0, 1, 2]
@@ -81,14 +81,14 @@ class Layout:
             gradient = gradient.sum_to_size(own)
         return gradient if gradient.shape == like.shape else gradient.reshape(like.shape)
 
-    def output(self, x: Float[Tensor, "b heads q width"], width: int) -> Float[Tensor, "*batch q value_width"]:
+    def output(self, x: Float[Tensor, "b heads q width"], width: int) -> OutputTensor:
         """Return the output of fused attention with the batch axes of the call and without padded columns."""
         if x.shape[-1] != width:
             x = x[..., :width]
         return x if x.shape[:-2] == self.batch else x.reshape((*self.batch, *x.shape[-2:]))
 
     def restore(
-        self, output: Float[Tensor, "*batch q value_width"], log_sum_exp: Float[Tensor, "*batch q 1"], width: int
+        self, output: OutputTensor, log_sum_exp: RowTensor, width: int
     ) -> tuple[Float[Tensor, "b heads q width"], Float[Tensor, "b heads q"]]:
         """Return output and log-sum-exp with the batch axes of fused attention. The output is padded to `width`."""
         import torch

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 
 from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall
-from qkv.core.typing import Array, Float
+from qkv.core.typing import Array, Float, OutputArray
 from qkv.kernels.jax_loops.kernel import JaxLoopsKernel
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.plan.bind import bind_problem
@@ -29,7 +29,7 @@ from qkv.plan.time_model import amounts_of_work, visible_pairs
 from qkv.scores import Dot, ScaledDot
 
 
-def fused_attention(call: BoundCall, implementation: str) -> Float[Array, "*batch q value_width"]:
+def fused_attention(call: BoundCall, implementation: str) -> OutputArray:
     """Return the output of a scaled dot product under softmax.
 
     Args:

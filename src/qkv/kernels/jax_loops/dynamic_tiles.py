@@ -17,7 +17,7 @@ from qkv.core.equation import BoundCall
 from qkv.core.guard import zero_nonfinite
 from qkv.core.parts import Part
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, Float, Num, Shaped
+from qkv.core.typing import Array, Bool, Float, KeyArray, PairArray, QueryArray, Shaped
 from qkv.masks.base import Mask
 from qkv.scores.base import Score
 
@@ -164,13 +164,8 @@ class DynamicCall:
         return typing.cast("Array", jnp.logical_and(uncovered, mask.allowed(tile, call.value)))
 
     def logits(
-        self,
-        window: DynamicTile,
-        query: Num[Array, "*#batch q query_width"],
-        key: Num[Array, "*#batch k key_width"],
-        score: Score,
-        allowed: Bool[Array, " ..."],
-    ) -> Float[Array, "*batch q k"]:
+        self, window: DynamicTile, query: QueryArray, key: KeyArray, score: Score, allowed: Bool[Array, " ..."]
+    ) -> PairArray:
         """Return the logits of a tile, −inf for pairs for which `allowed` is False."""
         import jax
         import jax.numpy as jnp
@@ -185,7 +180,7 @@ class DynamicCall:
             raw_query, raw_key = slice_axis(raw.query, window.rows, -2), slice_axis(raw.key, window.cols, -2)
             constant = score.map_arrays(jax.lax.stop_gradient)
 
-            def with_nonfinite(logits: Float[Array, "*batch q k"]) -> Float[Array, "*batch q k"]:
+            def with_nonfinite(logits: PairArray) -> PairArray:
                 raw_logits = cast(constant.logits(raw_query, raw_key, tile), call.dtype)
                 return typing.cast("Array", jnp.where(nonfinite_query | nonfinite_key, raw_logits, logits))
 

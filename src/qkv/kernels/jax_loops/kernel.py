@@ -23,7 +23,7 @@ from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall, apply_dropout
 from qkv.core.guard import apply_weights, is_traced
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float, Num, Shaped
+from qkv.core.typing import Array, Float, KeyArray, Num, OutputArray, QueryArray, Shaped
 from qkv.kernels.dense.kernel import run_compiled
 from qkv.kernels.jax_loops.dynamic_tiles import (
     DynamicCall,
@@ -97,7 +97,7 @@ class RowBlockLoop:
     rows: int
     cols: int
 
-    def attend(self) -> tuple[Float[Array, "*batch q value_width"], tuple[Any, ...]]:
+    def attend(self) -> tuple[OutputArray, tuple[Any, ...]]:
         """Return the output and the readouts of the call.
 
         They support derivatives of any order in forward and reverse mode.
@@ -266,8 +266,8 @@ _Result = TypeVar("_Result")
 
 def with_automatic_axes(
     function: Callable[..., _Result],
-    query: Num[Array, "*#batch q query_width"],
-    key: Num[Array, "*#batch k key_width"],
+    query: QueryArray,
+    key: KeyArray,
     value: Num[Array, "*#batch k value_width"],
     *others: object,
 ) -> _Result:

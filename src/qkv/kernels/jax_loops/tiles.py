@@ -26,7 +26,7 @@ from qkv.core.equation import BoundCall, apply_dropout
 from qkv.core.guard import zero_nonfinite
 from qkv.core.partial import PartialResult
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, Float, Int, Shaped
+from qkv.core.typing import Array, Bool, Float, Int, OutputArray, Shaped
 from qkv.kernels.jax_loops.dynamic_tiles import (
     DynamicCall,
     DynamicTile,
@@ -47,7 +47,7 @@ _Constants = tuple[Any, ...]
 """Inputs without gradients: integer arrays, unprojected query and key, mask, positions and seed."""
 
 
-def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Float[Array, "*batch q value_width"]:
+def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> OutputArray:
     """Return the output of a call, computed tile by tile, with derivatives of any order in forward and reverse mode.
 
     First derivatives are computed by `Normalizer.logit_gradient`.
@@ -121,7 +121,7 @@ class TileLoop:
         sides = ("q", "width"), ("k", "width"), ("k", "value_width")
         return [*sides, *axis_names(self.call.score), *axis_names(self.call.normalizer)]
 
-    def forward(self) -> tuple[Float[Array, "*batch q value_width"], Summary]:
+    def forward(self) -> tuple[OutputArray, Summary]:
         """Return the output and the normalizer's summary of all queries."""
         tile = self.call.tile.restrict((0, self.call.tile.q_total), (0, 0))
         return self.call.normalizer.finalize(self.partial(), tile, self.call.dropout)
@@ -159,18 +159,14 @@ class TileLoop:
 
         return with_arrays(empty, self._scan(step, arrays_of_partial(empty)))
 
-    def tangent(
-        self, output: Float[Array, "*batch q value_width"], summary: Summary, tangents: list[Float[Array, "*_"]]
-    ) -> Float[Array, "*batch q value_width"]:
+    def tangent(self, output: OutputArray, summary: Summary, tangents: list[Float[Array, "*_"]]) -> OutputArray:
         """Return the tangent of the output, a linear function of the tangents of the floating-point arrays.
 
         For the gradient, JAX transposes it to a loop over the same tiles.
         """
         return self._add_normalizer_tangent(self.tile_tangents(output, summary, tangents), output, summary, tangents)
 
-    def tile_tangents(
-        self, output: Float[Array, "*batch q value_width"], summary: Summary, tangents: list[Float[Array, "*_"]]
-    ) -> Float[Array, "*batch q value_width"]:
+    def tile_tangents(self, output: OutputArray, summary: Summary, tangents: list[Float[Array, "*_"]]) -> OutputArray:
         """Return the part of the tangent that flows through the logits and values of the call.
 
         `output` and `summary` may be those of more keys than the call has.
@@ -206,9 +202,9 @@ class TileLoop:
         window: DynamicTile,
         tangents: list[Float[Array, "*_"]],
         allowed: Bool[Array, " ..."],
-        output: Float[Array, "*batch q value_width"],
+        output: OutputArray,
         summary: Summary,
-    ) -> Float[Array, "*batch q value_width"]:
+    ) -> OutputArray:
         """Return the contribution of a tile to the tangent of the output."""
         import jax
         import jax.numpy as jnp
@@ -239,12 +235,8 @@ class TileLoop:
         return cast("Array", found) + apply_dropout(weights, tile, call.dropout) @ value_tangent
 
     def _add_normalizer_tangent(
-        self,
-        total: Float[Array, "*batch q value_width"],
-        output: Float[Array, "*batch q value_width"],
-        summary: Summary,
-        tangents: list[Float[Array, "*_"]],
-    ) -> Float[Array, "*batch q value_width"]:
+        self, total: OutputArray, output: OutputArray, summary: Summary, tangents: list[Float[Array, "*_"]]
+    ) -> OutputArray:
         """Return a tangent with the effect of the normalizer's arrays that does not pass through `prepare`."""
         import jax
         import jax.numpy as jnp

@@ -25,7 +25,7 @@ from qkv.core.equation import BoundCall
 from qkv.core.guard import all_finite
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, Float, Num, Tensor
+from qkv.core.typing import Array, Bool, Float, Num, OutputArray, Tensor
 from qkv.kernels import LAZY_KERNELS
 from qkv.kernels.linear.decay import CHUNK_OF_DECAYS
 from qkv.kernels.linear.product import Recurrence, linear_attention, split_causal
@@ -223,7 +223,7 @@ def _chunks_per_block(batch: int) -> int:
 _BLOCK = 2**18
 """Number of elements of the temporary arrays of a block of chunks."""
 _GROWS = "a decay is above 0 or NaN"
-_Attempt = tuple[Float[Array, "*batch q value_width"] | None, str]
+_Attempt = tuple[OutputArray | None, str]
 """The output, or None and the reason why the product form cannot compute it."""
 
 

@@ -17,7 +17,7 @@ from qkv.core.arrays import library, namespace, where, zeros
 from qkv.core.equation import BoundCall
 from qkv.core.parts import expand_to_pairs
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float
+from qkv.core.typing import Array, Float, OutputArray, ValueArray
 from qkv.kernels.linear.decay import recur_with_decay
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.masks.base import Mask
@@ -33,7 +33,7 @@ def linear_attention(
     left: Float[Array, "*#batch q features"],
     right: Float[Array, "*#batch k features"],
     recurrence: Recurrence,
-) -> tuple[Float[Array, "*batch q value_width"], Float[Array, "*_"]]:
+) -> tuple[OutputArray, Float[Array, "*_"]]:
     """Return the output of a call, and an array that is finite if and only if everything that entered it is.
 
     Args:
@@ -65,22 +65,18 @@ def linear_attention(
     return (output if tuple(output.shape) == shape else xp.broadcast_to(output, shape)), checked
 
 
-def divide_by_totals(sums: Float[Array, "*batch q columns"]) -> Float[Array, "*batch q value_width"]:
+def divide_by_totals(sums: Float[Array, "*batch q columns"]) -> OutputArray:
     """Return the sums of `with_ones(value)`, divided by their last column; rows whose last column is 0 become 0."""
     return _divide(sums[..., :-1], sums[..., -1:])
 
 
-def _divide(
-    output: Float[Array, "*batch q value_width"], total: Float[Array, "*#batch q 1"]
-) -> Float[Array, "*batch q value_width"]:
+def _divide(output: OutputArray, total: Float[Array, "*#batch q 1"]) -> OutputArray:
     empty = total == 0
     # Not multiplied by 1 / total, whose derivative 1 / total² overflows for a small total.
     return where(empty, 0.0, output / where(empty, 1.0, total))
 
 
-def _state(
-    right: Float[Array, "*#batch k features"], value: Float[Array, "*#batch k value_width"]
-) -> Float[Array, "*batch features value_width"]:
+def _state(right: Float[Array, "*#batch k features"], value: ValueArray) -> Float[Array, "*batch features value_width"]:
     """Return φ(K)ᵀ V."""
     xp = namespace(right)
     return xp.matmul(xp.matrix_transpose(right), value)

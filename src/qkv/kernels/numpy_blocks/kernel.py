@@ -21,7 +21,7 @@ from qkv.core.ordering import RunningTopK
 from qkv.core.partial import ExponentialSums, TopKeys
 from qkv.core.progress import checkpoint
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, DType, Float, Shaped
+from qkv.core.typing import Array, Bool, DType, Float, OutputArray, Shaped
 from qkv.kernels.numpy_blocks.logits import BlockLogits, Exponential, ProjectedQueries, block_logits
 from qkv.kernels.runtime.tile_loop import Limits, attend_rows, ranges, restrict_mask, row_logits, weigh_rows
 from qkv.kernels.runtime.tile_readouts import SPARE_KEYS, ReadoutAccumulator, include_largest
@@ -373,7 +373,7 @@ def _write_logits(
 
 def _results(
     call: BoundCall, block: _Block, sizes: OnePassTileSizes, readouts: Sequence[Readout]
-) -> Iterator[tuple[Limits, Float[Array, "*batch q value_width"], tuple[ReadoutResult, ...]]]:
+) -> Iterator[tuple[Limits, OutputArray, tuple[ReadoutResult, ...]]]:
     """Yield ranges of queries of a block with their output and their readouts."""
     found = _finalize_selected(call, block) if block.sums is None else _finalize_sums(call, block, sizes, readouts)
     if found is not None:
@@ -556,7 +556,7 @@ class NumpyBlocksKernel(Kernel):
 
 def _weigh_rows(
     call: BoundCall, rows: Limits, cols: int, accumulators: Sequence[ReadoutAccumulator], index: BatchIndex
-) -> Float[Array, "*batch q value_width"]:
+) -> OutputArray:
     """Return the output of a range of queries, and update the readouts of the batch elements at `index`.
 
     Without readouts, only keys in the key range of the mask are read.

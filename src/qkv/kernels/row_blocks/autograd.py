@@ -22,7 +22,7 @@ from qkv.core.arrays import requires_gradient
 from qkv.core.autograd_function import autograd_function
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
 from qkv.core.equation import TorchCall, apply_dropout, take_range
-from qkv.core.typing import Float, Int, Num, Shaped, Tensor
+from qkv.core.typing import Float, Int, Num, OutputTensor, Shaped, Tensor
 from qkv.kernels.row_blocks.candidates import (
     Candidates,
     attend_candidates,
@@ -133,7 +133,7 @@ class RowBlocks(DifferentiableRows):
 
     search: CandidateSearch | None = None
 
-    def attend(self) -> tuple[Float[Tensor, "*batch q value_width"] | None, tuple[Result, ...]]:
+    def attend(self) -> tuple[OutputTensor | None, tuple[Result, ...]]:
         """Return the output, or None if `with_output` is False, and the results of the readouts."""
         tensors = call_tensors(self.call)
         trained = any(requires_gradient(x) for x in tensors)
@@ -305,7 +305,7 @@ class RowBlocks(DifferentiableRows):
             accumulate(results, shares, leaves, block_tensors(sums, rows, cols))
 
 
-def _attend_all(call: TorchCall, rows: Limits, block: RowLogits) -> Float[Tensor, "*batch q value_width"]:
+def _attend_all(call: TorchCall, rows: Limits, block: RowLogits) -> OutputTensor:
     """Return the output of a row block that attends to all keys. The logits of the block may be overwritten."""
     tile, normalizer = call.tile.restrict(rows, block.cols), call.normalizer
     if normalizer.power is not None and normalizer.scale is not None:

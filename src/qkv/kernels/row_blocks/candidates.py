@@ -22,7 +22,7 @@ import torch
 from qkv.core.arrays import dtype_name
 from qkv.core.equation import TorchCall, apply_dropout, take_range
 from qkv.core.ordering import RunningTopK
-from qkv.core.typing import Float, Int, Num, Tensor
+from qkv.core.typing import Float, Int, Num, OutputTensor, Tensor
 from qkv.kernels.row_blocks.rows import RowLogits, logit_tiles, visible_range
 from qkv.kernels.runtime.gradients import accumulate, block_tensors, leaves_of, traced_logits
 from qkv.kernels.runtime.tile_loop import Limits, ranges, row_weights
@@ -265,7 +265,7 @@ def _with_logits(
 def attend_candidates(
     call: TorchCall,
     blocks: Sequence[_CandidateBlock],
-    output: Float[Tensor, "*batch q value_width"],
+    output: OutputTensor,
     read: Callable[[Limits, Int[Tensor, "rows candidates"], Float[Tensor, "rows candidates"]], None],
 ) -> list[Candidates | None]:
     """Write the output of consecutive row blocks and return the candidates that the backward pass needs.
@@ -300,7 +300,7 @@ def backward_candidates(
     call: TorchCall,
     sums: TorchCall,
     blocks: Sequence[_CandidateBlock],
-    gradient: Float[Tensor, "*batch q value_width"],
+    gradient: OutputTensor,
     requires_grad: Sequence[bool],
     tile_keys: int,
 ) -> None:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 
 from qkv.core.equation import TorchCall
-from qkv.core.typing import Array, Float, Num, Shaped, Tensor
+from qkv.core.typing import Array, Float, Num, PairArray, Shaped, Tensor
 from qkv.kernels.runtime.gradients import call_tensors, gradients_of, traced_logits
 from qkv.kernels.runtime.tile_loop import Limits, fully_masked, ranges, weigh_rows
 from qkv.readouts import Readout, Reduction
@@ -104,9 +104,7 @@ class DifferentiableRows:
         """
         with torch.autocast(call.value.device.type, enabled=False):
             traced, normalizer = traced_logits(call, rows, cols, tensors)
-            logits: Float[Array, "*batch q k"] = (
-                fully_masked(call, rows, cols[1] - cols[0]) if traced is None else traced
-            )
+            logits: PairArray = fully_masked(call, rows, cols[1] - cols[0]) if traced is None else traced
             call = replace(call, value=tensors[2], normalizer=normalizer)
             output, read = weigh_rows(call, rows, logits, [each.read for each in self.readouts], self.with_output, cols)
         found: list[Array] = [] if output is None else [output]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from qkv.core.equation import TorchCall, take_range
-from qkv.core.typing import Array, Float, Num, Shaped, Tensor
+from qkv.core.typing import Array, Float, Num, PairTensor, Shaped, Tensor
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
@@ -51,7 +51,7 @@ def block_tensors(call: _CallArrays, rows: Limits, cols: Limits) -> list[Shaped[
 
 def traced_logits(
     call: TorchCall, rows: Limits, cols: Limits, tensors: Sequence[Shaped[Tensor, "*_"]]
-) -> tuple[Float[Tensor, "*batch q k"] | None, Normalizer]:
+) -> tuple[PairTensor | None, Normalizer]:
     """Return the logits of a tile and the normalizer, with `tensors` in place of the tensors of the call.
 
     Args:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from qkv.core.typing import Float, Num, Tensor
+from qkv.core.typing import Float, Num, OutputTensor, RowTensor, Tensor
 
 COLUMNS = 4
 """Number of columns of the tensor of saved statistics."""
@@ -27,7 +27,7 @@ class SavedStatistics:
         restored: the output and the tensor of saved statistics; None in the forward pass.
     """
 
-    restored: tuple[Float[Tensor, "*batch q value_width"], Float[Tensor, "*_"]] | None = None
+    restored: tuple[OutputTensor, Float[Tensor, "*_"]] | None = None
     _recorded: list[Sequence[Num[Tensor, "*batch q _"]]] = field(default_factory=list)
 
     def note(self, columns: Sequence[Num[Tensor, "*batch q _"]]) -> None:
@@ -37,7 +37,7 @@ class SavedStatistics:
         """
         self._recorded.append(columns)
 
-    def take(self) -> tuple[Float[Tensor, "*batch q value_width"], list[Float[Tensor, "*batch q 1"]]] | None:
+    def take(self) -> tuple[OutputTensor, list[RowTensor]] | None:
         """Return the output and the statistics of the forward pass, or None if they must be computed again.
 
         They are returned only by the first call.
@@ -48,7 +48,7 @@ class SavedStatistics:
         output, table = restored
         return output, [table[..., n : n + 1].contiguous() for n in range(1, count + 1)]
 
-    def table(self, output: Float[Tensor, "*batch q value_width"]) -> Float[Tensor, "*batch q 4"]:
+    def table(self, output: OutputTensor) -> Float[Tensor, "*batch q 4"]:
         """Return the recorded statistics as one tensor `(*batch, q, 4)`, with the dtype and device of `output`.
 
         Its first column holds the number of further columns in use, which is 0 if the statistics cannot be stored.

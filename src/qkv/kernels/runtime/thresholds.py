@@ -17,7 +17,7 @@ import math
 from typing import TYPE_CHECKING
 
 from qkv.core.autograd_function import autograd_function
-from qkv.core.typing import Float, Tensor
+from qkv.core.typing import Float, PairTensor, Tensor
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -36,7 +36,7 @@ _GROUP_SIZE = 16
 """Number of keys in a group. The first τ is computed from the largest logit of each group."""
 
 
-def sparse_weights(logits: Float[Tensor, "*batch q k"], power: float, scale: float) -> Float[Tensor, "*batch q k"]:
+def sparse_weights(logits: PairTensor, power: float, scale: float) -> PairTensor:
     """Return the sparsemax or entmax weights of rows of logits, with first and second derivatives.
 
     Special values are treated as in `Normalizer.weights`: the weight of −inf is 0, the weights of a row without keys
@@ -47,12 +47,8 @@ def sparse_weights(logits: Float[Tensor, "*batch q k"], power: float, scale: flo
 
 
 def write_sparse_weights(
-    logits: Float[Tensor, "*batch q k"],
-    out: Float[Tensor, "*batch q k"],
-    power: float,
-    scale: float,
-    group_max: Float[Tensor, "q groups"] | None = None,
-) -> Float[Tensor, "*batch q k"]:
+    logits: PairTensor, out: PairTensor, power: float, scale: float, group_max: Float[Tensor, "q groups"] | None = None
+) -> PairTensor:
     """Write the sparsemax or entmax weights of rows of logits to `out`, without a gradient, and return `out`.
 
     Newton's method runs on some rows at a time, first on the maxima of groups and then on all keys.
@@ -165,9 +161,7 @@ def _norm_and_slope(
     return norm, slope * norm / total
 
 
-def sparse_logit_gradient(
-    weights: Float[Tensor, "*batch q k"], gradient: Float[Tensor, "*batch q k"], power: float, scale: float
-) -> Float[Tensor, "*batch q k"]:
+def sparse_logit_gradient(weights: PairTensor, gradient: PairTensor, power: float, scale: float) -> PairTensor:
     """Return the gradient of the logits of sparsemax or entmax, given that of the weights.
 
     Args:
@@ -194,9 +188,7 @@ def sparse_logit_gradient(
     return found
 
 
-def _forward(
-    ctx: _Context, logits: Float[Tensor, "*batch q k"], power: float, scale: float
-) -> Float[Tensor, "*batch q k"]:
+def _forward(ctx: _Context, logits: PairTensor, power: float, scale: float) -> PairTensor:
     import torch
 
     out = torch.empty_like(logits, memory_format=torch.contiguous_format)
@@ -206,5 +198,5 @@ def _forward(
     return weights
 
 
-def _backward(ctx: _Context, gradient: Float[Tensor, "*batch q k"]) -> tuple[Float[Tensor, "*batch q k"], None, None]:
+def _backward(ctx: _Context, gradient: PairTensor) -> tuple[PairTensor, None, None]:
     return sparse_logit_gradient(ctx.saved_tensors[0], gradient, ctx.power, ctx.scale), None, None

@@ -12,7 +12,7 @@ from qkv.core.guard import apply_weights
 from qkv.core.partial import PartialResult
 from qkv.core.progress import checkpoint
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float, Tensor
+from qkv.core.typing import OutputArray, PairArray, Tensor
 from qkv.kernels.runtime.thresholds import sparse_weights
 from qkv.masks.base import Coverage, Mask
 from qkv.normalizers.base import Normalizer, Summary
@@ -59,7 +59,7 @@ def restrict_mask(mask: Mask | None, tile: Tile) -> tuple[Coverage, Mask | None]
     return coverage, mask.slice(slice(*tile.rows), slice(*tile.cols))
 
 
-def attend_rows(call: BoundCall, rows: Limits, cols: int) -> tuple[Float[Array, "*batch q value_width"], Summary]:
+def attend_rows(call: BoundCall, rows: Limits, cols: int) -> tuple[OutputArray, Summary]:
     """Return the output of a range of queries and the normalizer's summary, computed in tiles of `cols` keys."""
     partial = partial_rows(call, rows, cols)
     return call.normalizer.finalize(partial, call.tile.restrict(rows, (0, 0)), call.dropout)
@@ -78,18 +78,18 @@ def partial_rows(call: BoundCall, rows: Limits, cols: int) -> PartialResult:
     return partial
 
 
-def _accumulate(call: BoundCall, logits: Float[Array, "*batch q k"], rows: Limits, cols: Limits) -> PartialResult:
+def _accumulate(call: BoundCall, logits: PairArray, rows: Limits, cols: Limits) -> PartialResult:
     normalizer, tile = call.normalizer, call.tile.restrict(rows, cols)
     return normalizer.accumulate(normalizer.prepare(logits), call.values(cols), tile, call.dropout, call.finite_value)
 
 
-def fully_masked(call: BoundCall, rows: Limits, keys: int) -> Float[Array, "*batch q k"]:
+def fully_masked(call: BoundCall, rows: Limits, keys: int) -> PairArray:
     """Return an array of −inf, as the logits of a range of queries and a number of masked keys."""
     shape = (*call.batch, rows[1] - rows[0], keys)
     return zeros(call.value, shape, call.dtype) - math.inf
 
 
-def row_logits(call: BoundCall, rows: Limits, cols: int, keys: Limits | None = None) -> Float[Array, "*batch q k"]:
+def row_logits(call: BoundCall, rows: Limits, cols: int, keys: Limits | None = None) -> PairArray:
     """Return the logits of a range of queries and of keys (None: all), concatenated from tiles of `cols` keys."""
     tiles, (first, last) = [], (0, call.tile.k_total) if keys is None else keys
     for start, stop in ranges(last - first, cols):
@@ -102,11 +102,11 @@ def row_logits(call: BoundCall, rows: Limits, cols: int, keys: Limits | None = N
 def weigh_rows(
     call: BoundCall,
     rows: Limits,
-    logits: Float[Array, "*batch q k"],
+    logits: PairArray,
     readers: Iterable[Callable[..., AnyResult]],
     with_output: bool = True,
     cols: Limits | None = None,
-) -> tuple[Float[Array, "*batch q value_width"] | None, tuple[AnyResult, ...]]:
+) -> tuple[OutputArray | None, tuple[AnyResult, ...]]:
     """Return the output of a range of queries, computed from all their logits, and the results of readouts.
 
     Args:
@@ -128,7 +128,7 @@ def weigh_rows(
     return output, tuple(read(logits, weights, normalizer, tile) for read in readers)
 
 
-def row_weights(normalizer: Normalizer, logits: Float[Array, "*batch q k"], tile: Tile) -> Float[Array, "*batch q k"]:
+def row_weights(normalizer: Normalizer, logits: PairArray, tile: Tile) -> PairArray:
     """Return the weights of queries, computed from their logits for all keys.
 
     Sparsemax and entmax in PyTorch do not sort long rows.

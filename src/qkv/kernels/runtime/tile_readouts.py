@@ -26,7 +26,7 @@ import numpy as np
 from qkv.core.arrays import zeros
 from qkv.core.batch import BatchIndex
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float, Int
+from qkv.core.typing import Array, Float, Int, PairArray
 from qkv.normalizers.base import Normalizer
 from qkv.readouts import Readout
 from qkv.readouts.base import Result, flatten, unflatten
@@ -102,12 +102,7 @@ class ReadoutAccumulator:
         self.kind: type = object
 
     def update(
-        self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        normalizer: Normalizer,
-        tile: Tile,
-        index: BatchIndex = (),
+        self, logits: PairArray, weights: PairArray, normalizer: Normalizer, tile: Tile, index: BatchIndex = ()
     ) -> None:
         """Compute the readout of one tile and add it to the result.
 

@@ -14,7 +14,7 @@ from qkv.core.arrays import cast, is_floating
 from qkv.core.equation import BoundCall, apply_dropout, dense, masked_logits
 from qkv.core.guard import apply_weights
 from qkv.core.parts import Part
-from qkv.core.typing import Array, Bool, Float, Int, Shaped
+from qkv.core.typing import Array, Bool, Float, Int, OutputArray, Shaped
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, equal_parts, row_block_arrays, row_block_size, size_text
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
@@ -37,7 +37,7 @@ _Total = Array | _Blocks
 """A variable of the loop: a sum over blocks, or the results of all blocks."""
 
 
-def attend_row_blocks(call: BoundCall, rows: int) -> Float[Array, "*batch q value_width"]:
+def attend_row_blocks(call: BoundCall, rows: int) -> OutputArray:
     """Return the output of a call with at least one query, computed in blocks of `rows` queries, with gradients."""
     import tensorflow as tf
 
@@ -89,7 +89,7 @@ class _RowBlockLoop:
         sides: list[Axes] = [("q", "width"), ("k", "width"), ("k", "value_width")]
         return sides + [names for part in parts for _, names in part.array_fields()]
 
-    def forward(self) -> Float[Array, "*batch q value_width"]:
+    def forward(self) -> OutputArray:
         """Return the output of the call."""
         import tensorflow as tf
 
@@ -102,7 +102,7 @@ class _RowBlockLoop:
         _, blocks = self._loop(step, (tf.TensorArray(call.dtype, size=self.count, element_shape=shape),))
         return self._join(typing.cast("_Blocks", blocks).stack(), 2)
 
-    def backward(self, gradient: Float[Array, "*batch q value_width"]) -> list[Float[Array, "*_"]]:
+    def backward(self, gradient: OutputArray) -> list[Float[Array, "*_"]]:
         """Return the gradients of the floating-point arrays, given the gradient of the output."""
         import tensorflow as tf
 

@@ -26,7 +26,7 @@ from qkv.core.equation import TorchCall, apply_dropout, take_range
 from qkv.core.guard import zero_nonfinite
 from qkv.core.partial import PartialResult
 from qkv.core.tile import Tile
-from qkv.core.typing import Float, Num, Shaped, Tensor
+from qkv.core.typing import Num, OutputTensor, RowTensor, Shaped, Tensor
 from qkv.kernels.runtime.differentiable_rows import DifferentiableRows
 from qkv.kernels.runtime.gradients import block_tensors, call_tensors, leaves_of, traced_logits
 from qkv.kernels.runtime.saved_statistics import SAVED
@@ -156,8 +156,8 @@ class GenericTiles:
         self,
         rows: Limits,
         summary: tuple[Num[Tensor, "*batch q _"], ...],
-        row_dot: Float[Tensor, "*batch q 1"],
-        gradient: Float[Tensor, "*batch q value_width"],
+        row_dot: RowTensor,
+        gradient: OutputTensor,
         gradients: Gradients,
         workspace: Workspace,
         logits_needed: bool,
@@ -201,7 +201,7 @@ Elements = ElementCache[SoftmaxTiles] | ElementCache[GenericTiles]
 """The objects that compute the tiles of the batch elements of a call."""
 
 
-def tiled_attention() -> Callable[..., Float[Tensor, "*batch q value_width"]]:
+def tiled_attention() -> Callable[..., OutputTensor]:
     """Return the differentiable function that computes the output of a call tile by tile.
 
     Its arguments are the call, the sizes of the tiles, the number of queries in a row block for second derivatives, a
@@ -213,7 +213,7 @@ def tiled_attention() -> Callable[..., Float[Tensor, "*batch q value_width"]]:
 
 def _attend(
     ctx: _Context, call: TorchCall, sizes: TileSizes, row_block: int, notes: list[str], *tensors: Shaped[Tensor, "*_"]
-) -> Float[Tensor, "*batch q value_width"]:
+) -> OutputTensor:
     saved = SAVED.get()
     known = saved.take() if saved is not None else None
     output, *summary = forward(call, sizes, notes) if known is None else (known[0], *known[1])
@@ -224,9 +224,7 @@ def _attend(
     return output
 
 
-def _backward(
-    ctx: _Context, gradient: Float[Tensor, "*batch q value_width"]
-) -> tuple[Shaped[Tensor, "*_"] | None, ...]:
+def _backward(ctx: _Context, gradient: OutputTensor) -> tuple[Shaped[Tensor, "*_"] | None, ...]:
     output, *rest = ctx.saved_tensors
     summary, tensors = rest[: ctx.summaries], rest[ctx.summaries :]
     needed = ctx.needs_input_grad[4:]
@@ -274,9 +272,9 @@ def forward(
 def backward(
     call: TorchCall,
     sizes: TileSizes,
-    output: Float[Tensor, "*batch q value_width"],
+    output: OutputTensor,
     summary: Sequence[Num[Tensor, "*batch q _"]],
-    gradient: Float[Tensor, "*batch q value_width"],
+    gradient: OutputTensor,
     logits_needed: bool,
 ) -> list[Shaped[Tensor, "*_"]]:
     """Return the gradients of query, key, value, the score's arrays and the normalizer's arrays.
@@ -301,7 +299,7 @@ def add_row_gradients(
     call: TorchCall,
     gradients: Sequence[Shaped[Tensor, "*_"]],
     summary: Sequence[Num[Tensor, "*batch q _"]],
-    row_dot: Float[Tensor, "*batch q 1"],
+    row_dot: RowTensor,
 ) -> None:
     """Add to the gradients of the normalizer's arrays, the last of `gradients`, what does not flow through logits."""
     row_gradients = call.normalizer.array_gradients(tuple(summary), row_dot)
@@ -317,8 +315,8 @@ def tile_gradients(
     elements: Elements,
     sizes: TileSizes,
     summary: Sequence[Num[Tensor, "*batch q _"]],
-    row_dot: Float[Tensor, "*batch q 1"],
-    gradient: Float[Tensor, "*batch q value_width"],
+    row_dot: RowTensor,
+    gradient: OutputTensor,
     logits_needed: bool,
 ) -> list[Shaped[Tensor, "*_"]]:
     """Return the gradients of query, key, value and arrays that flow through the logits and values of a call.

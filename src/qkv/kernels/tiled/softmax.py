@@ -28,7 +28,7 @@ from qkv.core.ordering import RunningTopK
 from qkv.core.partial import ExponentialSums
 from qkv.core.random import dropout_rate
 from qkv.core.tile import Tile
-from qkv.core.typing import Bool, Float, Tensor
+from qkv.core.typing import Bool, Float, OutputTensor, PairTensor, RowTensor, Tensor
 from qkv.kernels.runtime.microbenchmarks import FasterOps, add_matmul_, faster_ops
 from qkv.kernels.runtime.tile_loop import Limits, ranges, visible_tiles
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
@@ -52,12 +52,12 @@ class SaturatedRows:
         inverse: reciprocal of the total of each row.
     """
 
-    def __init__(self, inverse: Float[Tensor, "*batch q 1"]) -> None:
+    def __init__(self, inverse: RowTensor) -> None:
         self._inverse = inverse
         self._tolerance = _TOLERANCE * torch.finfo(inverse.dtype).eps
         self._visited: Tensor | None = inverse.new_zeros(inverse.shape)
 
-    def correct_(self, d_logits: Float[Tensor, "*batch q k"], exponentials: Float[Tensor, "*#batch q k"]) -> None:
+    def correct_(self, d_logits: PairTensor, exponentials: Float[Tensor, "*#batch q k"]) -> None:
         """Subtract, in rows with all their weight in this tile, the weights times the sum of the row's gradients.
 
         Args:
@@ -87,9 +87,9 @@ _MIN_QUERIES = 256
 _MAX_CACHED_MASKS = 64
 _LOG2_E = math.log2(math.e)
 
-_RowSums = tuple[Float[Tensor, "*batch q 1"], Float[Tensor, "*batch q 1"], Float[Tensor, "*batch q value_width"]]
+_RowSums = tuple[RowTensor, RowTensor, OutputTensor]
 """Shift, total and weighted sum of a range of rows."""
-_RowResults = tuple[Float[Tensor, "*batch q value_width"], Float[Tensor, "*batch q 1"], Float[Tensor, "*batch q 1"]]
+_RowResults = tuple[OutputTensor, RowTensor, RowTensor]
 """Output, shift and total of a range of rows."""
 
 
@@ -280,15 +280,11 @@ class SoftmaxTiles:
             return x.exp2_()
         return x.exp_() if self.bounded else x.mul_(_LOG2_E).exp2_()
 
-    def _weights(
-        self, x: Float[Tensor, "*batch q n"], total: Float[Tensor, "*batch q 1"]
-    ) -> Float[Tensor, "*batch q n"]:
+    def _weights(self, x: Float[Tensor, "*batch q n"], total: RowTensor) -> Float[Tensor, "*batch q n"]:
         """Replace logits minus the shift of each row by weights, in place."""
         return self._exp_(x).mul_(total.masked_fill(total == 0, 1.0).reciprocal_())
 
-    def _log_total(
-        self, shift: Float[Tensor, "*batch q 1"], total: Float[Tensor, "*batch q 1"]
-    ) -> Float[Tensor, "*batch q 1"]:
+    def _log_total(self, shift: RowTensor, total: RowTensor) -> RowTensor:
         """Return the log-sum-exp of each row, −inf for a fully masked row."""
         return total.log().add_(shift, alpha=math.log(2) if self._base2 else 1.0)
 
@@ -296,8 +292,8 @@ class SoftmaxTiles:
         self,
         accumulators: Sequence[ReadoutAccumulator],
         rows: Limits,
-        shift: Float[Tensor, "*batch q 1"],
-        total: Float[Tensor, "*batch q 1"],
+        shift: RowTensor,
+        total: RowTensor,
         workspace: Workspace,
     ) -> None:
         """Recompute the weights of a range of queries tile by tile and accumulate readouts from them."""
@@ -326,9 +322,9 @@ class SoftmaxTiles:
     def backward(
         self,
         rows: Limits,
-        summary: tuple[Float[Tensor, "*batch q 1"], ...],
-        row_dot: Float[Tensor, "*batch q 1"],
-        gradient: Float[Tensor, "*batch q value_width"],
+        summary: tuple[RowTensor, ...],
+        row_dot: RowTensor,
+        gradient: OutputTensor,
         gradients: Gradients,
         workspace: Workspace,
         logits_needed: bool,
@@ -372,9 +368,7 @@ class SoftmaxTiles:
                 saturated.correct_(d_logits, exponentials)
             logits_backward(d_logits, gradients)
 
-    def _own_units(
-        self, shift: Float[Tensor, "*batch q 1"], total: Float[Tensor, "*batch q 1"]
-    ) -> tuple[Float[Tensor, "*batch q 1"], Float[Tensor, "*batch q 1"]]:
+    def _own_units(self, shift: RowTensor, total: RowTensor) -> tuple[RowTensor, RowTensor]:
         """Return a shift and total of natural exponentials as this object computes them."""
         if self.bounded:
             return shift, total * shift.exp()
@@ -423,9 +417,7 @@ def _is_moderate(sums: _RowSums) -> bool:
     return float(low) >= 1e-12 and float(high) <= 1e12 and bool(torch.isfinite(weighted).all())
 
 
-def _apply_dropout(
-    x: Float[Tensor, "*batch q k"], mask: Bool[Tensor, "*batch q k"] | None, workspace: Workspace
-) -> Float[Tensor, "*batch q k"]:
+def _apply_dropout(x: PairTensor, mask: Bool[Tensor, "*batch q k"] | None, workspace: Workspace) -> PairTensor:
     """Return `x` with elements set to 0 where the mask is False. Return `x` itself if the mask is None."""
     if mask is None:
         return x

@@ -13,7 +13,7 @@ import torch
 
 from qkv.core.arrays import requires_gradient
 from qkv.core.equation import TorchCall
-from qkv.core.typing import Float, Tensor
+from qkv.core.typing import OutputTensor
 from qkv.kernels.runtime.gradients import call_tensors
 from qkv.kernels.runtime.tile_readouts import readable_in_forward
 from qkv.kernels.runtime.tile_sizes import TileSizes
@@ -42,7 +42,7 @@ def supports_unchecked(call: TorchCall, problem: Problem) -> bool:
 
 def unchecked_forward(
     call: TorchCall, sizes: TileSizes, notes: list[str], collector: ReadoutCollector | None
-) -> Float[Tensor, "*batch q value_width"] | None:
+) -> OutputTensor | None:
     """Return the output of a call, or None if its sums do not prove that all inputs are finite.
 
     Args:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from qkv.core.autograd_function import autograd_function
 from qkv.core.equation import TorchCall
 from qkv.core.parts import expand_to_pairs
-from qkv.core.typing import Bool, Float, Int, Num, Shaped, Tensor
+from qkv.core.typing import Bool, Float, Int, Num, OutputTensor, Shaped, Tensor
 from qkv.kernels.runtime.isolated_autograd import project_call
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         saved_tensors: tuple[Tensor, ...]
 
 
-def additive_attention(call: TorchCall, launch: Launch) -> Float[Tensor, "*batch q value_width"]:
+def additive_attention(call: TorchCall, launch: Launch) -> OutputTensor:
     """Return the output of a call with an additive score under softmax, in single precision."""
     batch, q = call.tile.batch, call.tile.q_total
     arrays, allowed = additive_sides(call)
@@ -225,7 +225,7 @@ class TritonKernel(ProgramKernel):
 
     def attend(
         self, call: TorchCall, problem: Problem, offset: int | None, precision: str
-    ) -> tuple[Float[Tensor, "*batch q value_width"], tuple[Any, ...]]:
+    ) -> tuple[OutputTensor, tuple[Any, ...]]:
         """Return the output of a call."""
         return additive_attention(call, Launch(offset, self._blocks(problem), precision)), ()
 

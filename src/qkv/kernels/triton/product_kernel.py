@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from qkv.core.autograd_function import autograd_function
 from qkv.core.equation import TorchCall
-from qkv.core.typing import Float, Int, Num, Shaped, Tensor
+from qkv.core.typing import Float, Int, Num, OutputTensor, Shaped, Tensor
 from qkv.kernels.runtime.isolated_autograd import project_call
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.program_kernel import (
@@ -73,7 +73,7 @@ class ProductLaunch:
         return {**sizes, **kind, **more, **block, "PRECISION": self.precision}
 
 
-def product_attention(call: TorchCall, launch: ProductLaunch) -> Float[Tensor, "*batch q value_width"]:
+def product_attention(call: TorchCall, launch: ProductLaunch) -> OutputTensor:
     """Return the output of a call whose score is an inner product or a gated inner product, in single precision.
 
     The scale of `launch` is that of the normalizer alone.
@@ -221,7 +221,7 @@ class TritonProductsKernel(ProgramKernel):
 
     def attend(
         self, call: TorchCall, problem: Problem, offset: int | None, precision: str
-    ) -> tuple[Float[Tensor, "*batch q value_width"], tuple[Any, ...]]:
+    ) -> tuple[OutputTensor, tuple[Any, ...]]:
         """Return the output of a call."""
         normalizer = call.normalizer
         power, top = _kind(normalizer) or (0, 0)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 from qkv.core import arrays
 from qkv.core.equation import BoundCall, TorchCall
-from qkv.core.typing import Bool, Float, Tensor
+from qkv.core.typing import Bool, Float, OutputTensor, Tensor
 from qkv.errors import GradientError
 from qkv.kernels.runtime.context import no_autocast, on_device
 from qkv.kernels.runtime.split_mask import split_mask
@@ -219,7 +219,7 @@ class ProgramKernel(Kernel):
     @abstractmethod
     def attend(
         self, call: TorchCall, problem: Problem, offset: int | None, precision: str
-    ) -> tuple[Float[Tensor, "*batch q value_width"], tuple[Any, ...]]:
+    ) -> tuple[OutputTensor, tuple[Any, ...]]:
         """Return the output and the readouts of a call, given the position of query 0 under a causal mask."""
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 from qkv.core.equation import TorchCall
 from qkv.core.parts import expand_to_pairs
-from qkv.core.typing import Float, Int, Tensor
+from qkv.core.typing import Float, Int, OutputTensor, Tensor
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.kernel import additive_sides, centred_sides, nonfinite_values
@@ -107,7 +107,7 @@ class _Sides:
 
 def attend_with_readouts(
     call: TorchCall, readouts: Sequence[Readout], launch: ReadoutLaunch
-) -> tuple[Float[Tensor, "*batch q value_width"], tuple[Any, ...]]:
+) -> tuple[OutputTensor, tuple[Any, ...]]:
     """Return the output of a call under softmax, and its readouts, some of which may be of some heads."""
     import torch
 
@@ -144,7 +144,7 @@ def _sides(call: TorchCall) -> tuple[_Sides, Tensor]:
 
 def _attend(
     call: TorchCall, sides: _Sides, readouts: Sequence[Readout], launch: ReadoutLaunch
-) -> tuple[Float[Tensor, "*batch q value_width"], dict[type[Readout], Tensor], _Table | None]:
+) -> tuple[OutputTensor, dict[type[Readout], Tensor], _Table | None]:
     """Return the output, an array of the elements for each kind of readout of queries, and a table of cells."""
     import torch
 
@@ -386,7 +386,7 @@ class TritonReadoutsKernel(ProgramKernel):
 
     def attend(
         self, call: TorchCall, problem: Problem, offset: int | None, precision: str
-    ) -> tuple[Float[Tensor, "*batch q value_width"], tuple[Any, ...]]:
+    ) -> tuple[OutputTensor, tuple[Any, ...]]:
         """Return the output and the readouts of a call."""
         launch = ReadoutLaunch(offset, *self._blocks(problem), precision, self._mapped(problem))
         return attend_with_readouts(call, problem.readouts, launch)

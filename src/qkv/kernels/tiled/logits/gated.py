@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from qkv.core.equation import TorchCall
-from qkv.core.typing import Float, Tensor
+from qkv.core.typing import Float, PairTensor, Tensor
 from qkv.kernels.runtime.microbenchmarks import FasterOps, add_matmul_
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.kernels.runtime.workspace import Workspace
@@ -101,11 +101,11 @@ class GatedLogits(TileLogits):
 
         return logits, backward
 
-    def _inverse_gate(self, rows: Limits, cols: Limits, workspace: Workspace) -> Float[Tensor, "*batch q k"]:
+    def _inverse_gate(self, rows: Limits, cols: Limits, workspace: Workspace) -> PairTensor:
         """Return the reciprocal of the gate of a tile, 1 / G = 1 + u vᵀ."""
         return self.ops.matmul_nt(self._query_factors(rows), self._key_factors(cols), workspace, "gate")
 
-    def _sigmoid(self, rows: Limits, cols: Limits, workspace: Workspace) -> Float[Tensor, "*batch q k"]:
+    def _sigmoid(self, rows: Limits, cols: Limits, workspace: Workspace) -> PairTensor:
         left, right = self._query_gates(rows), self._key_gates(cols).mT
         shape = (*self.call.tile.batch, left.shape[-2], right.shape[-1])
         return torch.add(left, right, out=workspace.take("gate", shape, left)).sigmoid_()

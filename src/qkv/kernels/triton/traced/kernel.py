@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from qkv.core.autograd_function import autograd_function
 from qkv.core.equation import TorchCall
-from qkv.core.typing import Float, Shaped, Tensor
+from qkv.core.typing import Float, OutputTensor, Shaped, Tensor
 from qkv.errors import GradientError
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.isolated_autograd import isolated_autograd
@@ -136,7 +136,7 @@ if TYPE_CHECKING:
         saved_tensors: tuple[Tensor, ...]
 
 
-def traced_attention(call: TorchCall, trace: ScoreTrace, launch: Launch) -> Float[Tensor, "*batch q value_width"]:
+def traced_attention(call: TorchCall, trace: ScoreTrace, launch: Launch) -> OutputTensor:
     """Return the output of a call with a traced score under softmax, in single precision."""
     import torch
 
@@ -302,7 +302,7 @@ class TracedScoreKernel(ProgramKernel):
 
     def attend(
         self, call: TorchCall, problem: Problem, offset: int | None, precision: str
-    ) -> tuple[Float[Tensor, "*batch q value_width"], tuple[Any, ...]]:
+    ) -> tuple[OutputTensor, tuple[Any, ...]]:
         """Return the output of a call."""
         import torch
 
