@@ -238,7 +238,7 @@ def test_tiled_pooled_map_has_the_sums_of_the_shared_definition(cells, spread, o
 @pytest.mark.parametrize("base", ["NATURAL", "BINARY"])
 def test_numpy_accumulator_has_the_sums_of_the_shared_definition(base, spread, offset):
     from qkv.kernels.numpy_blocks import logits as exponential
-    from qkv.kernels.numpy_blocks.kernel import ExponentialAccumulator
+    from qkv.kernels.numpy_blocks.one_pass import ExponentialAccumulator
 
     logits, value, allowed = problem(spread, offset)
     allowed[-1, 3] = True  # rows without keys go another way

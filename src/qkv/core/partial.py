@@ -18,7 +18,7 @@ The following loops are specialized, because they work in place or omit steps th
 
     kernels/tiled/softmax.py              PyTorch: in place, base-2 exponentials, no maximum where logits are bounded
     kernels/tiled/readouts.py             PyTorch: sums of each cell of a map, rescaled with the sums of the softmax
-    kernels/numpy_blocks/kernel.py        NumPy: float64, with a shift that is changed only to avoid an overflow
+    kernels/numpy_blocks/one_pass.py      NumPy: float64, with a shift that is changed only to avoid an overflow
     kernels/fused/sdpa.py                 PyTorch: merges two finalized outputs by their log-sum-exp
     readouts/base.py                      log-sum-exps alone
     readouts/top_weights.py               weights and indices alone, later tiles lose ties
