@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.autograd.function import FunctionCtx
+
+    class Context(FunctionCtx):
+        """Context of an autograd function, to which subclasses add the attributes that `forward` sets."""
+
+        saved_tensors: tuple[Tensor, ...]
+        needs_input_grad: tuple[bool, ...]
+
+        def save_for_backward(self, *tensors: Tensor | None) -> None:
+            """Save tensors for backward."""
+
+        def set_materialize_grads(self, value: bool) -> None:
+            """Set whether missing gradients are passed to backward as zeros instead of None."""
 
 
 @cache

@@ -23,13 +23,7 @@ from qkv.core.tracing import tracing_mode
 from qkv.core.typing import Array, Float, Int, Num, Tensor
 
 if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
-
-    class _Context(FunctionCtx):
-        saved_tensors: tuple[Tensor, ...]
-
-        def save_for_backward(self, *tensors: Tensor | None) -> None:
-            """Save tensors for backward."""
+    from qkv.core.autograd_function import Context
 
 
 _MIN_WIDTH = 12
@@ -120,7 +114,7 @@ def distance_gradients(
 
 
 def _forward(
-    ctx: _Context, query: Float[Tensor, "batch q width"], key: Float[Tensor, "batch k width"]
+    ctx: Context, query: Float[Tensor, "batch q width"], key: Float[Tensor, "batch k width"]
 ) -> Float[Tensor, "batch q k"]:
     found, near = pair_distances(query, key)
     ctx.save_for_backward(query, key, found, near)
@@ -157,7 +151,7 @@ def _by_products(
     return square.sqrt_(), near
 
 
-def _backward(ctx: _Context, gradient: Float[Tensor, "batch q k"]) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Context, gradient: Float[Tensor, "batch q k"]) -> tuple[Tensor | None, ...]:
     import torch
 
     query, key, found, near = ctx.saved_tensors

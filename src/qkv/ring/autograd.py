@@ -34,14 +34,12 @@ from qkv.ring.shards import Block, Shards
 from qkv.ring.thresholds import KnownThreshold, find_thresholds
 
 if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
+    from qkv.core.autograd_function import Context
 
-    class _Context(FunctionCtx):
+    class _Context(Context):
         call: TorchCall
         shards: Shards
         found: _Found
-        saved_tensors: tuple[Tensor, ...]
-        needs_input_grad: tuple[bool, ...]
 
 
 @dataclass

@@ -44,14 +44,13 @@ from qkv.torch_bridge.closures import has_tangent, refers_to_transformed
 if TYPE_CHECKING:
     from torch._functorch.pyfunctorch import VmapInterpreter
 
+    from qkv.core.autograd_function import Context
+
 
 if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
 
-    class _Context(FunctionCtx):
+    class _Context(Context):
         function: TensorFunction
-        saved_tensors: tuple[Tensor, ...]
-        needs_input_grad: tuple[bool, ...]
         differentiable: tuple[bool, ...]
 
 

@@ -49,19 +49,11 @@ from qkv.scores.forms import (
 )
 
 if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
+    from qkv.core.autograd_function import Context
 
-    class _Context(FunctionCtx):
+    class _Context(Context):
         attention: BatchedAttention
         given: int
-        saved_tensors: tuple[Tensor, ...]
-        needs_input_grad: tuple[bool, ...]
-
-        def save_for_backward(self, *tensors: Tensor | None) -> None:
-            """Save tensors for backward."""
-
-        def set_materialize_grads(self, value: bool) -> None:
-            """Set whether missing gradients are passed to backward as zeros instead of None."""
 
 
 Outputs: TypeAlias = tuple[Float[Tensor, "*batch q _"], ...]

@@ -33,12 +33,10 @@ from qkv.kernels.fused.pair_bias import BlockBias
 from qkv.kernels.runtime.saved_statistics import SAVED
 
 if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
+    from qkv.core.autograd_function import Context
 
-    class _Context(FunctionCtx):
+    class _Context(Context):
         attention: FusedAttention
-        saved_tensors: tuple[Tensor, ...]
-        needs_input_grad: tuple[bool, ...]
 
 
 _Operator = Callable[..., Any]

@@ -37,11 +37,7 @@ from qkv.kernels.runtime.gradients import gradients_of, leaves_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch.autograd.function import FunctionCtx
-
-    class _Context(FunctionCtx):
-        saved_tensors: tuple[Tensor, ...]
-        needs_input_grad: tuple[bool, ...]
+    from qkv.core.autograd_function import Context
 
 
 CHUNK_OF_DECAYS = 32
@@ -210,7 +206,7 @@ def _torch_blocks(query: Array, key: Array, value: Array, log_decay: Array, stat
 
 
 def _forward(
-    ctx: _Context,
+    ctx: Context,
     query: Float[Tensor, "*#batch n features"],
     key: Float[Tensor, "*#batch n features"],
     value: Float[Tensor, "*#batch n value_width"],
@@ -235,7 +231,7 @@ def _forward(
 
 
 def _backward(
-    ctx: _Context, d_output: Float[Tensor, "*batch n value_width"], d_state: Float[Tensor, "*_ features value_width"]
+    ctx: Context, d_output: Float[Tensor, "*batch n value_width"], d_state: Float[Tensor, "*_ features value_width"]
 ) -> tuple[Float[Tensor, "*_"] | None, ...]:
     import torch
 

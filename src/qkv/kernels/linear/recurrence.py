@@ -116,11 +116,7 @@ def _jax_loop() -> Any:
 
 
 if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
-
-    class _Context(FunctionCtx):
-        saved_tensors: tuple[Tensor, ...]
-        needs_input_grad: tuple[bool, ...]
+    from qkv.core.autograd_function import Context
 
 
 BLOCK_PAIRS = 2**16
@@ -190,7 +186,7 @@ def _states(
 
 
 def _forward(
-    ctx: _Context,
+    ctx: Context,
     query: Float[Tensor, "*#batch n features"],
     key: Float[Tensor, "*#batch n features"],
     value: Float[Tensor, "*#batch n value_width"],
@@ -216,7 +212,7 @@ def _forward(
 
 
 def _backward(
-    ctx: _Context, d_output: Float[Tensor, "*batch n value_width"], d_state: Float[Tensor, "*_ features value_width"]
+    ctx: Context, d_output: Float[Tensor, "*batch n value_width"], d_state: Float[Tensor, "*_ features value_width"]
 ) -> tuple[Float[Tensor, "*_"] | None, ...]:
     import torch
 

@@ -42,13 +42,11 @@ from qkv.readouts import Reduction
 from qkv.readouts.base import Result, unflatten
 
 if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
+    from qkv.core.autograd_function import Context
 
-    class _Context(FunctionCtx):
+    class _Context(Context):
         blocks: RowBlocks
         saved: _Saved
-        saved_tensors: tuple[Tensor, ...]
-        needs_input_grad: tuple[bool, ...]
 
 
 _FORWARD_QUERIES = 512

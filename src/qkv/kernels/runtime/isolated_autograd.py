@@ -19,13 +19,11 @@ from qkv.scores import Score
 from qkv.scores.wrapper import PointwiseScore
 
 if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
+    from qkv.core.autograd_function import Context
 
-    class _Context(FunctionCtx):
+    class _Context(Context):
         function: Callable[..., Sequence[Tensor]]
         graph: tuple[Sequence[Tensor], Sequence[Tensor]] | None
-        saved_tensors: tuple[Tensor, ...]
-        needs_input_grad: tuple[bool, ...]
 
 
 def projects_nothing(score: Score) -> bool:

@@ -20,10 +20,9 @@ from qkv.core.autograd_function import autograd_function
 from qkv.core.typing import Float, PairTensor, Tensor
 
 if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
+    from qkv.core.autograd_function import Context
 
-    class _Context(FunctionCtx):
-        saved_tensors: tuple[Tensor, ...]
+    class _Context(Context):
         power: float
         scale: float
 

@@ -186,15 +186,13 @@ class GenericTiles:
 
 
 if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
+    from qkv.core.autograd_function import Context
 
-    class _Context(FunctionCtx):
+    class _Context(Context):
         call: TorchCall
         sizes: TileSizes
         row_block: int
         summaries: int
-        saved_tensors: tuple[Tensor, ...]
-        needs_input_grad: tuple[bool, ...]
 
 
 Elements = ElementCache[SoftmaxTiles] | ElementCache[GenericTiles]

@@ -37,11 +37,10 @@ from qkv.plan.problem import Problem
 from qkv.scores.forms import Tanh
 
 if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
+    from qkv.core.autograd_function import Context
 
-    class _Context(FunctionCtx):
+    class _Context(Context):
         launch: Launch
-        saved_tensors: tuple[Tensor, ...]
 
 
 def additive_attention(call: TorchCall, launch: Launch) -> OutputTensor:

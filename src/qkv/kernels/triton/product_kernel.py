@@ -31,11 +31,10 @@ from qkv.plan.time_model import amounts_of_work, visible_pairs
 from qkv.scores.forms import Gated
 
 if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
+    from qkv.core.autograd_function import Context
 
-    class _Context(FunctionCtx):
+    class _Context(Context):
         launch: ProductLaunch
-        saved_tensors: tuple[Tensor, ...]
 
 
 _STEPS = 40

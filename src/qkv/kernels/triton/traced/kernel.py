@@ -128,12 +128,11 @@ def _arranged(
 
 
 if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
+    from qkv.core.autograd_function import Context
 
-    class _Context(FunctionCtx):
+    class _Context(Context):
         trace: ScoreTrace
         launch: Launch
-        saved_tensors: tuple[Tensor, ...]
 
 
 def traced_attention(call: TorchCall, trace: ScoreTrace, launch: Launch) -> OutputTensor:
