@@ -79,8 +79,9 @@ def test_a_public_method_without_a_docstring_overrides_one_that_has_one() -> Non
 
 def exported_functions() -> Iterator[tuple[str, Method]]:
     """Yield the functions that the packages around their module export, and the methods of such classes."""
-    texts = {path.parent: ast.walk(tree) for path, tree in modules().items() if path.name == "__init__.py"}
-    exports = {folder: {getattr(node, "value", None) for node in nodes} for folder, nodes in texts.items()}
+    from generate.reference import public_modules
+
+    exports = {SOURCE.joinpath(*name.split(".")[1:]): names for name, names in public_modules().items()}
     for path, tree in modules().items():
         exported = set().union(*(exports.get(folder, ()) for folder in path.parents))
         for node in tree.body:
