@@ -30,7 +30,7 @@ from qkv.core.typing import Float, Int, Tensor
 from qkv.kernels.runtime.microbenchmarks import LARGEST_FACTOR, faster_ops
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.kernels.runtime.workspace import Workspace
-from qkv.kernels.tiled.logits.base import Backward, Gradients, TileLogits, scale_and_shift_
+from qkv.kernels.tiled.logits.base import Gradients, Shift, TileLogits, TileTensor, Traced, scale_and_shift_
 from qkv.kernels.tiled.logits.centering import center_sides
 from qkv.scores.forms import Tanh
 
@@ -63,18 +63,14 @@ _MAX_SCALE = 100
 class AdditiveLogits(TileLogits):
     """Logits and gradients of tiles of one batch element, for a score of the form `Tanh`."""
 
-    def logits(
-        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
-    ) -> Float[Tensor, "*#batch q k"]:
+    def logits(self, rows: Limits, cols: Limits, workspace: Workspace, shift: Shift = None) -> TileTensor:
         out = workspace.take("logits", (rows[1] - rows[0], cols[1] - cols[0]), self.call.value)
         out.fill_(self._units.constant)
         for units in self._units.terms:
             units.add_logits(rows, cols, out, workspace)
         return scale_and_shift_(out, self.factor, shift)
 
-    def trace(
-        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
-    ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
+    def trace(self, rows: Limits, cols: Limits, workspace: Workspace, shift: Shift = None) -> Traced:
 
         def backward(gradient: Float[Tensor, "q k"], gradients: Gradients) -> None:
             vector = cast("Tensor", cast("Tanh", gradients.score.form).vector)

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 
@@ -101,8 +101,13 @@ def tensors_of(part: Part) -> list[Shaped[Tensor, "*_"]]:
     return cast("list[Tensor]", list(part.arrays()))
 
 
-Backward = Callable[[Float[Tensor, "*#batch q k"], Gradients], None]
+TileTensor: TypeAlias = Float[Tensor, "*#batch q k"]
+"""One number for each pair of a tile."""
+Shift: TypeAlias = Float[Tensor, "*#batch q 1"] | None
+"""Value that is subtracted from each row of logits; None for 0."""
+Backward: TypeAlias = Callable[[TileTensor, Gradients], None]
 """Function that adds the gradients of query, key and the score's arrays, given that of a tile's unscaled logits."""
+Traced: TypeAlias = tuple[TileTensor, Backward]
 
 
 @dataclass
@@ -124,9 +129,7 @@ class TileLogits(ABC):
         return ()
 
     @abstractmethod
-    def logits(
-        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
-    ) -> Float[Tensor, "*#batch q k"]:
+    def logits(self, rows: Limits, cols: Limits, workspace: Workspace, shift: Shift = None) -> TileTensor:
         """Return `factor` times the logits of a tile, minus `shift`, before the mask is applied.
 
         The caller may overwrite the array.
@@ -139,18 +142,14 @@ class TileLogits(ABC):
         """
 
     @abstractmethod
-    def trace(
-        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
-    ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
+    def trace(self, rows: Limits, cols: Limits, workspace: Workspace, shift: Shift = None) -> Traced:
         """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients` object.
 
         The argument of this function is the gradient of the plain logits, without factor and shift.
         """
 
 
-def scale_and_shift_(
-    logits: Float[Tensor, "*#batch q k"], factor: float, shift: Float[Tensor, "*#batch q 1"] | None
-) -> Float[Tensor, "*#batch q k"]:
+def scale_and_shift_(logits: TileTensor, factor: float, shift: Shift) -> TileTensor:
     """Compute factor · logits − shift in place, and return the array.
 
     The product is rounded before the shift is subtracted, as it was when the shift was computed from it: otherwise the
@@ -169,9 +168,7 @@ def scale_and_shift_(
 class AutogradLogits(TileLogits):
     """Logits and gradients of tiles for scores without a specialized implementation, by autograd."""
 
-    def logits(
-        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
-    ) -> Float[Tensor, "*#batch q k"]:
+    def logits(self, rows: Limits, cols: Limits, workspace: Workspace, shift: Shift = None) -> TileTensor:
         """Return `factor` times the logits of a tile, minus `shift`, in a buffer of the workspace.
 
         The score may return a view of another array, which must not be overwritten.
@@ -180,20 +177,15 @@ class AutogradLogits(TileLogits):
         logits = self._function(score)(take_range(self.call.query, rows), take_range(self.call.key, cols), tile)
         return self._copy(logits, rows, cols, workspace, shift)
 
-    def trace(
-        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
-    ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients` object.
-
-        The function holds the autograd graph of the tile.
-        """
+    def trace(self, rows: Limits, cols: Limits, workspace: Workspace, shift: Shift = None) -> Traced:
+        # The function holds the autograd graph of the tile.
         tile, limits = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
         score = self.call.score.slice(*limits)
         leaves = leaves_of([take_range(self.call.query, rows), take_range(self.call.key, cols), *tensors_of(score)])
         with torch.enable_grad():
             traced = self._function(score.replace_arrays(leaves[2:]))(leaves[0], leaves[1], tile)
 
-        def backward(gradient: Float[Tensor, "*#batch q k"], gradients: Gradients) -> None:
+        def backward(gradient: TileTensor, gradients: Gradients) -> None:
             sums = [gradients.queries(rows), gradients.keys(cols), *tensors_of(gradients.score.slice(*limits))]
             accumulate_logits(traced, gradient, leaves, sums)
 
@@ -203,13 +195,8 @@ class AutogradLogits(TileLogits):
         return cast("Callable[..., Tensor]", score.projected_logits if self.call.projected else score.logits)
 
     def _copy(
-        self,
-        logits: Num[Tensor, "*#batch #q #k"],
-        rows: Limits,
-        cols: Limits,
-        workspace: Workspace,
-        shift: Float[Tensor, "*#batch q 1"] | None,
-    ) -> Float[Tensor, "*#batch q k"]:
+        self, logits: Num[Tensor, "*#batch #q #k"], rows: Limits, cols: Limits, workspace: Workspace, shift: Shift
+    ) -> TileTensor:
         shape = (*self.call.tile.batch, rows[1] - rows[0], cols[1] - cols[0])
         out = workspace.take("logits", shape, self.call.value)
         if logits.dtype == out.dtype and logits.shape == out.shape:
@@ -220,7 +207,7 @@ class AutogradLogits(TileLogits):
 
 def accumulate_logits(
     logits: Num[Tensor, "*#batch #q #k"],
-    gradient: Float[Tensor, "*#batch q k"],
+    gradient: TileTensor,
     leaves: Sequence[Shaped[Tensor, "*_"]],
     sums: Sequence[Shaped[Tensor, "*_"]],
 ) -> None:

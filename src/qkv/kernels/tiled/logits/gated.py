@@ -18,7 +18,7 @@ from qkv.core.typing import Float, PairTensor, Tensor
 from qkv.kernels.runtime.microbenchmarks import FasterOps, add_matmul_
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.kernels.runtime.workspace import Workspace
-from qkv.kernels.tiled.logits.base import Backward, Gradients, RowSlices, TileLogits, scale_and_shift_
+from qkv.kernels.tiled.logits.base import Gradients, RowSlices, Shift, TileLogits, TileTensor, Traced, scale_and_shift_
 from qkv.kernels.tiled.logits.centering import center_sides
 
 _NARROW = 20.0
@@ -53,9 +53,7 @@ class GatedLogits(TileLogits):
             return ("gates of moderate range: exponentials and a division for each pair",)
         return ("gates of wide range: one sigmoid for each pair",)
 
-    def logits(
-        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
-    ) -> Float[Tensor, "*#batch q k"]:
+    def logits(self, rows: Limits, cols: Limits, workspace: Workspace, shift: Shift = None) -> TileTensor:
         product = self.ops.matmul_nt(self._scaled_left(rows), self._right(cols), workspace, "logits")
         if self._divides:
             product.div_(self._inverse_gate(rows, cols, workspace))
@@ -63,13 +61,8 @@ class GatedLogits(TileLogits):
             product.mul_(self._sigmoid(rows, cols, workspace))
         return scale_and_shift_(product, 1.0, shift)
 
-    def trace(
-        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
-    ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients` object.
-
-        The function holds the gate and the unshifted logits of the tile.
-        """
+    def trace(self, rows: Limits, cols: Limits, workspace: Workspace, shift: Shift = None) -> Traced:
+        # The function holds the gate and the unshifted logits of the tile.
         gated = self.ops.matmul_nt(self._scaled_left(rows), self._right(cols), workspace, "gated")
         if self._divides:
             gate = self._inverse_gate(rows, cols, workspace).reciprocal_()
@@ -82,7 +75,7 @@ class GatedLogits(TileLogits):
         else:
             torch.sub(gated, shift, out=logits)
 
-        def backward(gradient: Float[Tensor, "*#batch q k"], gradients: Gradients) -> None:
+        def backward(gradient: TileTensor, gradients: Gradients) -> None:
             d_query, d_key = gradients.queries(rows), gradients.keys(cols)
             if self._divides:
                 product = gated.mul_(gradient.mul_(gate))

@@ -15,10 +15,12 @@ from qkv.kernels.runtime.microbenchmarks import LARGEST_FACTOR, FasterOps, add_m
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.base import (
-    Backward,
     Gradients,
     RowSlices,
+    Shift,
     TileLogits,
+    TileTensor,
+    Traced,
     accumulate_logits,
     scale_and_shift_,
     tensors_of,
@@ -34,21 +36,14 @@ class InnerProductLogits(TileLogits):
         self._queries, self._keys = RowSlices(call.query), RowSlices(call.key)
         self._scaled_queries = self._queries if factor == 1 else RowSlices(call.query * factor)
 
-    def logits(
-        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
-    ) -> Float[Tensor, "*#batch q k"]:
+    def logits(self, rows: Limits, cols: Limits, workspace: Workspace, shift: Shift = None) -> TileTensor:
         product = self.ops.matmul_nt(self._scaled_queries(rows), self._keys(cols), workspace, "logits")
         return scale_and_shift_(product, 1.0, shift)
 
-    def trace(
-        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
-    ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients` object.
+    def trace(self, rows: Limits, cols: Limits, workspace: Workspace, shift: Shift = None) -> Traced:
+        # The gradients are dL += dS R and dR += dSᵀ L.
 
-        The gradients are dL += dS R and dR += dSᵀ L.
-        """
-
-        def backward(gradient: Float[Tensor, "*#batch q k"], gradients: Gradients) -> None:
+        def backward(gradient: TileTensor, gradients: Gradients) -> None:
             add_matmul_(gradients.queries(rows), gradient, self._keys(cols))
             add_matmul_(gradients.keys(cols), gradient.mT, self._queries(rows))
 
@@ -63,24 +58,17 @@ class SoftcapLogits(TileLogits):
         self._cap = cap
         self._inner = InnerProductLogits(call, 1.0 / cap, ops)
 
-    def logits(
-        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
-    ) -> Float[Tensor, "*#batch q k"]:
+    def logits(self, rows: Limits, cols: Limits, workspace: Workspace, shift: Shift = None) -> TileTensor:
         tanh = self.ops.tanh_(self._inner.logits(rows, cols, workspace))
         return scale_and_shift_(tanh, self._cap * self.factor, shift)
 
-    def trace(
-        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
-    ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients` object.
-
-        The gradient of the inner logits is (1 − tanh²) dS.
-        """
+    def trace(self, rows: Limits, cols: Limits, workspace: Workspace, shift: Shift = None) -> Traced:
+        # The gradient of the inner logits is (1 − tanh²) dS.
         inner, inner_backward = self._inner.trace(rows, cols, workspace)
         tanh = self.ops.tanh_(inner)
         square = torch.mul(tanh, tanh, out=workspace.take("square of tanh", tuple(tanh.shape), tanh))
 
-        def backward(gradient: Float[Tensor, "*#batch q k"], gradients: Gradients) -> None:
+        def backward(gradient: TileTensor, gradients: Gradients) -> None:
             gradient.addcmul_(gradient, square, value=-1)
             inner_backward(gradient, replace(gradients, score=cast("PointwiseScore", gradients.score).score))
 
@@ -95,20 +83,15 @@ class DistanceLogits(TileLogits):
         self._slope = slope
         self._queries, self._keys = (RowSlices(x.reshape(-1, *x.shape[-2:])) for x in (call.query, call.key))
 
-    def logits(
-        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
-    ) -> Float[Tensor, "*#batch q k"]:
+    def logits(self, rows: Limits, cols: Limits, workspace: Workspace, shift: Shift = None) -> TileTensor:
         found, _ = pair_distances(self._queries(rows), self._keys(cols))
         return scale_and_shift_(self._with_batch(found), -self._slope * self.factor, shift)
 
-    def trace(
-        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
-    ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients` object."""
+    def trace(self, rows: Limits, cols: Limits, workspace: Workspace, shift: Shift = None) -> Traced:
         sides = self._queries(rows), self._keys(cols)
         found, near = pair_distances(*sides)
 
-        def backward(gradient: Float[Tensor, "*#batch q k"], gradients: Gradients) -> None:
+        def backward(gradient: TileTensor, gradients: Gradients) -> None:
             results = distance_gradients(*sides, found, near, gradient.reshape(found.shape).mul_(-self._slope))
             for total, result in zip((gradients.queries(rows), gradients.keys(cols)), results, strict=True):
                 total.add_(self._with_batch(result))
@@ -133,9 +116,7 @@ class BiasedLogits(TileLogits):
 
     inner: TileLogits
 
-    def logits(
-        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
-    ) -> Float[Tensor, "*#batch q k"]:
+    def logits(self, rows: Limits, cols: Limits, workspace: Workspace, shift: Shift = None) -> TileTensor:
         tile, score = (
             self.call.tile.restrict(rows, cols),
             cast("PointwiseScore", self.call.score).slice(slice(*rows), slice(*cols)),
@@ -143,13 +124,8 @@ class BiasedLogits(TileLogits):
         offset = cast("Tensor", score.offset(tile, self.call.value))
         return self.inner.logits(rows, cols, workspace, shift).add_(offset, alpha=self.factor)
 
-    def trace(
-        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
-    ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits of a tile and a function that adds the gradients of the tile to a `Gradients` object.
-
-        The gradients of the offset are computed by autograd.
-        """
+    def trace(self, rows: Limits, cols: Limits, workspace: Workspace, shift: Shift = None) -> Traced:
+        # The gradients of the offset are computed by autograd.
         tile, limits = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
         score = cast("PointwiseScore", self.call.score).slice(*limits)
         leaves = leaves_of(tensors_of(score))
@@ -157,7 +133,7 @@ class BiasedLogits(TileLogits):
             offset = cast("Tensor", score.replace_arrays(leaves).offset(tile, self.call.value))
         logits, inner_backward = self.inner.trace(rows, cols, workspace, shift)
 
-        def backward(gradient: Float[Tensor, "*#batch q k"], gradients: Gradients) -> None:
+        def backward(gradient: TileTensor, gradients: Gradients) -> None:
             accumulate_logits(offset, gradient, leaves, tensors_of(gradients.score.slice(*limits)))
             inner_backward(gradient, replace(gradients, score=cast("PointwiseScore", gradients.score).score))
 
