@@ -14,8 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from qkv.cli.shared_options import (
     PORT_RULE,
     KeyColumns,
@@ -27,8 +25,11 @@ from qkv.cli.shared_options import (
     ScoreName,
     TableOptions,
     ValueColumn,
+    argument,
     check_rules,
     exclusion_rules,
+    flag,
+    option,
 )
 from qkv.core.checks import check_choice
 from qkv.core.progress import ProgressBar
@@ -45,85 +46,57 @@ if TYPE_CHECKING:
 class AskCommand:
     """The arguments and options of `qkv ask`."""
 
-    file: Annotated[str | None, typer.Argument(metavar="FILE", help="Table or store to query.", show_default=False)] = (
-        None
-    )
-    query: Annotated[
-        list[str] | None, typer.Argument(metavar="QUERY", help="One or more queries.", show_default=False)
-    ] = None
+    file: Annotated[str | None, argument("FILE", "Table or store to query.")] = None
+    query: Annotated[list[str] | None, argument("QUERY", "One or more queries.")] = None
     key: KeyColumns = ""
     value: ValueColumn = ""
-    sql: Annotated[str | None, typer.Option(metavar="SELECT", help="Query the result of this SQL instead of FILE.")] = (
+    sql: Annotated[str | None, option("SELECT", "Query the result of this SQL instead of FILE.")] = None
+    queries: Annotated[
+        str | None, option("FILE", "Read queries from a file, one per line; - reads standard input.")
+    ] = None
+    output: Annotated[str | None, option("FILE", "Write the answers to a .parquet, .arrow, .csv or .jsonl file.")] = (
         None
     )
-    queries: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Read queries from a file, one per line; - reads standard input.")
-    ] = None
-    output: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the answers to a .parquet, .arrow, .csv or .jsonl file.")
-    ] = None
     on: Annotated[
-        str | None,
-        typer.Option("--on", metavar="KEY=COLUMN[,…]", help="Columns of a table of queries; default: the key columns."),
+        str | None, option("KEY=COLUMN[,…]", "Columns of a table of queries; default: the key columns.", "--on")
     ] = None
-    id_: Annotated[
-        str | None, typer.Option("--id", metavar="COLUMN", help="Column that names the rows of evidence in --output.")
-    ] = None
+    id_: Annotated[str | None, option("COLUMN", "Column that names the rows of evidence in --output.", "--id")] = None
     score: ScoreName = None
     normalizer: NormalizerName = None
     aggregate: Annotated[
         str | None,
-        typer.Option(
-            metavar="mean|vote|local-linear",
-            help="Weighted mean, vote of the values, or a line through the rows near the query.",
+        option(
+            "mean|vote|local-linear", "Weighted mean, vote of the values, or a line through the rows near the query."
         ),
     ] = None
     gradient: Annotated[
-        bool,
-        typer.Option("--gradient", help="Show the slope of the line along each key; needs --aggregate local-linear."),
+        bool, flag("--gradient", "Show the slope of the line along each key; needs --aggregate local-linear.")
     ] = False
-    where: Annotated[str | None, typer.Option(metavar="SQL", help="Use only rows that satisfy this SQL predicate.")] = (
-        None
-    )
+    where: Annotated[str | None, option("SQL", "Use only rows that satisfy this SQL predicate.")] = None
     min_similarity: MinSimilarity = None
     max_distance: MaxDistance = None
-    tolerance: Annotated[
-        float, typer.Option(metavar="SHARE", help="Weight of a softmax that may be left out to save time.")
-    ] = 0.0
+    tolerance: Annotated[float, option("SHARE", "Weight of a softmax that may be left out to save time.")] = 0.0
     top: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Rows of evidence to show; default: 10 for one query, 3 for several."),
+        int | None, option("N", "Rows of evidence to show; default: 10 for one query, 3 for several.", min=1)
     ] = None
     format_: Annotated[
-        str,
-        typer.Option(
-            "--format", metavar="table|json|csv", help="Output format: json prints one object per line, csv a header."
-        ),
+        str, option("table|json|csv", "Output format: json prints one object per line, csv a header.", "--format")
     ] = "table"
     quote_formulas: QuoteFormulas = False
-    explain: Annotated[bool, typer.Option("--explain", help="Print the execution plan.")] = False
-    plot: Annotated[
-        str | None,
-        typer.Option(metavar="FILE.png", help="Plot the data, the weights and the answer (.png, .svg, .pdf)."),
-    ] = None
-    page: Annotated[
-        bool, typer.Option("--page", help="Open a page on which the query is moved and the answer follows.")
-    ] = False
-    export: Annotated[
-        str | None, typer.Option(metavar="FILE.html", help="Write the page to one self-contained file.")
-    ] = None
-    port: Annotated[int, typer.Option(metavar="N", help="Port of --page (0 = any free port).")] = 0
-    no_browser: Annotated[
-        bool, typer.Option("--no-browser", help="Print the address of --page without opening a browser.")
-    ] = False
-    version: Annotated[int | None, typer.Option(metavar="N", help="Query an older version of a store.")] = None
-    memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory limit; a larger store is read block by block.")
-    ] = "512 MiB"
-    seed: Annotated[int | None, typer.Option(metavar="NUMBER", help="Seed of random normalizers.")] = None
+    explain: Annotated[bool, flag("--explain", "Print the execution plan.")] = False
+    plot: Annotated[str | None, option("FILE.png", "Plot the data, the weights and the answer (.png, .svg, .pdf).")] = (
+        None
+    )
+    page: Annotated[bool, flag("--page", "Open a page on which the query is moved and the answer follows.")] = False
+    export: Annotated[str | None, option("FILE.html", "Write the page to one self-contained file.")] = None
+    port: Annotated[int, option("N", "Port of --page (0 = any free port).")] = 0
+    no_browser: Annotated[bool, flag("--no-browser", "Print the address of --page without opening a browser.")] = False
+    version: Annotated[int | None, option("N", "Query an older version of a store.")] = None
+    memory: Annotated[str, option("SIZE", "Memory limit; a larger store is read block by block.")] = "512 MiB"
+    seed: Annotated[int | None, option("NUMBER", "Seed of random normalizers.")] = None
     reading: TableOptions
     no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Do not save or reuse the bandwidth and distances chosen for FILE.")
+        bool, flag("--no-cache", "Do not save or reuse the bandwidth and distances chosen for FILE.")
     ] = False
 
     @cached_property

@@ -8,9 +8,8 @@ import platform
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from qkv.cli.console import new_console
+from qkv.cli.shared_options import flag
 from qkv.core.installation import Extra, extras, install_command, own_version
 from qkv.core.progress import ProgressBar
 from qkv.errors import DamagedError
@@ -36,10 +35,8 @@ _PURPOSES = {
 
 
 def doctor(
-    kernels: Annotated[
-        bool, typer.Option("--kernels/--no-kernels", help="Run each kernel of the installed libraries.")
-    ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    kernels: Annotated[bool, flag("--kernels/--no-kernels", "Run each kernel of the installed libraries.")] = True,
+    as_json: Annotated[bool, flag("--json", "Print the report as JSON.")] = False,
 ) -> None:
     """Report which packages are installed, which kernels work and how fast they are.
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from qkv.cli.shared_options import NormalizerName
+from qkv.cli.shared_options import NormalizerName, flag, option
 from qkv.core.checks import check_choice
 from qkv.errors import OptionError
 
@@ -18,45 +16,29 @@ if TYPE_CHECKING:
 
 
 def explain(
-    query: Annotated[str, typer.Option(metavar="SHAPE", help="Shape of the queries.", show_default=False)] = "",
-    key: Annotated[str, typer.Option(metavar="SHAPE", help="Shape of the keys.", show_default=False)] = "",
-    value: Annotated[
-        str | None, typer.Option(metavar="SHAPE", help="Shape of the values; default: that of the keys.")
-    ] = None,
-    score: Annotated[
-        str, typer.Option(metavar="NAME[:NUMBER]", help="Score that compares query and key.")
-    ] = "scaled-dot",
+    query: Annotated[str, option("SHAPE", "Shape of the queries.", show_default=False)] = "",
+    key: Annotated[str, option("SHAPE", "Shape of the keys.", show_default=False)] = "",
+    value: Annotated[str | None, option("SHAPE", "Shape of the values; default: that of the keys.")] = None,
+    score: Annotated[str, option("NAME[:NUMBER]", "Score that compares query and key.")] = "scaled-dot",
     normalizer: NormalizerName = None,
-    causal: Annotated[bool, typer.Option("--causal", help="Mask later keys.")] = False,
+    causal: Annotated[bool, flag("--causal", "Mask later keys.")] = False,
     align: Annotated[
-        str, typer.Option(metavar="start|end", help="Align queries with the first or the last keys, if lengths differ.")
+        str, option("start|end", "Align queries with the first or the last keys, if lengths differ.")
     ] = "end",
-    window: Annotated[
-        str | None, typer.Option(metavar="BEFORE,AFTER", help="Mask keys outside this window around the query.")
-    ] = None,
+    window: Annotated[str | None, option("BEFORE,AFTER", "Mask keys outside this window around the query.")] = None,
     readout: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME[:K]", help="Readout of the weights: entropy, log-sum-exp, dense, top-weights:K."),
+        list[str] | None, option("NAME[:K]", "Readout of the weights: entropy, log-sum-exp, dense, top-weights:K.")
     ] = None,
-    dtype: Annotated[str, typer.Option(metavar="NAME", help="float16, bfloat16, float32 or float64.")] = "float32",
-    library: Annotated[str, typer.Option(metavar="NAME", help="numpy, torch or jax.")] = "numpy",
-    device: Annotated[
-        str, typer.Option(metavar="NAME", help="cpu, cuda, or a kind of GPU such as H100, for torch or jax.")
-    ] = "cpu",
-    gradient: Annotated[bool, typer.Option("--gradient", help="Plan for a call that needs gradients.")] = False,
-    dropout: Annotated[float, typer.Option(metavar="P", help="Dropout probability of the weights.")] = 0.0,
-    kernel: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Kernel to use; default: chosen by estimated cost.")
-    ] = None,
+    dtype: Annotated[str, option("NAME", "float16, bfloat16, float32 or float64.")] = "float32",
+    library: Annotated[str, option("NAME", "numpy, torch or jax.")] = "numpy",
+    device: Annotated[str, option("NAME", "cpu, cuda, or a kind of GPU such as H100, for torch or jax.")] = "cpu",
+    gradient: Annotated[bool, flag("--gradient", "Plan for a call that needs gradients.")] = False,
+    dropout: Annotated[float, option("P", "Dropout probability of the weights.")] = 0.0,
+    kernel: Annotated[str | None, option("NAME", "Kernel to use; default: chosen by estimated cost.")] = None,
     memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="Budget for scratch memory; default: an eighth of the machine, at least 512 MiB."
-        ),
+        str | None, option("SIZE", "Budget for scratch memory; default: an eighth of the machine, at least 512 MiB.")
     ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Also name the kernels for other libraries or processors.")
-    ] = False,
+    verbose: Annotated[bool, flag("--verbose", "Also name the kernels for other libraries or processors.")] = False,
 ) -> None:
     """Print the execution plan of an attention call: the chosen kernel, the refused kernels, FLOPs and memory.
 

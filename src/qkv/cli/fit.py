@@ -19,6 +19,8 @@ from qkv.cli.shared_options import (
     LeftTable,
     RightTable,
     expand_options,
+    flag,
+    option,
 )
 from qkv.core.progress import Progress, ProgressBar
 from qkv.errors import DataError, OptionError
@@ -32,24 +34,18 @@ if TYPE_CHECKING:
 def evaluate(
     judged: JudgedCollection,
     *,
-    run: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="TREC run to evaluate; may be repeated.")
-    ] = None,
-    measures: Annotated[
-        str, typer.Option(metavar="NAMES", help="Measures of ir-measures, separated by spaces.")
-    ] = "nDCG@10 MAP R@100",
+    run: Annotated[list[str] | None, option("FILE", "TREC run to evaluate; may be repeated.")] = None,
+    measures: Annotated[str, option("NAMES", "Measures of ir-measures, separated by spaces.")] = "nDCG@10 MAP R@100",
     texts: IndexOptions,
     mix: Annotated[
-        float | None,
-        typer.Option(metavar="SHARE", help="Share of vectors in the mixture with BM25, from 0 to 1; default: chosen."),
+        float | None, option("SHARE", "Share of vectors in the mixture with BM25, from 0 to 1; default: chosen.")
     ] = None,
     learned: Annotated[
-        bool,
-        typer.Option("--learned", help="Also learn W_Q and W_K on half of the queries and test on the other half."),
+        bool, flag("--learned", "Also learn W_Q and W_K on half of the queries and test on the other half.")
     ] = False,
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Number of random splits for --learned.")] = 5,
+    repeats: Annotated[int, option("N", "Number of random splits for --learned.", min=1)] = 5,
     learning: LearningOptions,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object with every query.")] = False,
+    json_: Annotated[bool, flag("--json", "Print one JSON object with every query.")] = False,
 ) -> None:
     """Evaluate rankings against relevance judgements by nDCG@10, MAP and recall@100, or by other measures.
 
@@ -247,13 +243,11 @@ def _to_json(rows: dict[str, RankingMeasures], gained: dict[str, Gain], notes: l
 def fit_join(
     left: LeftTable,
     right: RightTable = None,
-    out: Annotated[str, typer.Option(metavar="FILE.json", help="File for the model.", show_default=False)] = "",
-    pairs: Annotated[str | None, typer.Option(metavar="FILE", help="File of labelled pairs.")] = None,
-    valid: Annotated[str | None, typer.Option(metavar="FILE", help="File of labelled pairs for validation.")] = None,
+    out: Annotated[str, option("FILE.json", "File for the model.", show_default=False)] = "",
+    pairs: Annotated[str | None, option("FILE", "File of labelled pairs.")] = None,
+    valid: Annotated[str | None, option("FILE", "File of labelled pairs for validation.")] = None,
     on: JoinedOn = None,
-    id_: Annotated[
-        str | None, typer.Option("--id", metavar="COLUMN", help="Column that identifies rows in the labelled pairs.")
-    ] = None,
+    id_: Annotated[str | None, option("COLUMN", "Column that identifies rows in the labelled pairs.", "--id")] = None,
     candidates: Candidates = None,
 ) -> None:
     """Train a model for qkv join from labelled pairs or from the two tables alone, and write it to a file.
@@ -304,15 +298,11 @@ def _fit(context: typer.Context) -> None:
 def fit_search(
     judged: JudgedCollection,
     *,
-    save: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Folder for the index; default: the given index.")
-    ] = None,
+    save: Annotated[str | None, option("FOLDER", "Folder for the index; default: the given index.")] = None,
     texts: IndexOptions,
     learning: LearningOptions,
-    temperature: Annotated[
-        float | None, typer.Option(metavar="T", help="Temperature of the softmax in training; default: 0.05.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(metavar="N", help="Maximum steps of L-BFGS; default: 20.")] = None,
+    temperature: Annotated[float | None, option("T", "Temperature of the softmax in training; default: 0.05.")] = None,
+    steps: Annotated[int | None, option("N", "Maximum steps of L-BFGS; default: 20.")] = None,
 ) -> None:
     """Learn the projections W_Q and W_K from queries with relevant documents, and save them in a search index.
 

@@ -10,9 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from qkv.cli.shared_options import Candidates, JoinedOn, LeftTable, QuoteFormulas, RightTable, Rule, check_rules
+from qkv.cli.shared_options import (
+    Candidates,
+    JoinedOn,
+    LeftTable,
+    QuoteFormulas,
+    RightTable,
+    Rule,
+    check_rules,
+    flag,
+    option,
+)
 from qkv.core.files import write_atomic
 from qkv.core.progress import ProgressBar
 from qkv.database.io.sources import read
@@ -224,32 +232,24 @@ class JoinCommand:
     left: LeftTable
     right: RightTable = None
     on: JoinedOn = None
-    id_: Annotated[
-        str | None, typer.Option("--id", metavar="COLUMN", help="Column that identifies rows in labelled pairs.")
-    ] = None
-    model: Annotated[
-        str | None, typer.Option(metavar="FILE.json", help="Model of qkv fit join; it defines the columns.")
-    ] = None
-    one_to_one: Annotated[bool, typer.Option("--one-to-one", help="Match each row at most once.")] = False
-    many: Annotated[bool, typer.Option("--many", help="Allow several right rows per left row.")] = False
-    threshold: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="Minimum weight of a match; default: that of the model.")
-    ] = None
+    id_: Annotated[str | None, option("COLUMN", "Column that identifies rows in labelled pairs.", "--id")] = None
+    model: Annotated[str | None, option("FILE.json", "Model of qkv fit join; it defines the columns.")] = None
+    one_to_one: Annotated[bool, flag("--one-to-one", "Match each row at most once.")] = False
+    many: Annotated[bool, flag("--many", "Allow several right rows per left row.")] = False
+    threshold: Annotated[float | None, option("NUMBER", "Minimum weight of a match; default: that of the model.")] = (
+        None
+    )
     candidates: Candidates = None
-    out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write all pairs to a .csv, .parquet, .arrow or .jsonl file.")
-    ] = None
+    out: Annotated[str | None, option("FILE", "Write all pairs to a .csv, .parquet, .arrow or .jsonl file.")] = None
     quote_formulas: QuoteFormulas = False
-    evaluate: Annotated[str | None, typer.Option(metavar="FILE", help="Evaluate the result on labelled pairs.")] = None
+    evaluate: Annotated[str | None, option("FILE", "Evaluate the result on labelled pairs.")] = None
     label: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Ask about the N most informative pairs, and learn from the answers."),
+        int | None, option("N", "Ask about the N most informative pairs, and learn from the answers.", min=1)
     ] = None
     labels: Annotated[
-        str | None,
-        typer.Option(metavar="FILE.csv", help="File of the answers; default with --label: LEFT-RIGHT-labels.csv."),
+        str | None, option("FILE.csv", "File of the answers; default with --label: LEFT-RIGHT-labels.csv.")
     ] = None
-    top: Annotated[int, typer.Option(metavar="N", min=0, help="Pairs to show, by decreasing weight.")] = 10
+    top: Annotated[int, option("N", "Pairs to show, by decreasing weight.", min=0)] = 10
 
 
 _RULES = (

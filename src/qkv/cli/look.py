@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from qkv.cli.shared_options import ModelFolder
+from qkv.cli.shared_options import ModelFolder, argument, flag, option
 from qkv.core.files import check_writable
 from qkv.core.printable import printable
 from qkv.core.progress import Progress, ProgressBar
@@ -100,74 +98,49 @@ def check_head(view: View, layer: int, head: int) -> None:
 
 
 def look(
-    file: Annotated[
-        str | None, typer.Argument(metavar="FILE", help="Text file with one text per line.", show_default=False)
-    ] = None,
-    text: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Text; may be repeated.")] = None,
+    file: Annotated[str | None, argument("FILE", "Text file with one text per line.")] = None,
+    text: Annotated[list[str] | None, option("TEXT", "Text; may be repeated.")] = None,
     image: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="FILE", help="Image for a vision model named by --model, with a text or without; repeatable."
-        ),
+        option("FILE", "Image for a vision model named by --model, with a text or without; repeatable."),
     ] = None,
     model: ModelFolder = None,
-    compare: Annotated[
-        list[str] | None, typer.Option(metavar="FOLDER", help="Another model for the same texts; may be repeated.")
-    ] = None,
+    compare: Annotated[list[str] | None, option("FOLDER", "Another model for the same texts; may be repeated.")] = None,
     export: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write the page to an .html file, or a figure to a .pdf, .svg or .png file."),
+        str | None, option("FILE", "Write the page to an .html file, or a figure to a .pdf, .svg or .png file.")
     ] = None,
     small: Annotated[
-        bool, typer.Option("--small", help="Halve the exported .html file; the median error of a weight is then 1 %.")
+        bool, flag("--small", "Halve the exported .html file; the median error of a weight is then 1 %.")
     ] = False,
     fragment: Annotated[
-        bool, typer.Option("--fragment", help="Write static pictures to the .html file, as a part of another page.")
+        bool, flag("--fragment", "Write static pictures to the .html file, as a part of another page.")
     ] = False,
-    width: Annotated[
-        str, typer.Option(metavar="WIDTH", help="Width of the figure: single or double (columns), or inches.")
-    ] = "double",
-    gallery: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Write ten example pages with an index to a new folder.")
-    ] = None,
-    terminal: Annotated[bool, typer.Option("--terminal", help="Draw one head in the terminal.")] = False,
-    layer: Annotated[
-        int | None, typer.Option(metavar="N", help="Layer to draw in the terminal or a figure, counted from 0.")
-    ] = None,
-    head: Annotated[
-        int | None, typer.Option(metavar="N", help="Head to draw in the terminal or a figure, counted from 0.")
-    ] = None,
-    whole: Annotated[bool, typer.Option("--whole", help="Read FILE as a single text.")] = False,
-    generate: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Generate N tokens and show what each attends to.")
-    ] = 0,
+    width: Annotated[str, option("WIDTH", "Width of the figure: single or double (columns), or inches.")] = "double",
+    gallery: Annotated[str | None, option("FOLDER", "Write ten example pages with an index to a new folder.")] = None,
+    terminal: Annotated[bool, flag("--terminal", "Draw one head in the terminal.")] = False,
+    layer: Annotated[int | None, option("N", "Layer to draw in the terminal or a figure, counted from 0.")] = None,
+    head: Annotated[int | None, option("N", "Head to draw in the terminal or a figure, counted from 0.")] = None,
+    whole: Annotated[bool, flag("--whole", "Read FILE as a single text.")] = False,
+    generate: Annotated[int, option("N", "Generate N tokens and show what each attends to.", min=0)] = 0,
     target: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="Show what a target, such as a translation, attends to; once per text."),
+        list[str] | None, option("TEXT", "Show what a target, such as a translation, attends to; once per text.")
     ] = None,
     pair: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="Second text of a pair, such as an answer to a question; once per text."),
+        list[str] | None, option("TEXT", "Second text of a pair, such as an answer to a question; once per text.")
     ] = None,
     roles: Annotated[
-        str | None,
-        typer.Option(metavar="FILE.json", help="Mark heads by roles that `qkv roles --json` measured for the model."),
+        str | None, option("FILE.json", "Mark heads by roles that `qkv roles --json` measured for the model.")
     ] = None,
     layers: Annotated[
-        str | None, typer.Option(metavar="N,N…", help="Layers to show for texts that exceed --memory; default: all.")
+        str | None, option("N,N…", "Layers to show for texts that exceed --memory; default: all.")
     ] = None,
     arrays: Annotated[
-        tuple[str, str] | None,
-        typer.Option(metavar="QUERY.npy KEY.npy", help="Show saved arrays instead of a text and a model."),
+        tuple[str, str] | None, option("QUERY.npy KEY.npy", "Show saved arrays instead of a text and a model.")
     ] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="Apply a causal mask to --arrays.")] = False,
-    memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory limit for the maps of one text or of --arrays.")
-    ] = "1 GiB",
-    port: Annotated[int, typer.Option(metavar="N", help="Port to listen on (0 = any free port).")] = 0,
-    no_browser: Annotated[
-        bool, typer.Option("--no-browser", help="Print the address without opening a browser.")
-    ] = False,
+    causal: Annotated[bool, flag("--causal", "Apply a causal mask to --arrays.")] = False,
+    memory: Annotated[str, option("SIZE", "Memory limit for the maps of one text or of --arrays.")] = "1 GiB",
+    port: Annotated[int, option("N", "Port to listen on (0 = any free port).")] = 0,
+    no_browser: Annotated[bool, flag("--no-browser", "Print the address without opening a browser.")] = False,
 ) -> None:
     """Show the attention of every head of a model, for one or more texts.
 

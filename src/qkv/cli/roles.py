@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from qkv.cli.shared_options import ModelFolder
+from qkv.cli.shared_options import ModelFolder, argument, flag, option
 from qkv.core.checks import check_choice
 from qkv.core.progress import ProgressBar
 from qkv.errors import OptionError
@@ -16,23 +14,17 @@ _KINDS = ("text", "gap", "winobias", "conllu")
 
 
 def roles(
-    files: Annotated[
-        list[str] | None, typer.Argument(metavar="FILE", help="Files of sentences.", show_default=False)
-    ] = None,
+    files: Annotated[list[str] | None, argument("FILE", "Files of sentences.")] = None,
     model: ModelFolder = None,
-    kind: Annotated[
-        str, typer.Option(metavar="|".join(_KINDS), help="Format of the files; text has one sentence per line.")
-    ] = "text",
+    kind: Annotated[str, option("|".join(_KINDS), "Format of the files; text has one sentence per line.")] = "text",
     occupations: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Occupations for winobias, one per line; may be repeated.")
+        list[str] | None, option("FILE", "Occupations for winobias, one per line; may be repeated.")
     ] = None,
-    most: Annotated[
-        int, typer.Option("--max", metavar="N", min=0, help="Maximum sentences to read per file; 0 reads all.")
-    ] = 0,
-    best: Annotated[int, typer.Option(metavar="N", min=1, help="Heads to show per role.")] = 3,
-    groups: Annotated[bool, typer.Option("--groups", help="Also show groups by length and condition.")] = False,
-    json: Annotated[str | None, typer.Option(metavar="FILE.json", help="Write all scores to a JSON file.")] = None,
-    plot: Annotated[str | None, typer.Option(metavar="FILE.png", help="Plot one heatmap per role.")] = None,
+    most: Annotated[int, option("N", "Maximum sentences to read per file; 0 reads all.", "--max", min=0)] = 0,
+    best: Annotated[int, option("N", "Heads to show per role.", min=1)] = 3,
+    groups: Annotated[bool, flag("--groups", "Also show groups by length and condition.")] = False,
+    json: Annotated[str | None, option("FILE.json", "Write all scores to a JSON file.")] = None,
+    plot: Annotated[str | None, option("FILE.png", "Plot one heatmap per role.")] = None,
 ) -> None:
     """Measure the roles of every attention head of a model over the sentences of one or more files.
 

@@ -8,9 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from qkv.cli.shared_options import IndexOptions
+from qkv.cli.shared_options import IndexOptions, argument, flag, option
 from qkv.core.printable import escaped_json
 from qkv.core.progress import Progress, ProgressBar
 from qkv.errors import DataError, OptionError
@@ -26,26 +24,18 @@ if TYPE_CHECKING:
 
 
 def search(
-    source: Annotated[
-        str | None, typer.Argument(metavar="SOURCE", help="Texts, a collection or an index.", show_default=False)
-    ] = None,
-    query: Annotated[
-        list[str] | None, typer.Argument(metavar="QUERY", help="One or more queries.", show_default=False)
-    ] = None,
+    source: Annotated[str | None, argument("SOURCE", "Texts, a collection or an index.")] = None,
+    query: Annotated[list[str] | None, argument("QUERY", "One or more queries.")] = None,
     queries: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Read queries from a file, one per line; - reads standard input.")
+        str | None, option("FILE", "Read queries from a file, one per line; - reads standard input.")
     ] = None,
-    top: Annotated[int, typer.Option(metavar="N", min=1, help="Passages to show per query.")] = 5,
+    top: Annotated[int, option("N", "Passages to show per query.", min=1)] = 5,
     *,
     texts: IndexOptions,
-    mix: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Share of vectors, from 0 (BM25 only) to 1; default: chosen.")
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option(metavar="T", help="Temperature of the softmax; lower is sharper.")
-    ] = 1.0,
-    save: Annotated[str | None, typer.Option(metavar="FOLDER", help="Save the index in this folder.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object per query.")] = False,
+    mix: Annotated[float | None, option("SHARE", "Share of vectors, from 0 (BM25 only) to 1; default: chosen.")] = None,
+    temperature: Annotated[float, option("T", "Temperature of the softmax; lower is sharper.")] = 1.0,
+    save: Annotated[str | None, option("FOLDER", "Save the index in this folder.")] = None,
+    json_: Annotated[bool, flag("--json", "Print one JSON object per query.")] = False,
 ) -> None:
     """Search texts by ranking their passages by their attention weight for the query.
 

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from qkv.cli.shared_options import KeyColumns, Rule, ValueColumn, check_rules
+from qkv.cli.shared_options import KeyColumns, Rule, ValueColumn, argument, check_rules, flag, option
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
@@ -20,38 +18,27 @@ if TYPE_CHECKING:
 class ServeCommand:
     """The arguments and options of `qkv serve`."""
 
-    store: Annotated[
-        str | None, typer.Argument(metavar="STORE", help="Store, or search index, to serve.", show_default=False)
-    ] = None
-    index: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Search index to serve beside the store, by POST /search.")
-    ] = None
+    store: Annotated[str | None, argument("STORE", "Store, or search index, to serve.")] = None
+    index: Annotated[str | None, option("FOLDER", "Search index to serve beside the store, by POST /search.")] = None
     key: KeyColumns = ""
     value: ValueColumn = ""
-    memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory limit, beyond which the store is read block by block.")
-    ] = "512 MiB"
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to listen on; another machine's access needs a token.")
-    ] = "127.0.0.1"
-    port: Annotated[int, typer.Option(metavar="N", help="Port to listen on; 0: any free port.")] = 8000
+    memory: Annotated[str, option("SIZE", "Memory limit, beyond which the store is read block by block.")] = "512 MiB"
+    host: Annotated[str, option("ADDRESS", "Address to listen on; another machine's access needs a token.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, option("N", "Port to listen on; 0: any free port.")] = 8000
     token_file: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="File with the token that requests must have; default: $QKV_TOKEN."),
+        str | None, option("FILE", "File with the token that requests must have; default: $QKV_TOKEN.")
     ] = None
-    max_body: Annotated[str, typer.Option(metavar="SIZE", help="Largest request body (413).")] = "8 MiB"
-    max_queries: Annotated[int, typer.Option(metavar="N", min=1, help="Most queries of a request (422).")] = 8192
-    max_rows: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Most rows of evidence per query, or passages (422).")
-    ] = 1000
-    max_requests: Annotated[int, typer.Option(metavar="N", min=1, help="Most requests at the same time (429).")] = 256
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Longest time for an answer (504).")] = 60.0
-    refresh: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.0, help="Time between looks for a new version; 0: never.")
-    ] = 1.0
-    mcp: Annotated[
-        bool, typer.Option("--mcp", help="Speak the Model Context Protocol on standard input and output instead.")
-    ] = False
+    max_body: Annotated[str, option("SIZE", "Largest request body (413).")] = "8 MiB"
+    max_queries: Annotated[int, option("N", "Most queries of a request (422).", min=1)] = 8192
+    max_rows: Annotated[int, option("N", "Most rows of evidence per query, or passages (422).", min=1)] = 1000
+    max_requests: Annotated[int, option("N", "Most requests at the same time (429).", min=1)] = 256
+    timeout: Annotated[float, option("SECONDS", "Longest time for an answer (504).")] = 60.0
+    refresh: Annotated[float, option("SECONDS", "Time between looks for a new version; 0: never.", min=0.0)] = 1.0
+    mcp: Annotated[bool, flag("--mcp", "Speak the Model Context Protocol on standard input and output instead.")] = (
+        False
+    )
 
 
 _RULES = (

@@ -17,6 +17,21 @@ from qkv.core.checks import check_choice
 from qkv.errors import OptionError, QkvError
 
 
+def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
+    """Return the declaration of an option with a value for `Annotated`; its name is that of the field unless given."""
+    return typer.Option(*names, metavar=metavar, help=text, **more)
+
+
+def flag(name: str, text: str) -> Any:
+    """Return the declaration of an option without a value for `Annotated`."""
+    return typer.Option(name, help=text)
+
+
+def argument(metavar: str, text: str) -> Any:
+    """Return the declaration of an argument for `Annotated`."""
+    return typer.Argument(metavar=metavar, help=text, show_default=False)
+
+
 class Rule(NamedTuple):
     """A condition that options must not meet, with the sentence that says why.
 
@@ -86,53 +101,36 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
 
 # -- ask, join, store create ----------------------------------------------------------------------------
 
-KeyColumns = Annotated[
-    str, typer.Option(metavar="A[,B]", help="Key column; several are separated as in CSV.", show_default=False)
-]
-ValueColumn = Annotated[str, typer.Option(metavar="C", help="Value column.", show_default=False)]
-ScoreName = Annotated[str | None, typer.Option(metavar="NAME[:NUMBER]", help="Score that compares query and key.")]
-NormalizerName = Annotated[
-    str | None, typer.Option(metavar="NAME[:NUMBER]", help="Normalizer that turns scores into weights.")
-]
-MinSimilarity = Annotated[
-    float | None, typer.Option(metavar="NUMBER", help="Least similarity of a match, for keys such as texts.")
-]
-MaxDistance = Annotated[
-    float | None, typer.Option(metavar="NUMBER", help="Largest distance of a match, for keys such as numbers.")
-]
+KeyColumns = Annotated[str, option("A[,B]", "Key column; several are separated as in CSV.", show_default=False)]
+ValueColumn = Annotated[str, option("C", "Value column.", show_default=False)]
+ScoreName = Annotated[str | None, option("NAME[:NUMBER]", "Score that compares query and key.")]
+NormalizerName = Annotated[str | None, option("NAME[:NUMBER]", "Normalizer that turns scores into weights.")]
+MinSimilarity = Annotated[float | None, option("NUMBER", "Least similarity of a match, for keys such as texts.")]
+MaxDistance = Annotated[float | None, option("NUMBER", "Largest distance of a match, for keys such as numbers.")]
 
 
 @dataclass(frozen=True)
 class ReadingOptions:
     """How the cells of a file of rows are read."""
 
-    encoding: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Encoding of FILE: utf-16, latin-1, cp1252 …; default: utf-8.")
-    ] = None
-    delimiter: Annotated[
-        str | None, typer.Option(metavar="CHARACTER", help="Delimiter of FILE; default: detected.")
-    ] = None
-    decimal: Annotated[
-        str | None, typer.Option(metavar=".|,", help="Decimal separator of FILE; default: detected.")
-    ] = None
+    encoding: Annotated[str | None, option("NAME", "Encoding of FILE: utf-16, latin-1, cp1252 …; default: utf-8.")] = (
+        None
+    )
+    delimiter: Annotated[str | None, option("CHARACTER", "Delimiter of FILE; default: detected.")] = None
+    decimal: Annotated[str | None, option(".|,", "Decimal separator of FILE; default: detected.")] = None
     date_format: Annotated[
         str | None,
-        typer.Option(
-            metavar="FORMAT",
-            help="Format of dates in FILE, such as %m/%d/%Y or %d-%b-%y; default: detected, day first.",
-        ),
+        option("FORMAT", "Format of dates in FILE, such as %m/%d/%Y or %d-%b-%y; default: detected, day first."),
     ] = None
     header_row: Annotated[
-        int | None, typer.Option(metavar="N", help="Line of FILE with the names of columns, from 1; default: detected.")
+        int | None, option("N", "Line of FILE with the names of columns, from 1; default: detected.")
     ] = None
-    skip_footer: Annotated[
-        int | None, typer.Option(metavar="N", help="Lines at the end of FILE to leave out; default: detected.")
-    ] = None
+    skip_footer: Annotated[int | None, option("N", "Lines at the end of FILE to leave out; default: detected.")] = None
     on_bad_cell: Annotated[
         str,
-        typer.Option(
-            metavar="exclude|refuse|text",
-            help="Cells that are no finite numbers, or no dates, in a column of them: leave out and count, refuse, or "
+        option(
+            "exclude|refuse|text",
+            "Cells that are no finite numbers, or no dates, in a column of them: leave out and count, refuse, or "
             "read the column as texts.",
         ),
     ] = "exclude"
@@ -148,7 +146,7 @@ class ReadingOptions:
 
 
 QuoteFormulas = Annotated[
-    bool, typer.Option("--quote-formulas", help="In CSV, write an apostrophe before texts that spreadsheets execute.")
+    bool, flag("--quote-formulas", "In CSV, write an apostrophe before texts that spreadsheets execute.")
 ]
 
 # -- search, evaluate, fit search -----------------------------------------------------------------------
@@ -158,20 +156,18 @@ QuoteFormulas = Annotated[
 class IndexOptions:
     """How a search index is built from texts."""
 
-    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Text column, if the texts are a table.")] = None
-    encoder: Annotated[
-        str | None, typer.Option(metavar="NAME|FOLDER", help="Text encoder; default: latent. Others: qkv search -h.")
-    ] = None
+    text: Annotated[str | None, option("COLUMN", "Text column, if the texts are a table.")] = None
+    encoder: Annotated[str | None, option("NAME|FOLDER", "Text encoder; default: latent. Others: qkv search -h.")] = (
+        None
+    )
     n_components: Annotated[
-        int | None, typer.Option(metavar="N", help="Dimensions of latent semantics; default: chosen from the passages.")
+        int | None, option("N", "Dimensions of latent semantics; default: chosen from the passages.")
     ] = None
     passage: Annotated[
         int | None,
-        typer.Option(
-            metavar="WORDS", min=0, help="Maximum words per passage; 0: whole documents; default: 200, in evaluate 0."
-        ),
+        option("WORDS", "Maximum words per passage; 0: whole documents; default: 200, in evaluate 0.", min=0),
     ] = None
-    stem: Annotated[bool, typer.Option("--stem", help="Compare English words by their stems.")] = False
+    stem: Annotated[bool, flag("--stem", "Compare English words by their stems.")] = False
 
     def given(self) -> list[str]:
         """Return the names of the options that are given."""
@@ -183,18 +179,11 @@ class IndexOptions:
 class JudgedCollection:
     """Documents, queries and relevance judgements."""
 
-    collection: Annotated[
-        str | None, typer.Argument(metavar="COLLECTION", help="Collection, documents or index.", show_default=False)
-    ] = None
-    queries: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Queries in .tsv (name, text), .jsonl or SMART format.")
-    ] = None
-    relevant: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Relevance judgements in TREC, BEIR or SMART format.")
-    ] = None
+    collection: Annotated[str | None, argument("COLLECTION", "Collection, documents or index.")] = None
+    queries: Annotated[str | None, option("FILE", "Queries in .tsv (name, text), .jsonl or SMART format.")] = None
+    relevant: Annotated[str | None, option("FILE", "Relevance judgements in TREC, BEIR or SMART format.")] = None
     split: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Split of a BEIR collection, in qrels/; default: test; for fit: train."),
+        str | None, option("NAME", "Split of a BEIR collection, in qrels/; default: test; for fit: train.")
     ] = None
 
 
@@ -202,12 +191,8 @@ class JudgedCollection:
 class LearningOptions:
     """How W_Q and W_K are learned."""
 
-    penalty: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="Penalty on changes of W_Q and W_K; default: 500.")
-    ] = None
-    loss: Annotated[
-        str | None, typer.Option(metavar="each|mass", help="Loss of each relevant document, or of their total weight.")
-    ] = None
+    penalty: Annotated[float | None, option("NUMBER", "Penalty on changes of W_Q and W_K; default: 500.")] = None
+    loss: Annotated[str | None, option("each|mass", "Loss of each relevant document, or of their total weight.")] = None
 
     def given(self) -> dict[str, Any]:
         """Return the options that are given as keyword arguments."""
@@ -216,23 +201,16 @@ class LearningOptions:
 
 # -- join, fit join -------------------------------------------------------------------------------------
 
-LeftTable = Annotated[str, typer.Argument(metavar="LEFT", help="Table whose rows are the queries.", show_default=False)]
-RightTable = Annotated[
-    str | None, typer.Argument(metavar="RIGHT", help="Table whose rows are the keys.", show_default=False)
-]
-JoinedOn = Annotated[
-    str | None, typer.Option(metavar="A[,B=C]", help="Columns to compare; default: all common columns.")
-]
+LeftTable = Annotated[str, argument("LEFT", "Table whose rows are the queries.")]
+RightTable = Annotated[str | None, argument("RIGHT", "Table whose rows are the keys.")]
+JoinedOn = Annotated[str | None, option("A[,B=C]", "Columns to compare; default: all common columns.")]
 Candidates = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="Candidate rows per left row; default: all, or 50 for large tables."),
+    int | None, option("N", "Candidate rows per left row; default: all, or 50 for large tables.", min=1)
 ]
 
 # -- look, roles ----------------------------------------------------------------------------------------
 
-ModelFolder = Annotated[
-    str | None, typer.Option(metavar="FOLDER", help="Model saved by save_pretrained; default: all-MiniLM-L6-v2.")
-]
+ModelFolder = Annotated[str | None, option("FOLDER", "Model saved by save_pretrained; default: all-MiniLM-L6-v2.")]
 
 
 def _parse_periods(given: list[str] | None) -> dict[str, float] | None:
@@ -258,8 +236,7 @@ class TableOptions(ReadingOptions):
     """How the cells of a table are read, and which of its columns are cyclic."""
 
     cyclic: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN=PERIOD", help="Column whose numbers go round, such as hour=24 or direction=360."),
+        list[str] | None, option("COLUMN=PERIOD", "Column whose numbers go round, such as hour=24 or direction=360.")
     ] = None
 
     def arguments(self) -> dict[str, Any]:

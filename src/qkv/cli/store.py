@@ -18,7 +18,10 @@ from qkv.cli.shared_options import (
     ScoreName,
     TableOptions,
     ValueColumn,
+    argument,
     expand_options,
+    flag,
+    option,
 )
 from qkv.cli.verify_store import (
     AsJson,
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
 
 def repair(
     path: StorePath,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be lost. Write nothing.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Show what would be lost. Write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Keep every row of the intact files of a damaged store, and list what is lost.
@@ -125,17 +128,17 @@ def _record(path: str, done: Repair, dry_run: bool) -> dict[str, object]:
     }
 
 
-_Version = Annotated[int | None, typer.Option("--version", metavar="N", min=1, help="Version; default: the newest.")]
+_Version = Annotated[int | None, option("N", "Version; default: the newest.", "--version", min=1)]
 
 
 def copy(
     path: StorePath,
-    target: Annotated[str, typer.Argument(metavar="COPY", help="Folder of the copy.", show_default=False)],
+    target: Annotated[str, argument("COPY", "Folder of the copy.")],
     version: _Version = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store at COPY.")] = False,
-    backend: Annotated[str, typer.Option(metavar="arrow|lance", help="Storage format of the copy.")] = "arrow",
+    overwrite: Annotated[bool, flag("--overwrite", "Replace a store at COPY.")] = False,
+    backend: Annotated[str, option("arrow|lance", "Storage format of the copy.")] = "arrow",
     damaged: Annotated[
-        str, typer.Option(metavar="refuse|skip", help="Refuse to copy a damaged store, or leave out what is damaged.")
+        str, option("refuse|skip", "Refuse to copy a damaged store, or leave out what is damaged.")
     ] = "refuse",
 ) -> None:
     """Copy one version of a store to another folder, where it is version 1.
@@ -165,11 +168,9 @@ def copy(
 
 def export(
     path: StorePath,
-    target: Annotated[
-        str, typer.Argument(metavar="FILE", help="File that ends in .parquet or .arrow.", show_default=False)
-    ],
+    target: Annotated[str, argument("FILE", "File that ends in .parquet or .arrow.")],
     version: _Version = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it exists.")] = False,
+    overwrite: Annotated[bool, flag("--overwrite", "Replace FILE if it exists.")] = False,
 ) -> None:
     """Write the rows of one version of a store to a Parquet or Arrow file.
 
@@ -233,9 +234,7 @@ def _store(context: typer.Context) -> None:
 @expand_options
 def create(
     path: StorePath,
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="File of the first rows, in a format of qkv ask.", show_default=False)
-    ],
+    file: Annotated[str, argument("FILE", "File of the first rows, in a format of qkv ask.")],
     key: KeyColumns = "",
     value: ValueColumn = "",
     score: ScoreName = None,
@@ -244,14 +243,11 @@ def create(
     max_distance: MaxDistance = None,
     encoder: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|PATH",
-            help="Compare keys as vectors: latent[:N], sentences, table, a model folder, or a word vector file.",
+        option(
+            "NAME|PATH", "Compare keys as vectors: latent[:N], sentences, table, a model folder, or a word vector file."
         ),
     ] = None,
-    backend: Annotated[
-        str, typer.Option(metavar="arrow|lance", help="Storage format; lance needs the extra stores.")
-    ] = "arrow",
+    backend: Annotated[str, option("arrow|lance", "Storage format; lance needs the extra stores.")] = "arrow",
     *,
     reading: TableOptions,
 ) -> None:
@@ -293,10 +289,7 @@ def create(
 @expand_options
 def append(
     path: StorePath,
-    files: Annotated[
-        list[str],
-        typer.Argument(metavar="FILE", help="Files of rows with the columns of the store.", show_default=False),
-    ],
+    files: Annotated[list[str], argument("FILE", "Files of rows with the columns of the store.")],
     *,
     reading: ReadingOptions,
 ) -> None:
@@ -318,12 +311,7 @@ def append(
 
 
 @store.command(short_help="Delete the rows that satisfy a predicate.")
-def delete(
-    path: StorePath,
-    where: Annotated[
-        str, typer.Argument(metavar="SQL", help="SQL predicate of the rows to delete.", show_default=False)
-    ],
-) -> None:
+def delete(path: StorePath, where: Annotated[str, argument("SQL", "SQL predicate of the rows to delete.")]) -> None:
     """Delete the rows of a store that satisfy a predicate. Older versions still contain these rows.
 
     `qkv store compact --keep N` deletes older versions.
@@ -358,8 +346,7 @@ def versions(path: StorePath) -> None:
 
 @store.command(short_help="Merge small blocks and free disk space.")
 def compact(
-    path: StorePath,
-    keep: Annotated[int | None, typer.Option(metavar="N", min=1, help="Delete all but the N newest versions.")] = None,
+    path: StorePath, keep: Annotated[int | None, option("N", "Delete all but the N newest versions.", min=1)] = None
 ) -> None:
     """Merge the small blocks of a store and its blocks with deleted rows, and free disk space that no version uses.
 

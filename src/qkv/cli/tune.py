@@ -5,19 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from qkv.cli.shared_options import option
 from qkv.core.extras import require_packages
 from qkv.core.progress import ProgressBar
 from qkv.errors import OptionError
 
 
 def tune(
-    seconds: Annotated[float, typer.Option(metavar="SECONDS", help="Duration of the measurement.")] = 100.0,
-    seed: Annotated[int, typer.Option(metavar="NUMBER", help="Seed of the random calls.")] = 0,
+    seconds: Annotated[float, option("SECONDS", "Duration of the measurement.")] = 100.0,
+    seed: Annotated[int, option("NUMBER", "Seed of the random calls.")] = 0,
     output: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="File to write; default: the file in the cache folder that qkv reads."),
+        Path | None, option("FILE", "File to write; default: the file in the cache folder that qkv reads.")
     ] = None,
 ) -> None:
     """Measure the PyTorch kernels on this machine, so that the planner estimates their times from measurements.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from qkv.cli.shared_options import argument, flag
 from qkv.cli.verify_store import print_wrapped
 from qkv.cli.verify_store import verify as verify_store
 from qkv.core.container import container_problem, is_container
@@ -17,15 +16,8 @@ if TYPE_CHECKING:
 
 
 def verify(
-    path: Annotated[
-        str,
-        typer.Argument(
-            metavar="PATH",
-            help="A store, a search index, or a file of a model, encoder or estimator.",
-            show_default=False,
-        ),
-    ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result for a store as JSON.")] = False,
+    path: Annotated[str, argument("PATH", "A store, a search index, or a file of a model, encoder or estimator.")],
+    as_json: Annotated[bool, flag("--json", "Print the result for a store as JSON.")] = False,
 ) -> None:
     """Verify a saved store, search index, join model, encoder or estimator.
 

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from qkv.cli.shared_options import argument, flag
 from qkv.core.printable import escaped_json, printable
 from qkv.core.progress import ProgressBar
 from qkv.errors import DamagedStoreError
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
     from qkv.store import Damage
 
 
-StorePath = Annotated[str, typer.Argument(metavar="STORE", help="Folder or URL of the store.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+StorePath = Annotated[str, argument("STORE", "Folder or URL of the store.")]
+AsJson = Annotated[bool, flag("--json", "Print the result as JSON.")]
 
 _MOST_RANGES = 6
 
