@@ -102,11 +102,11 @@ def test_numbers_are_uniform():
 def test_neither_zero_nor_one_is_ever_drawn(monkeypatch):
     """The words that come nearest to them, in the precision that rounds most."""
     monkeypatch.setattr(random, "numpy_pair_words", lambda *_: np.array([[0, 2**32 - 1]], dtype=np.uint32))
-    single = np.zeros((), np.float32)
-    u = random.uniform(single, 0, 0, (), (0, 1), (0, 2))
+    single, draws = np.zeros((), np.float32), random.Draws(0, (), (0, 1), (0, 2))
+    u = random.uniform(single, draws, 0)
     assert u[0, 0] > 0
     assert u[0, 1] < 1
-    assert np.isfinite(random.gumbel(single, 0, 0, (), (0, 1), (0, 2))).all()
+    assert np.isfinite(random.gumbel(single, draws, 0)).all()
 
 
 def test_gumbel_numbers_follow_their_distribution():
@@ -205,12 +205,12 @@ def test_a_seed_in_an_array_draws_the_numbers_of_the_integer(shape):
     array = np.asarray(seed)
     for draw in (random.uniform, random.gumbel):
         np.testing.assert_allclose(
-            draw(like, array, 1, shape, *ranges), draw(like, seed, 1, shape, *ranges), rtol=1e-14
+            *(draw(like, random.Draws(each, shape, *ranges), 1) for each in (array, seed)), rtol=1e-14
         )
 
 
 def test_the_dropout_mask_is_the_same_from_halves_of_words_and_from_whole_words():
     like, ranges = np.zeros(()), ((0, 500), (0, 2001))
     for rate in (0.25, 0.5):
-        fast, slow = (random.dropout_mask(like, seed, (), *ranges, rate) for seed in (7, np.asarray(7)))
+        fast, slow = (random.dropout_mask(like, random.Draws(seed, (), *ranges), rate) for seed in (7, np.asarray(7)))
         assert (fast == slow).all()

@@ -16,14 +16,14 @@ from __future__ import annotations
 import math
 import sys
 from functools import lru_cache
-from typing import TypeAlias, TypeGuard
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 
 from qkv.core.arrays import arange, asarray_like, cast, is_tensor, library, namespace
 from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.threefry import MASK, Seed, numpy_pair_words, seed_words, threefry, word
-from qkv.core.typing import Array, Bool, Float, Int, Num, Shaped
+from qkv.core.typing import Array, Bool, Float, Int, Num, PairArray, Shaped
 
 DROPOUT, SAMPLE = 1, 2
 """Streams of random numbers, for dropout and for `Sample`. Different streams of one seed are independent."""
@@ -35,6 +35,24 @@ _HIGHEST = 1.0 - 2.0**-24
 Range: TypeAlias = tuple[int, int]
 Indices: TypeAlias = Range | Array
 """A range (first index, one past the last), or an integer array that broadcasts to `(*batch, q, k)`, also traced."""
+
+
+class Draws(NamedTuple):
+    """The pairs of a call for each of which a random number is drawn.
+
+    Attributes:
+        seed: seed of all draws.
+        batch: batch axes of the whole call.
+        rows: queries.
+        cols: keys.
+        elements: batch elements; empty: all.
+    """
+
+    seed: Seed
+    batch: tuple[int, ...]
+    rows: Indices
+    cols: Indices
+    elements: BatchIndex = ()
 
 
 @lru_cache(maxsize=8)
@@ -77,13 +95,14 @@ def _by_numpy(reference: Shaped[Array, "*_"]) -> bool:
 
 
 def _key_words(
-    reference: Shaped[Array, "*_"], seed: Seed, stream: int, batch: tuple[int, ...], index: BatchIndex
+    reference: Shaped[Array, "*_"], draws: Draws, stream: int
 ) -> tuple[Num[Array, "*batch 1 1"], Num[Array, "*batch 1 1"]]:
     """Return the keys of the random number generator as arrays of the library of `reference`.
 
     A key consists of two 32-bit integers, which are returned as two arrays `(*batch, 1, 1)`, with the batch elements
     that `index` selects.
     """
+    seed, batch, _, _, index = draws
     if not (isinstance(seed, int) and all(isinstance(n, int) for n in batch)):
         number = namespace(reference).reshape(arange(reference, 0, math.prod(batch)), (*batch, 1, 1))
         low, high = (word(reference, x) for x in seed_words(seed))
@@ -122,33 +141,20 @@ def _index_array(reference: Shaped[Array, "*_"], indices: Indices) -> Int[Array,
     return arange(reference, *indices) if isinstance(indices, tuple) else indices
 
 
-def uniform(
-    reference: Array,
-    seed: Seed,
-    stream: int,
-    batch: tuple[int, ...],
-    rows: Indices,
-    cols: Indices,
-    index: BatchIndex = (),
-) -> Float[Array, "*batch q k"]:
+def uniform(reference: Array, draws: Draws, stream: int) -> PairArray:
     """Return a uniform random number in (0, 1) for each pair of a query and a key, `(*batch, q, k)`.
 
     The numbers are equal in every array library up to rounding.
 
     Args:
         reference: an array of the library, device and dtype of the result.
-        seed: seed of all draws.
+        draws: the pairs.
         stream: one of `DROPOUT` and `SAMPLE`.
-        batch: batch axes of the whole call.
-        rows: queries.
-        cols: keys.
-        index: batch elements; empty: all.
     """
-    if _known(rows) and _known(cols) and isinstance(seed, int) and _by_numpy(reference):
-        return cast(
-            asarray_like(reference, _numpy_uniform(reference, seed, stream, batch, rows, cols, index)), reference.dtype
-        )
-    bits = _words(reference, _key_words(reference, seed, stream, batch, index), rows, cols)
+    found = _numpy_uniform(reference, draws, stream)
+    if found is not None:
+        return cast(asarray_like(reference, found), reference.dtype)
+    bits = _words(reference, _key_words(reference, draws, stream), draws.rows, draws.cols)
     if is_tensor(bits):
         bits = bits.to(namespace(reference).int64) & MASK
     # Half a step up avoids 0 and keeps the relative precision of small numbers for `gumbel`.
@@ -157,9 +163,11 @@ def uniform(
     return namespace(u).minimum(u, asarray_like(u, np.asarray(_HIGHEST), u.dtype))
 
 
-def _numpy_uniform(
-    reference: Array, seed: int, stream: int, batch: tuple[int, ...], rows: Range, cols: Range, index: BatchIndex
-) -> Float[np.ndarray, "*batch q k"]:
+def _numpy_uniform(reference: Array, draws: Draws, stream: int) -> Float[np.ndarray, "*batch q k"] | None:
+    """Return the numbers of `uniform` in NumPy, or None if they cannot be computed there."""
+    seed, batch, rows, cols, index = draws
+    if not (_known(rows) and _known(cols) and isinstance(seed, int) and _by_numpy(reference)):
+        return None
     bits = numpy_pair_words(_keys(seed, stream, batch, index), rows, cols, ROUNDS)
     u = bits.astype(np.float64 if "64" in str(reference.dtype) else np.float32)
     np.add(u, 0.5, out=u)
@@ -168,36 +176,24 @@ def _numpy_uniform(
     return u
 
 
-def gumbel(
-    reference: Array,
-    seed: Seed,
-    stream: int,
-    batch: tuple[int, ...],
-    rows: Indices,
-    cols: Indices,
-    index: BatchIndex = (),
-) -> Float[Array, "*batch q k"]:
+def gumbel(reference: Array, draws: Draws, stream: int) -> PairArray:
     """Return a standard Gumbel random number for each pair of a query and a key, `(*batch, q, k)`.
 
     The key with the largest sum of logit and Gumbel number is a random sample from the softmax of the logits.
 
     Args:
         reference: an array of the library, device and dtype of the result.
-        seed: seed of all draws.
+        draws: the pairs.
         stream: one of `DROPOUT` and `SAMPLE`.
-        batch: batch axes of the whole call.
-        rows: queries.
-        cols: keys.
-        index: batch elements; empty: all.
     """
     # −log(1 − u) is a standard exponential. Its small values decide the maximum, and small u are precise.
-    if _known(rows) and _known(cols) and isinstance(seed, int) and _by_numpy(reference):
-        draws = _numpy_uniform(reference, seed, stream, batch, rows, cols, index)
+    found = _numpy_uniform(reference, draws, stream)
+    if found is not None:
         for step in (np.negative, np.log1p, np.negative, np.log, np.negative):
-            step(draws, out=draws)
-        return cast(asarray_like(reference, draws), reference.dtype)
+            step(found, out=found)
+        return cast(asarray_like(reference, found), reference.dtype)
     xp = namespace(reference)
-    u = uniform(reference, seed, stream, batch, rows, cols, index)
+    u = uniform(reference, draws, stream)
     return -xp.log(-xp.log1p(-u))
 
 
@@ -215,31 +211,19 @@ def _threshold(dropout: float) -> int:
     return min(round(dropout * 2**16), 2**16 - 1)
 
 
-def dropout_mask(
-    reference: Array,
-    seed: Seed,
-    batch: tuple[int, ...],
-    rows: Indices,
-    cols: Indices,
-    dropout: float,
-    index: BatchIndex = (),
-) -> Bool[Array, "*batch q k"]:
+def dropout_mask(reference: Array, draws: Draws, dropout: float) -> Bool[Array, "*batch q k"]:
     """Return a boolean array `(*batch, q, k)` that is True for the weights that dropout keeps.
 
     Each weight is kept with probability `1 - dropout_rate(dropout)`.
 
     Args:
         reference: an array of the library and device of the result.
-        seed: seed of all draws.
-        batch: batch axes of the whole call.
-        rows: queries.
-        cols: keys.
+        draws: the pairs.
         dropout: probability of dropping a weight.
-        index: batch elements; empty: all.
     """
-    threshold = _threshold(dropout)
+    threshold, (seed, batch, rows, cols, index) = _threshold(dropout), draws
     if not (_known(rows) and _known(cols)):
-        key = _key_words(reference, seed, DROPOUT, batch, index)
+        key = _key_words(reference, draws, DROPOUT)
         k = _index_array(reference, cols)
         return _half(_words(reference, key, rows, k // 2), k % 2) >= threshold
     # Each 32-bit integer serves two keys.
@@ -251,7 +235,7 @@ def dropout_mask(
         signed = words.view(np.int16)[..., skip : skip + cols[1] - cols[0]]
         return asarray_like(reference, signed >= np.int16(threshold - _HALF))
     xp = namespace(reference)
-    tile_words = _words(reference, _key_words(reference, seed, DROPOUT, batch, index), rows, halves)
+    tile_words = _words(reference, _key_words(reference, draws, DROPOUT), rows, halves)
     both = xp.stack([_half(tile_words, 0), _half(tile_words, 1)], axis=-1)
     both = xp.reshape(both, (*both.shape[:-2], 2 * (halves[1] - halves[0])))[..., skip : skip + cols[1] - cols[0]]
     return both >= threshold

@@ -190,11 +190,11 @@ class Tile:
 
     def uniform(self, reference: Array, stream: int) -> Float[Array, "*batch q k"]:
         """Return a uniform random number in (0, 1) for each pair of the tile, `(*batch, q, k)`."""
-        return self._draw(random.uniform, reference, stream)
+        return random.uniform(reference, self._draws(reference), stream)
 
     def gumbel(self, reference: Array, stream: int) -> Float[Array, "*batch q k"]:
         """Return a standard Gumbel random number for each pair of the tile, `(*batch, q, k)`."""
-        return self._draw(random.gumbel, reference, stream)
+        return random.gumbel(reference, self._draws(reference), stream)
 
     def dropout_mask(
         self, reference: Array, dropout: float, keys: Int[Array, "*#batch q n"] | None = None
@@ -206,24 +206,16 @@ class Tile:
             dropout: probability of dropping a weight.
             keys: absolute indices of the keys of each query; None: the keys of the tile.
         """
-        batch, index = self.batch_origin or (self.batch, ())
-        rows, cols = self._indices(reference)
-        if keys is not None:
-            cols = keys
-        return random.dropout_mask(reference, self._require_seed(), batch, rows, cols, dropout, index)
+        draws = self._draws(reference)
+        return random.dropout_mask(reference, draws if keys is None else draws._replace(cols=keys), dropout)
 
-    def _draw(
-        self, function: Callable[..., Float[Array, "*batch q k"]], reference: Shaped[Array, "*_"], stream: int
-    ) -> Float[Array, "*batch q k"]:
-        batch, index = self.batch_origin or (self.batch, ())
-        return function(reference, self._require_seed(), stream, batch, *self._indices(reference), index)
-
-    def _require_seed(self) -> Seed:
+    def _draws(self, reference: Shaped[Array, "*_"]) -> random.Draws:
         if self.seed is None:
             raise OptionError(
                 "seed must be given for dropout and random normalizers, got None. Pass an integer, such as seed=0."
             )
-        return self.seed
+        batch, index = self.batch_origin or (self.batch, ())
+        return random.Draws(self.seed, batch, *self._indices(reference), index)
 
     def _indices(self, reference: Shaped[Array, "*_"]) -> tuple[random.Indices, random.Indices]:
         """Return the index ranges of the tile's queries and keys, or two arrays of their indices.
