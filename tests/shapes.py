@@ -28,7 +28,9 @@ from tests.effort import LONG
 
 __all__ = ["check_shapes", "checked", "is_checking"]
 
-_AXES = re.compile(r"\b(Bool|Float|Int|Num|Shaped)\[|\b(Query|Key|Value|Output|Pair|Row|Lifted|Tile)(Arrays?|Tensor)\b")
+_AXES = re.compile(
+    r"\b(Bool|Float|Int|Num|Shaped)\[|\b(Query|Key|Value|Output|Pair|Row|Lifted|Tile)(Arrays?|Tensor|Integers|Numbers)\b"
+)
 LEFT_OUT = ("qkv.testing", "qkv.core.typing")
 """Modules without checks: pytest rewrites the suites, and the types are created by the other."""
 AT_MOST = 20 if LONG else 2

@@ -23,6 +23,7 @@ from scipy.special import expit
 
 from qkv.core.typing import Bool, Float, Int
 from qkv.join.attention_weights import attention_weights
+from qkv.join.compared_columns import PairIntegers, PairNumbers
 from qkv.join.comparison_vectors import ComparisonVectors, PairList, append_log_odds, level_log_odds
 from qkv.join.labels import Labels
 from qkv.join.model import JoinModel
@@ -49,7 +50,7 @@ class LabelledRows:
 
     def __init__(
         self,
-        rows: Int[np.ndarray, " pairs"],
+        rows: PairIntegers,
         measures: Float[np.ndarray, "pairs measures"],
         places: Int[np.ndarray, " labels"],
         labels: Int[np.ndarray, " labels"],
@@ -62,7 +63,7 @@ class LabelledRows:
         self._labels = labels
         self._counts = np.ones(len(labels)) if counts is None else counts
 
-    def loss(self, logits: Float[np.ndarray, " pairs"]) -> tuple[float, Float[np.ndarray, " pairs"]]:
+    def loss(self, logits: PairNumbers) -> tuple[float, PairNumbers]:
         """Return the cross-entropy of the labels and its gradient, for the logits of the pairs of labelled rows."""
         weights = attention_weights(self._row, logits)[0]
         weight = weights[self._places].clip(_MIN_WEIGHT, 1.0 - _MIN_WEIGHT)
@@ -153,12 +154,12 @@ class ActiveLearner:
         self.model: JoinModel = estimate.model
 
     @property
-    def pairs(self) -> tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"]]:
+    def pairs(self) -> tuple[PairIntegers, PairIntegers]:
         """Left and right row of each candidate pair that may be asked."""
         return self._rows, self._keys
 
     @property
-    def weights(self) -> Float[np.ndarray, " pairs"]:
+    def weights(self) -> PairNumbers:
         """Weight of each of `pairs` among those of its left row, by `model`."""
         return attention_weights(self._rows, self.model.logits_of(self._found))[0]
 
@@ -258,7 +259,7 @@ class ActiveLearner:
     def _labelled(self, counts: Float[np.ndarray, " labels"] | None) -> LabelledRows:
         return LabelledRows(self._rows, self._found, self._asked, self._answers, counts)
 
-    def _information(self) -> Float[np.ndarray, " pairs"]:
+    def _information(self) -> PairNumbers:
         draw, estimate = np.random.default_rng(len(self._asked)), self._estimate
         members = []
         for _ in range(_MEMBERS):
@@ -275,7 +276,7 @@ class ActiveLearner:
         return append_log_odds(found, log_odds)
 
     @staticmethod
-    def _listed(rows: Int[np.ndarray, " pairs"], keys: Int[np.ndarray, " pairs"]) -> list[tuple[int, int]]:
+    def _listed(rows: PairIntegers, keys: PairIntegers) -> list[tuple[int, int]]:
         return list(zip(rows.tolist(), keys.tolist(), strict=True))
 
 

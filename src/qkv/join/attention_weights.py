@@ -16,8 +16,9 @@ from scipy.optimize import linear_sum_assignment
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from qkv.core.typing import Bool, Float, Int
+from qkv.core.typing import Bool, Float
 from qkv.join.blocking import top_per_row
+from qkv.join.compared_columns import PairIntegers, PairNumbers
 
 _MAX_PER_ROW = 100
 _MIN_PROBABILITY = 0.01
@@ -33,17 +34,14 @@ class CandidateMatches:
         no_match: weight of "no match" for each left row.
     """
 
-    rows: Int[np.ndarray, " pairs"]
-    keys: Int[np.ndarray, " pairs"]
-    logits: Float[np.ndarray, " pairs"]
-    weights: Float[np.ndarray, " pairs"]
+    rows: PairIntegers
+    keys: PairIntegers
+    logits: PairNumbers
+    weights: PairNumbers
     no_match: Float[np.ndarray, " rows"]
 
 
-def collect_matches(
-    batches: Iterable[tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"], Float[np.ndarray, " pairs"]]],
-    rows: int,
-) -> CandidateMatches:
+def collect_matches(batches: Iterable[tuple[PairIntegers, PairIntegers, PairNumbers]], rows: int) -> CandidateMatches:
     """Collect the probable matches from batches `(rows, keys, logits)` of candidate pairs.
 
     All candidate pairs of a left row must be in the same batch.
@@ -60,9 +58,7 @@ def collect_matches(
     return CandidateMatches(near_rows, near_keys, near_logits, near_weights, no_match)
 
 
-def attention_weights(
-    rows: Int[np.ndarray, " pairs"], logits: Float[np.ndarray, " pairs"]
-) -> tuple[Float[np.ndarray, " pairs"], Float[np.ndarray, " rows"]]:
+def attention_weights(rows: PairIntegers, logits: PairNumbers) -> tuple[PairNumbers, Float[np.ndarray, " rows"]]:
     """Return the attention weight of each pair among the pairs of its left row, and the weight of "no match" there.
 
     The result equals that of `normalizers.Softmax(sink=0.0)`, for rows of unequal length.
@@ -84,9 +80,7 @@ def attention_weights(
     return shares / total[place], (no_match / total)[place]
 
 
-def two_way_weights(
-    rows: Int[np.ndarray, " pairs"], keys: Int[np.ndarray, " pairs"], logits: Float[np.ndarray, " pairs"]
-) -> Float[np.ndarray, " pairs"]:
+def two_way_weights(rows: PairIntegers, keys: PairIntegers, logits: PairNumbers) -> PairNumbers:
     """Return the smaller of each pair's attention weights in both directions: both rows compete for the pair.
 
     Example:
@@ -96,9 +90,7 @@ def two_way_weights(
     return np.asarray(np.minimum(attention_weights(rows, logits)[0], attention_weights(keys, logits)[0]))
 
 
-def solve_assignment(
-    rows: Int[np.ndarray, " pairs"], keys: Int[np.ndarray, " pairs"], gain: Float[np.ndarray, " pairs"]
-) -> Bool[np.ndarray, " pairs"]:
+def solve_assignment(rows: PairIntegers, keys: PairIntegers, gain: PairNumbers) -> Bool[np.ndarray, " pairs"]:
     """Return a boolean array that is True for the pairs in the one-to-one assignment with the largest sum of gains.
 
     Pairs without a positive gain are never assigned. Each connected component of the graph of pairs is a separate

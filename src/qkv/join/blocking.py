@@ -14,7 +14,7 @@ import numpy as np
 
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Shaped
-from qkv.join.compared_columns import ComparedColumn
+from qkv.join.compared_columns import ComparedColumn, PairIntegers, PairNumbers
 from qkv.join.comparison_vectors import ComparisonVectors, PairGrid, PairList, agreement, join_cells, rarity, tfidf_rows
 
 _MAX_PAIRS = 25_000_000
@@ -42,7 +42,7 @@ class CandidatePairs:
         if count is None and self.rows * self.keys > _MAX_PAIRS:
             count = _DEFAULT_COUNT
         self.count = count
-        self._candidates: tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"]] | None = None
+        self._candidates: tuple[PairIntegers, PairIntegers] | None = None
 
     @property
     def note(self) -> str:
@@ -56,7 +56,7 @@ class CandidatePairs:
 
     def batches(
         self, progress: Progress | None = None, of: Int[np.ndarray, " rows"] | None = None
-    ) -> Iterator[tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"], Float[np.ndarray, "pairs similarities"]]]:
+    ) -> Iterator[tuple[PairIntegers, PairIntegers, Float[np.ndarray, "pairs similarities"]]]:
         """Yield batches of candidate pairs as `(rows, keys, measures)`, with all pairs of a left row in one batch.
 
         Args:
@@ -95,7 +95,7 @@ class CandidatePairs:
 
     def top_candidates(
         self, count: int, of: Int[np.ndarray, " rows"] | None = None, progress: Progress | None = None
-    ) -> tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"], Float[np.ndarray, "pairs similarities"]]:
+    ) -> tuple[PairIntegers, PairIntegers, Float[np.ndarray, "pairs similarities"]]:
         """Return `(rows, keys, measures)` of the `count` pairs of each left row whose agreement is rarest.
 
         Rarity is that among random pairs (`qkv.join.comparison_vectors.rarity`).
@@ -105,9 +105,9 @@ class CandidatePairs:
             of: left rows to include; None for all.
             progress: called with the step, the count done and the total.
         """
-        rarest: list[
-            tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"], Float[np.ndarray, "pairs similarities"]]
-        ] = [(np.zeros(0, int), np.zeros(0, int), np.zeros((0, len(self.measures.names)), np.float32))]
+        rarest: list[tuple[PairIntegers, PairIntegers, Float[np.ndarray, "pairs similarities"]]] = [
+            (np.zeros(0, int), np.zeros(0, int), np.zeros((0, len(self.measures.names)), np.float32))
+        ]
         random = agreement(self.measures, self.random(_RANDOM_PAIRS))
         for rows, keys, found in self.batches(progress, of):
             best = top_per_row(rows, rarity(agreement(self.measures, found), random), count)
@@ -125,13 +125,11 @@ class CandidatePairs:
         allowed = self._allowed(rows, keys)
         return self.measures.compute(PairList(rows[allowed], keys[allowed]))
 
-    def _allowed(self, rows: Int[np.ndarray, " pairs"], keys: Int[np.ndarray, " pairs"]) -> Bool[np.ndarray, " pairs"]:
+    def _allowed(self, rows: PairIntegers, keys: PairIntegers) -> Bool[np.ndarray, " pairs"]:
         """Return a boolean array that is False for the pairs of a row with itself in a join of a table with itself."""
         return np.asarray((rows != keys) | (not self.self_join))
 
-    def _most_similar(
-        self, count: int, progress: Progress | None
-    ) -> tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"]]:
+    def _most_similar(self, count: int, progress: Progress | None) -> tuple[PairIntegers, PairIntegers]:
         """Return `(rows, keys)` of the pairs of each left row with at most `count` right rows of largest cosine.
 
         The cosines of tf-idf vectors of letter trigrams are computed by sparse products. Right rows that share no
@@ -154,9 +152,7 @@ class CandidatePairs:
         return np.concatenate(rows), np.concatenate(keys)
 
 
-def top_per_row(
-    rows: Int[np.ndarray, " pairs"], score: Float[np.ndarray, " pairs"], count: int
-) -> Int[np.ndarray, " selected"]:
+def top_per_row(rows: PairIntegers, score: PairNumbers, count: int) -> Int[np.ndarray, " selected"]:
     """Return the indices into `score` of the `count` largest scores of each row, sorted by row and descending score.
 
     Example:

@@ -16,15 +16,19 @@ import html
 import re
 import unicodedata
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import pyarrow as pa
 
-from qkv.core.typing import Bool, Float, Shaped
+from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.encoders.columns import Column, fold
 from qkv.errors import DataError
 from qkv.estimators.features import MISSING, parse_dates
+
+PairIntegers: TypeAlias = Int[np.ndarray, " pairs"]
+PairNumbers: TypeAlias = Float[np.ndarray, " pairs"]
+"""One element for each pair of a left and a right row."""
 
 ComparedAs = Literal["text", "code", "number", "date"]
 COMPARED_AS: tuple[ComparedAs, ...] = get_args(ComparedAs)

@@ -41,7 +41,7 @@ from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from qkv.core.typing import Float, Int, Shaped
-from qkv.join.compared_columns import ComparedAs, ComparedColumn
+from qkv.join.compared_columns import ComparedAs, ComparedColumn, PairIntegers, PairNumbers
 from qkv.scores.string_functions import compare_all
 
 _ElementwiseFunction: TypeAlias = Callable[
@@ -77,16 +77,16 @@ class PairGrid:
 class PairList:
     """Pairs of left row `rows[i]` with right row `keys[i]`; results have shape `(pairs,)`."""
 
-    rows: Int[np.ndarray, " pairs"]
-    keys: Int[np.ndarray, " pairs"]
+    rows: PairIntegers
+    keys: PairIntegers
 
-    def inner_products(self, left: csr_matrix, right: csr_matrix) -> Float[np.ndarray, " pairs"]:
+    def inner_products(self, left: csr_matrix, right: csr_matrix) -> PairNumbers:
         """Return the inner product of left row `rows[i]` and right row `keys[i]` for each i."""
         return np.asarray(left[self.rows].multiply(right[self.keys]).sum(axis=1)).reshape(-1)
 
     def string_similarity(
         self, scorer: Callable[..., float], left: Shaped[np.ndarray, " left"], right: Shaped[np.ndarray, " right"]
-    ) -> Float[np.ndarray, " pairs"]:
+    ) -> PairNumbers:
         """Return the similarity of the two strings of each pair, computed by a RapidFuzz scorer."""
         from rapidfuzz import process
 
@@ -134,9 +134,7 @@ def agreement_levels(agreed: Float[np.ndarray, "*pairs columns"]) -> Int[np.ndar
     return np.where(np.isnan(agreed), 0, found).astype(np.int8)
 
 
-def rarity(
-    agreed: Float[np.ndarray, "pairs columns"], random: Float[np.ndarray, "random columns"]
-) -> Float[np.ndarray, " pairs"]:
+def rarity(agreed: Float[np.ndarray, "pairs columns"], random: Float[np.ndarray, "random columns"]) -> PairNumbers:
     """Return Σ −log(share of random pairs that agree at least as well) over the columns (Fisher's method).
 
     A column in which unrelated rows often agree, such as a price or a town, thus counts less than a title. A missing

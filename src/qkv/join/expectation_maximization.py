@@ -39,6 +39,7 @@ from qkv.core.progress import Progress, track
 from qkv.core.typing import Float, Int, Num
 from qkv.join.attention_weights import two_way_weights
 from qkv.join.blocking import CandidatePairs, top_per_row
+from qkv.join.compared_columns import PairIntegers, PairNumbers
 from qkv.join.comparison_vectors import LEVELS, ComparisonVectors, agreement, agreement_levels
 
 _MIXTURE_PSEUDOCOUNT = 3.0
@@ -118,10 +119,7 @@ def estimate_text_weights(measures: ComparisonVectors, sample: EstimationSample)
 
 
 def fit_best_matches(
-    best: Float[np.ndarray, " pairs"],
-    second: Float[np.ndarray, " pairs"],
-    rows: int | None = None,
-    start: Float[np.ndarray, " pairs"] | None = None,
+    best: PairNumbers, second: PairNumbers, rows: int | None = None, start: PairNumbers | None = None
 ) -> BestMatchMixture:
     """Fit the mixture to the similarities of pairs that are each other's best candidate.
 
@@ -164,7 +162,7 @@ def _places(measures: ComparisonVectors) -> list[int]:
 
 
 def mutual_best(
-    rows: Int[np.ndarray, " pairs"], keys: Int[np.ndarray, " pairs"], score: Float[np.ndarray, " pairs"]
+    rows: PairIntegers, keys: PairIntegers, score: PairNumbers
 ) -> tuple[Int[np.ndarray, " best"], Float[np.ndarray, " best"]]:
     """Return the indices of pairs that are the best of both their rows, and the smaller score of the runners-up.
 
@@ -206,8 +204,8 @@ class EstimationSample(NamedTuple):
         sizes: number of left rows that the pairs were taken of, and of right rows.
     """
 
-    rows: Int[np.ndarray, " pairs"]
-    keys: Int[np.ndarray, " pairs"]
+    rows: PairIntegers
+    keys: PairIntegers
     found: Float[np.ndarray, "pairs similarities"]
     random: Float[np.ndarray, "random similarities"]
     sizes: tuple[int, int]
@@ -283,5 +281,5 @@ def _log_odds(
 
 def _sum_log_odds(
     log_odds: Float[np.ndarray, "columns levels"], levels: Int[np.ndarray, "pairs columns"]
-) -> Float[np.ndarray, " pairs"]:
+) -> PairNumbers:
     return np.asarray(sum(log_odds[column][levels[:, column]] for column in range(levels.shape[1])))

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from qkv.core.typing import Int
 from qkv.database.io.sources import describe, read
 from qkv.errors import DataError
+from qkv.join.compared_columns import PairIntegers
 
 _NAMES = (("left", "right", "match"), ("ltable_id", "rtable_id", "label"))
 _TRUE = {"1", "true", "yes", "match", "1.0"}
@@ -31,9 +31,9 @@ class Labels:
         complete: whether the pairs are a complete list of matches, without non-matches.
     """
 
-    rows: Int[np.ndarray, " pairs"]
-    keys: Int[np.ndarray, " pairs"]
-    match: Int[np.ndarray, " pairs"]
+    rows: PairIntegers
+    keys: PairIntegers
+    match: PairIntegers
     complete: bool
 
 
@@ -105,7 +105,7 @@ def read_labels(
     return Labels(rows, keys, np.array([_label(cell, i, name) for i, cell in enumerate(cells)], int), False)
 
 
-def _rows(cells: list[object], ids: dict[str, int] | None, size: int, where: str) -> Int[np.ndarray, " pairs"]:
+def _rows(cells: list[object], ids: dict[str, int] | None, size: int, where: str) -> PairIntegers:
     found = np.zeros(len(cells), int)
     for place, cell in enumerate(cells):
         text = str(cell).strip()

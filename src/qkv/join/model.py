@@ -11,7 +11,7 @@ import numpy as np
 from qkv.core.container import Container, read_container, write_container
 from qkv.core.typing import Float
 from qkv.errors import DataError
-from qkv.join.compared_columns import COMPARED_AS, ComparedAs
+from qkv.join.compared_columns import COMPARED_AS, ComparedAs, PairNumbers
 from qkv.join.comparison_vectors import LEVELS, ComparisonVectors, append_log_odds, level_log_odds, log_odds_weights
 
 _CONTENT = "a join model"
@@ -42,13 +42,11 @@ class JoinModel:
     threshold: float
     notes: tuple[str, ...]
 
-    def logits(
-        self, measures: ComparisonVectors, found: Float[np.ndarray, "pairs similarities"]
-    ) -> Float[np.ndarray, " pairs"]:
+    def logits(self, measures: ComparisonVectors, found: Float[np.ndarray, "pairs similarities"]) -> PairNumbers:
         """Return the log odds of a match for each comparison vector in `found`, `(pairs,)`."""
         return self.logits_of(append_log_odds(found, level_log_odds(measures, found, self.log_odds)))
 
-    def logits_of(self, vectors: Float[np.ndarray, "pairs measures"]) -> Float[np.ndarray, " pairs"]:
+    def logits_of(self, vectors: Float[np.ndarray, "pairs measures"]) -> PairNumbers:
         """Return the log odds of a match for comparison vectors with the log odds of each column appended."""
         weights = self.learned
         if weights is None:

@@ -12,6 +12,7 @@ from scipy.special import expit
 from qkv.core.typing import Bool, Float, Int
 from qkv.errors import OptionError
 from qkv.join.attention_weights import CandidateMatches, solve_assignment
+from qkv.join.compared_columns import PairIntegers, PairNumbers
 from qkv.join.labels import read_labels
 
 
@@ -97,10 +98,10 @@ class JoinResult:
 
     left: pa.Table
     right: pa.Table
-    rows: Int[np.ndarray, " pairs"]
-    keys: Int[np.ndarray, " pairs"]
-    weights: Float[np.ndarray, " pairs"]
-    probabilities: Float[np.ndarray, " pairs"]
+    rows: PairIntegers
+    keys: PairIntegers
+    weights: PairNumbers
+    probabilities: PairNumbers
     no_match: Float[np.ndarray, " left"]
     threshold: float
     notes: tuple[str, ...]
@@ -156,9 +157,7 @@ class JoinResult:
         f1 = 2 * right / (len(found) + len(matches)) if found or matches else 0.0
         return Evaluation(precision, recall, f1, len(set(listed)), len(matches), len(found), right)
 
-    def _pair_lists(
-        self, rows: Int[np.ndarray, " pairs"], keys: Int[np.ndarray, " pairs"]
-    ) -> tuple[list[int], list[int]]:
+    def _pair_lists(self, rows: PairIntegers, keys: PairIntegers) -> tuple[list[int], list[int]]:
         if self.is_self_join:  # pairs within one table are unordered
             rows, keys = np.minimum(rows, keys), np.maximum(rows, keys)
         return rows.tolist(), keys.tolist()
@@ -166,9 +165,7 @@ class JoinResult:
 
 def matched(
     edges: CandidateMatches, threshold: float, one_to_one: bool, many: bool, self_join: bool
-) -> tuple[
-    Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"], Float[np.ndarray, " pairs"], Float[np.ndarray, " pairs"]
-]:
+) -> tuple[PairIntegers, PairIntegers, PairNumbers, PairNumbers]:
     """Select the candidate pairs that match, and return their `(rows, keys, weights, probabilities)`.
 
     If a table is joined with itself, a pair occurs once, with the smaller of its weights in both directions.
@@ -197,10 +194,7 @@ def matched(
 
 
 def _merge_directions(
-    rows: Int[np.ndarray, " pairs"],
-    keys: Int[np.ndarray, " pairs"],
-    logits: Float[np.ndarray, " pairs"],
-    weights: Float[np.ndarray, " pairs"],
+    rows: PairIntegers, keys: PairIntegers, logits: PairNumbers, weights: PairNumbers
 ) -> tuple[
     Int[np.ndarray, " merged"], Int[np.ndarray, " merged"], Float[np.ndarray, " merged"], Float[np.ndarray, " merged"]
 ]:
@@ -216,7 +210,7 @@ def _merge_directions(
 
 
 def _assign_one_to_one(
-    rows: Int[np.ndarray, " pairs"], keys: Int[np.ndarray, " pairs"], gain: Float[np.ndarray, " pairs"], self_join: bool
+    rows: PairIntegers, keys: PairIntegers, gain: PairNumbers, self_join: bool
 ) -> Bool[np.ndarray, " pairs"]:
     if not self_join:
         return solve_assignment(rows, keys, gain)

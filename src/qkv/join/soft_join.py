@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from qkv.core.progress import Progress
-from qkv.core.typing import Float, Int
+from qkv.core.typing import Float
 from qkv.database.io.sources import describe, read, require_columns
 from qkv.encoders.columns import split_names
 from qkv.errors import DataError, OptionError
 from qkv.join.active_learner import ActiveLearner
 from qkv.join.attention_weights import collect_matches
 from qkv.join.blocking import CandidatePairs
-from qkv.join.compared_columns import read_columns
+from qkv.join.compared_columns import PairIntegers, PairNumbers, read_columns
 from qkv.join.comparison_vectors import ComparisonVectors, PairList, append_log_odds, level_log_odds
 from qkv.join.expectation_maximization import estimate_log_odds, estimation_sample
 from qkv.join.labels import Labels, read_labels, row_numbers
@@ -211,9 +211,7 @@ class SoftJoin:
         model = self.model or estimate_without_labels(candidate_pairs, on, progress).model
         threshold = model.threshold if threshold is None else threshold
 
-        def scored() -> Iterator[
-            tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"], Float[np.ndarray, " pairs"]]
-        ]:
+        def scored() -> Iterator[tuple[PairIntegers, PairIntegers, PairNumbers]]:
             for rows, keys, found in candidate_pairs.batches(progress):
                 yield rows, keys, model.logits(candidate_pairs.measures, found)
 

@@ -18,6 +18,7 @@ from scipy.special import expit
 from qkv.core.progress import Progress, track
 from qkv.core.typing import Float, Int, Num
 from qkv.join.attention_weights import attention_weights
+from qkv.join.compared_columns import PairIntegers, PairNumbers
 
 _STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _FOLDS = 5
@@ -33,13 +34,13 @@ class LabelledSample:
         other_rows, other_measures: left row and comparison vector of each unlabelled pair.
     """
 
-    rows: Int[np.ndarray, " pairs"]
+    rows: PairIntegers
     measures: Float[np.ndarray, "pairs measures"]
-    labels: Int[np.ndarray, " pairs"]
+    labels: PairIntegers
     other_rows: Int[np.ndarray, " others"]
     other_measures: Float[np.ndarray, "others measures"]
 
-    def weights(self, solution: Float[np.ndarray, " solution"]) -> Float[np.ndarray, " pairs"]:
+    def weights(self, solution: Float[np.ndarray, " solution"]) -> PairNumbers:
         """Return the attention weight of each labelled pair for the learned weights and bias in `solution`.
 
         The softmax is over all labelled and unlabelled pairs of the same left row and "no match".
@@ -78,7 +79,7 @@ def fit_labelled(
     """
     folds = [_assign_folds(train.labels, seed) for seed in range(_REPEATS)]
     labels = np.concatenate([*[train.labels] * _REPEATS, *([] if valid is None else [valid.labels])])
-    results: list[tuple[float, float, Float[np.ndarray, " measures+1"], Float[np.ndarray, " pairs"]]] = []
+    results: list[tuple[float, float, Float[np.ndarray, " measures+1"], PairNumbers]] = []
     # Descending order, so that ties go to the stronger regularization.
     for strength in track(_STRENGTHS[::-1], "learning", progress):
         parts = []
@@ -101,7 +102,7 @@ def fit_labelled(
     return _FittedWeights(whole[:-1], float(whole[-1]), threshold, strength, loss, f1)
 
 
-def best_threshold(labels: Int[np.ndarray, " pairs"], weights: Float[np.ndarray, " pairs"]) -> tuple[float, float]:
+def best_threshold(labels: PairIntegers, weights: PairNumbers) -> tuple[float, float]:
     """Return the threshold of the weights at which the F1 score is largest, and the F1 score at this threshold.
 
     Thresholds are midpoints between adjacent weights; a tie goes to the threshold closest to 0.5.
@@ -147,7 +148,7 @@ def fit_logistic(
     return np.asarray(found.x)
 
 
-def _assign_folds(labels: Int[np.ndarray, " pairs"], seed: int) -> Int[np.ndarray, " pairs"]:
+def _assign_folds(labels: PairIntegers, seed: int) -> PairIntegers:
     """Return the number of the cross-validation fold of each pair, from 0 to 4, stratified by label."""
     draw, folds = np.random.default_rng(seed), np.zeros(len(labels), int)
     for label in (0, 1):

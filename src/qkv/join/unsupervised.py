@@ -42,6 +42,7 @@ from qkv.core.progress import Progress, track
 from qkv.core.typing import Float
 from qkv.join.attention_weights import attention_weights, two_way_weights
 from qkv.join.blocking import CandidatePairs
+from qkv.join.compared_columns import PairNumbers
 from qkv.join.comparison_vectors import LEVELS, append_log_odds, level_log_odds, log_odds_weights
 from qkv.join.expectation_maximization import (
     EstimationSample,
@@ -80,7 +81,7 @@ class SelfTrained(NamedTuple):
 def self_train(
     sample: EstimationSample,
     measures: Float[np.ndarray, "pairs measures"],
-    logits: Float[np.ndarray, " pairs"],
+    logits: PairNumbers,
     random: Float[np.ndarray, "random measures"],
     progress: Progress | None = None,
 ) -> SelfTrained | None:
@@ -134,7 +135,7 @@ _MIN_MATCHES = 1.0
 _MIN_F1 = 0.8
 
 
-def expected_f1_threshold(weights: Float[np.ndarray, " pairs"]) -> float:
+def expected_f1_threshold(weights: PairNumbers) -> float:
     """Return the threshold of the weights at which the expected F1 is largest, from 0.4 to 0.5.
 
     Example:
