@@ -7,6 +7,7 @@ import zoneinfo
 import numpy as np
 import pytest
 
+from qkv.core.nanoseconds import NanosecondDuration, with_nanoseconds
 from qkv.core.times import ABBREVIATIONS, candidate_formats, format_sql, iso_sql, parse_date, read_time
 from qkv.estimators.features import parse_dates
 
@@ -138,3 +139,10 @@ def test_an_hour_that_occurs_twice_is_the_second_one_in_sql_and_python():
     wanted = [dt.datetime(2024, 10, 27, 1, 30), dt.datetime(2024, 3, 31, 1, 30)]
     assert sql_readings([(text, "") for text in texts]) == wanted
     assert [utc(read_time(text)) for text in texts] == wanted
+
+
+def test_the_quotient_of_durations_counts_their_nanoseconds():
+    duration = with_nanoseconds(dt.timedelta(microseconds=1), 500)
+    assert isinstance(duration, NanosecondDuration)
+    assert duration / dt.timedelta(microseconds=1) == 1.5
+    assert duration / 2 == dt.timedelta(microseconds=1) / 2

@@ -8,6 +8,7 @@ import pytest
 
 from qkv import scores
 from qkv.database import Database
+from qkv.database.answer import format_gradient
 from qkv.errors import OptionError
 from qkv.estimators.regression.local_linear import COLLINEAR, ONE_KEY, ONE_SIDE, WEAK, compare_fits
 from tests.effort import LONG, seeds
@@ -127,6 +128,10 @@ def test_a_constant_key_column_leaves_a_line_in_the_others(tmp_path):
         answer = database.ask((0.5, 7.0), aggregate="local-linear")
         assert answer.value == pytest.approx(1.0)
         assert answer.gradient == {"x": pytest.approx(2.0), "c": None}
+        assert [text.partition(" ±")[0] for text in format_gradient(answer)] == [
+            f"slope along x: {2.0:g}",
+            "slope along c: unknown",
+        ]
         assert "1 of 2 directions" in answer.fit_note
 
 

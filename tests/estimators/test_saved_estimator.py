@@ -56,8 +56,9 @@ def test_several_outputs_are_saved(tmp_path: Path) -> None:
         np.array(["a", "b", "c"], object),
         np.array([3, -1, 2**40]),
         np.array([True, False, True]),
+        np.array(["2024-01-01", "2023-05-05", "2025-01-01"], "datetime64[D]"),
     ],
-    ids=["texts", "objects", "integers", "booleans"],
+    ids=["texts", "objects", "integers", "booleans", "dates"],
 )
 def test_a_classifier_has_its_classes(tmp_path: Path, classes: np.ndarray) -> None:
     y = classes[np.arange(70) % 3]

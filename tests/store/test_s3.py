@@ -15,6 +15,7 @@ pytest.importorskip("moto", reason="moto is not installed")
 from qkv import Database
 from qkv import store as stores
 from qkv.errors import DataError, MissingPackageError, OptionError, StorageError
+from qkv.store.object_client import FsspecClient
 from qkv.testing.stores import ids_of, numbered
 from tests.database.cluster.local_worker import LocalWorker
 
@@ -208,3 +209,14 @@ def test_a_folder_of_fsspec_is_read_and_not_written(tmp_path: Path, monkeypatch:
         opened.append(ROWS)
     with pytest.raises(StorageError, match="must be a URL that fsspec can open"):
         Database.open("nothing://stored")
+
+
+def test_ranges_of_a_file_of_fsspec_are_read_alone_and_a_folder_has_no_size() -> None:
+    system = pytest.importorskip("fsspec").filesystem("memory")
+    system.pipe("/ranges/part/rows", bytes(range(100)))
+    client = FsspecClient(system, "/ranges", "memory://ranges")
+    assert [bytes(part) for part in client.get_ranges("part/rows", [(2, 5), (90, 100)])] == [
+        bytes(range(2, 5)),
+        bytes(range(90, 100)),
+    ]
+    assert (client.size("part/rows"), client.size("part"), client.size("none")) == (100, None, None)

@@ -1,10 +1,13 @@
 """Regression and search over fragments that workers hold: the results of one process."""
 
+import pickle
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from qkv import Database
+from qkv.database.cluster import scheduler
 from qkv.database.cluster.scheduler import Scheduler
 from qkv.errors import DamagedStoreError, DataError, KindError, OptionError, RefusedError
 from qkv.estimators import AttentionRegressor
@@ -109,3 +112,13 @@ def test_a_damaged_fragment_fails_a_prediction_by_name(tmp_path, monkeypatch):
     database.close()  # new workers read the fragments again
     with pytest.raises(DamagedStoreError, match=f"(?s)1 of .* fragments of rows could not be read: {name}"):
         fitted.predict(ASKED.select(["x", "y"]))
+
+
+@pytest.mark.parametrize("slots", [1, 16, 17, 300])
+def test_a_lost_branch_is_merged_again_from_all_its_fragments(monkeypatch, slots):
+    monkeypatch.setattr(
+        scheduler, "merge_replies", lambda group: [slot for part in group for slot in pickle.loads(part)]
+    )
+    monkeypatch.setattr(Scheduler, "_read_again", lambda self, scan, slot: pickle.dumps([slot]))
+    branch = scheduler._Branch(3, 3 + slots, None)
+    assert pickle.loads(object.__new__(Scheduler)._repeat(None, branch)) == list(range(3, 3 + slots))
