@@ -203,7 +203,7 @@ class Draw:
         inner = ()
         if name == "TopK":
             arguments["k"] = int(self.one_of(1, 2, 3, 7))
-            inner = (self.normalizer(self.one_of("Softmax", "Sigmoid", "Sparsemax", "Entmax15")),)
+            inner = (self.normalizer(self.one_of(*(n for n in FEATURES["normalizer"] if n not in ("Sum", "TopK")))),)
         return Drawn(name, arguments, inner)
 
     def mask(self, name: str | None) -> Drawn | None:

@@ -231,6 +231,7 @@ NORMALIZERS: dict[str, Callable[[PartFactory], normalizers.Normalizer]] = {
         3, normalizer=normalizers.Softmax(m.draw.positive(), sink=m.heads())
     ),
     "top-k of sigmoid": lambda m: normalizers.TopK(2, normalizer=normalizers.Sigmoid()),
+    "top-k of mean": lambda m: normalizers.TopK(2, normalizer=normalizers.Mean()),
     "top-k of sparsemax": lambda m: normalizers.TopK(3, normalizer=normalizers.Sparsemax()),
     "sparsemax": lambda m: normalizers.Sparsemax(),
     "entmax15": lambda m: normalizers.Entmax15(),
