@@ -128,6 +128,7 @@ SHAPES: dict[str, Shape] = {
     "one query and one key": Shape(1, 1),
     "no queries": Shape(0, 5, batch=(2,)),
     "no keys": Shape(5, 0, batch=(2,)),
+    "no batch elements": Shape(4, 5, batch=(0, 2)),
 }
 
 
