@@ -293,3 +293,12 @@ def test_a_predicate_reads_tables_with_columns_of_float16(tmp_path):
         answer = database.ask(half[1].as_py(), score="boxcar:1", where="key > 0.15")
         assert (answer.value, answer.rows[0].record["pairs"]) == (3.0, [2.0, 3.0])
     assert store.delete("amount > 3") == 1
+
+
+@pytest.mark.parametrize("cells", [{0: 1.0, 1: 2.0}, {1.0, 2.0}, frozenset({1.0, 2.0})])
+def test_columns_whose_elements_are_no_ordered_cells_are_refused(cells):
+    for table in ({"key": cells, "amount": [3.0, 4.0]}, {"key": [3.0, 4.0], "amount": cells}):
+        with pytest.raises(DataError, match=f"must be a list or an array, got a {type(cells).__name__}"):
+            Database.open(table, "key", "amount")
+    with pytest.raises(DataError, match="orient='list'"):
+        Database.open(pd.DataFrame({"key": [1.0, 2.0], "amount": [3.0, 4.0]}).to_dict(), "key", "amount")

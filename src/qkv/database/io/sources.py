@@ -479,6 +479,11 @@ def _column(values: Any, name: str) -> pa.Array | pa.ChunkedArray:
         )
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise DataError(f"{name} must be a list or an array, got {values!r}. Put the value in a list.")
+    if isinstance(values, (Mapping, set, frozenset)):  # their elements are no cells, or have no order
+        raise DataError(
+            f"{name} must be a list or an array, got a {type(values).__name__}. Pass a list of its cells; "
+            "DataFrame.to_dict of pandas makes lists with orient='list'."
+        )
     given: Any = values
     if isinstance(given, (pa.Array, pa.ChunkedArray)):
         return given
