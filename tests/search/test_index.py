@@ -216,7 +216,11 @@ def test_invalid_options_are_refused(library, options, says):
 
 def test_searching_requires_a_query_a_number_and_a_temperature(library):
     index = Index.from_texts(library)
-    for arguments, says in (((" ",), "at least one word"), (("x", 0), "top must be an integer of at least 1, got 0")):
+    for arguments, says in (
+        ((" ",), "at least one word"),
+        ((["ring"],), "at least one word"),
+        (("x", 0), "top must be an integer of at least 1, got 0"),
+    ):
         with pytest.raises(OptionError, match=says):
             index.search(*arguments)
     with pytest.raises(OptionError, match="temperature"):
