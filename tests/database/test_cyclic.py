@@ -1,5 +1,7 @@
 """Cyclic columns, such as hours of the day and directions of the wind: distances and means on the circle."""
 
+import datetime as dt
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -131,3 +133,14 @@ def test_a_store_refuses_periods_that_it_was_not_created_with(tmp_path):
     Database.create(tmp_path / "clock", CLOCK, "hour", "load")
     with pytest.raises(OptionError, match="cyclic must be None for a store"):
         Database.open(tmp_path / "clock", cyclic={"hour": 24})
+
+
+def test_a_note_says_that_times_of_day_do_not_go_round(tmp_path):
+    table = {"day": ["a", "a"], "time": [dt.time(23, 50), dt.time(0, 10)], "load": [1.0, 2.0]}
+    Database.create(tmp_path / "store", table, "day", "time")
+    for database in (Database.open(table, "day", "time"), Database.open(tmp_path / "store", memory=1)):
+        answer = database.ask("a")
+        assert answer.value == dt.time(12)
+        assert any(note.startswith("time holds times of day, which do not go round") for note in answer.notes)
+    assert "go round" in str(Database.open(table, "time", "load").ask("23:50").notes)
+    assert "go round" not in str(Database.open(table, "day", "load").ask("a").notes)

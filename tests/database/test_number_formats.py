@@ -154,3 +154,21 @@ def test_cells_that_are_no_numbers_of_a_format():
     bad = ["", "$", "1,20", "1,2034", "1,203,", "--5", "(5", "5)", "5 kg", "1.2.3", "$5$", "1e", "5 5"]
     assert [NumberFormat().parse(text) for text in bad] == [None] * len(bad)
     assert affix_counts(["$5 kg", "x5", "5 5 a 5"]) == {}
+
+
+@pytest.mark.parametrize("cells", ["1.203;12.500;950;-9", "1.203;;0;7.125"])
+def test_points_beside_semicolons_that_may_separate_thousands_are_said(cells, tmp_path):
+    file = tmp_path / "t.csv"
+    for contradiction in ("", "12.5", "0.512", "1203", "1.2030"):
+        values = [*cells.split(";"), contradiction] if contradiction else cells.split(";")
+        for delimiter in ";,":
+            file.write_text(
+                "k;v\n".replace(";", delimiter) + "".join(f"{k}{delimiter}{v}\n" for k, v in enumerate(values))
+            )
+            answer = Database.open(file, "k", "v").ask(0, score="exact")
+            said = any("no cell decides" in note and "reads '1.203' as 1203" in note for note in answer.column_notes)
+            assert answer.value == 1.203
+            assert said == (delimiter == ";" and not contradiction), (values, answer.column_notes)
+    file.write_text("k;v\n" + "".join(f"{k};{v}\n" for k, v in enumerate(cells.split(";"))))
+    assert Database.open(file, "k", "v", decimal=",").ask(0, score="exact").value == 1203
+    assert Database.open(file, "k", "v", decimal=".").ask(0, score="exact").column_notes == ()

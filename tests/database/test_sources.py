@@ -282,3 +282,23 @@ def test_texts_within_lists_and_records_of_polars_are_texts_of_which_rows_can_be
 def test_masked_elements_of_a_matrix_are_missing():
     keys = np.ma.masked_array([[1.0, 2.0], [3.0, 4.0]], [[False, True], [False, False]])
     assert Database.open({"k": keys, "v": [1, 2]}, "k", "v").missing_cells == {"k": 1}
+
+
+def test_a_predicate_reads_tables_with_columns_of_float16(tmp_path):
+    half = pa.array(np.array([0.1, 0.2, 0.3], np.float16))
+    pairs = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(6, dtype=np.float16)), 2)
+    table = pa.table({"key": half, "pairs": pairs, "amount": [1.0, 2.0, 4.0]})
+    store = Database.create(tmp_path / "store", table, "key", "amount")
+    for database in (Database.open(table, "key", "amount"), store):
+        answer = database.ask(half[1].as_py(), score="boxcar:1", where="key > 0.15")
+        assert (answer.value, answer.rows[0].record["pairs"]) == (3.0, [2.0, 3.0])
+    assert store.delete("amount > 3") == 1
+
+
+@pytest.mark.parametrize("cells", [{0: 1.0, 1: 2.0}, {1.0, 2.0}, frozenset({1.0, 2.0})])
+def test_columns_whose_elements_are_no_ordered_cells_are_refused(cells):
+    for table in ({"key": cells, "amount": [3.0, 4.0]}, {"key": [3.0, 4.0], "amount": cells}):
+        with pytest.raises(DataError, match=f"must be a list or an array, got a {type(cells).__name__}"):
+            Database.open(table, "key", "amount")
+    with pytest.raises(DataError, match="orient='list'"):
+        Database.open(pd.DataFrame({"key": [1.0, 2.0], "amount": [3.0, 4.0]}).to_dict(), "key", "amount")

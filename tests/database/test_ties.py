@@ -57,3 +57,13 @@ def test_a_tie_of_votes_goes_to_the_first_label_however_far_other_rows_are(tmp_p
     Database.create(tmp_path / "store", table, "k", "v")
     for database in (Database.open(table, "k", "v"), Database.open(tmp_path / "store", memory=1)):
         assert database.ask([500.0, 499.0], score="gaussian:0.5", max_distance=9).value == ["a", "a"]
+
+
+def test_labels_with_the_same_weights_in_another_order_tie(tmp_path):
+    rng = np.random.default_rng(0)
+    for seed in range(cases(20)):
+        keys, labels = rng.normal(size=rng.integers(3, 30)), [str(label) for label in rng.permutation(5)]
+        table = {"k": np.concatenate([rng.permutation(keys) for _ in labels]), "v": np.repeat(labels, len(keys))}
+        Database.create(tmp_path / str(seed), table, "k", "v")
+        for database in (Database.open(table, "k", "v"), Database.open(tmp_path / str(seed), memory=1)):
+            assert database.ask([0.0, 0.7], score="gaussian:1", max_distance=9).value == [labels[0]] * 2

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("torch")
@@ -167,6 +168,7 @@ def frames(table):
         import polars
 
         found["polars"] = polars.DataFrame(table)
+        found["polars lazy"] = polars.LazyFrame(table)
         found["polars categories"] = found["polars"].with_columns(polars.col("colour").cast(polars.Categorical))
     except ImportError:
         pass
@@ -197,6 +199,8 @@ def test_arrays_of_objects_are_read_by_what_they_hold():
     assert np.isfinite(model.predict(cells.tolist())).all()
     with pytest.raises(KindError, match="argument must be a string or a number"):
         quick().fit(np.array([[1.0, {}], [2.0, {}]], object), [1, 2])
+    with pytest.raises(KindError, match="argument must be a string or a number"):
+        quick().fit(pa.table({"x": [1.0, 2.0]}).to_pandas().assign(z=[1j, 2.0]), [1, 2])
 
 
 @pytest.mark.parametrize(

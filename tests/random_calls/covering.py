@@ -61,7 +61,7 @@ FEATURES: Mapping[str, tuple[Any, ...]] = {
     "layout": ("contiguous", "transposed", "strided", "heads last", "broadcast"),
     "readout": (None, "Entropy", "LogSumExp", "MeanDistance"),
     "dropout": (0.0, 0.3),
-    "batch": ("none", "heads", "broadcast", "grouped", "values", "two axes"),
+    "batch": ("none", "heads", "broadcast", "grouped", "values", "two axes", "no elements"),
 }
 """The features besides the kernel, with their values. `chosen` is a length at which the planner chooses the kernel."""
 PATH = ("kernel", "score", "inner", "normalizer")

@@ -59,6 +59,7 @@ def draw_shape(rng: np.random.Generator, row: Row, chosen: int | None = None) ->
         "grouped": ((2, 4), (2, 2), (2, 2)),
         "values": ((2,), (), (2,), ()),
         "two axes": ((2, 1, 2), (1, 2), (2, 1, 1)),
+        "no elements": ((0, 2), (0, 2), (0, 1)),
     }
     batch, key_batch, value_batch, *query_batch = axes[row["batch"]]
     return Shape(q, k, width, value_width, batch, key_batch, value_batch, row["batch"] == "grouped", *query_batch)
@@ -203,7 +204,7 @@ class Draw:
         inner = ()
         if name == "TopK":
             arguments["k"] = int(self.one_of(1, 2, 3, 7))
-            inner = (self.normalizer(self.one_of("Softmax", "Sigmoid", "Sparsemax", "Entmax15")),)
+            inner = (self.normalizer(self.one_of(*(n for n in FEATURES["normalizer"] if n not in ("Sum", "TopK")))),)
         return Drawn(name, arguments, inner)
 
     def mask(self, name: str | None) -> Drawn | None:

@@ -368,7 +368,9 @@ def check_directions(
     mass = max(1.0, abs(here.weights).sum(-1).max(initial=0.0)) * (2 if call.dropout else 1)
     size = float(abs(cotangents[0]).sum() * abs(call.value).max(initial=0.0)) * mass
     if here.readout is not None:
-        span = call.shape.k + np.abs(call.start).max() + call.shape.q if call.readout == "MeanDistance" else 20.0
+        span = (
+            call.shape.k + np.abs(call.start).max(initial=0) + call.shape.q if call.readout == "MeanDistance" else 20.0
+        )
         size += float(abs(cotangents[1]).sum() * span)
     divisor = oracle.smallest_divisor(call.score, call.normalizer, call.query, call.key, here.logits)
     with np.errstate(all="ignore"):

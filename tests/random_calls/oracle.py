@@ -368,6 +368,9 @@ def logit_errors(score: Drawn, q: Any, k: Any, at: tuple[Any, Any], limit: float
 
 def gaps(normalizer: Drawn, logits: Any) -> Any:
     """Return how far each row is from a tie that changes which keys are selected, (*batch, q, 1)."""
+    if normalizer.inner:
+        within = gaps(normalizer.inner[0], logits)
+        return np.minimum(within, gaps(Drawn("TopK", normalizer.arguments), logits))
     count = normalizer.arguments.get("k", 1)
     if normalizer.name not in ("Hard", "TopK") or count >= logits.shape[-1]:
         return np.full((*logits.shape[:-1], 1), np.inf)

@@ -112,3 +112,10 @@ def test_an_infinite_query_has_nan_as_all_gaussian_logits_wherever_the_keys_are(
 def test_a_bandwidth_whose_square_is_0_is_refused():
     with pytest.raises(OptionError, match="at least 1e-150, got 1e-300"):
         Gaussian(1e-300)
+
+
+@pytest.mark.parametrize("score", [Laplace(9.0), Boxcar(9.0), Epanechnikov(9.0), Triangular(9.0)])
+def test_the_logit_of_a_distance_that_is_not_known_is_not_known(score):
+    points = np.array([[0.0], [np.nan], [1.0]])
+    unknown = [[False, True, False], [True, True, True], [False, True, False]]
+    assert (np.isnan(score(points, points)) == unknown).all()

@@ -1,6 +1,7 @@
 """An index: its scores are their formula, its weights their softmax, and its contributions add up."""
 
 import os
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from qkv.core import extras
 from qkv.core.equation import attend_dense
+from qkv.encoders import vocabulary
 from qkv.encoders.text_encoders import default_components
 from qkv.encoders.vocabulary import Vocabulary
 from qkv.errors import DataError, MissingPackageError, OptionError, StoreBusyError
@@ -174,6 +176,17 @@ def test_a_word_of_any_script_is_found_as_it_is_written():
         assert set(hit.contributions.query_words) <= set(hit.contributions.by_word())
 
 
+def test_an_index_whose_texts_were_divided_into_other_words_is_refused(library, tmp_path, monkeypatch):
+    texts = [*library, Document("hill", "山の上に白い雲がある")]
+    Index.from_texts(texts).save(tmp_path / "new")
+    Index.open(tmp_path / "new")
+    monkeypatch.setattr(vocabulary, "_TOKEN", re.compile(r"\w\w+"))
+    Index.from_texts(texts).save(tmp_path / "old")
+    monkeypatch.undo()
+    with pytest.raises(DataError, match="another version of qkv has divided the texts into words"):
+        Index.open(tmp_path / "old")
+
+
 def test_an_index_of_one_document(library):
     index = Index.from_texts(library[:1])
     (hit,) = index.search("shadows")  # nothing to tell it from: all attention, no deviation
@@ -203,7 +216,11 @@ def test_invalid_options_are_refused(library, options, says):
 
 def test_searching_requires_a_query_a_number_and_a_temperature(library):
     index = Index.from_texts(library)
-    for arguments, says in (((" ",), "at least one word"), (("x", 0), "top must be an integer of at least 1, got 0")):
+    for arguments, says in (
+        ((" ",), "at least one word"),
+        ((["ring"],), "at least one word"),
+        (("x", 0), "top must be an integer of at least 1, got 0"),
+    ):
         with pytest.raises(OptionError, match=says):
             index.search(*arguments)
     with pytest.raises(OptionError, match="temperature"):

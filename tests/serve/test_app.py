@@ -98,6 +98,8 @@ def test_a_malformed_question_is_refused_by_422_and_one_sentence_with_its_name(s
         b"[1]",
         b"{",
         b'{"query": NaN}',
+        b'{"query": 1, "query": 2}',
+        b'{"query": {"years": 1, "years": 2}}',
         b"\xff",
         b'{"query": "\\ud800"}',
         b"[" * 100_000,

@@ -326,6 +326,7 @@ class AttentionEstimator(SavedEstimator, ABC):
         """Validate `y` and return it as an array."""
 
     def _read_columns(self, X: ArrayLike, reset: bool) -> list[Shaped[np.ndarray, " rows"]]:
+        X = X.collect() if type(X).__name__ == "LazyFrame" else X
         if is_frame(X):
             validate_data(self, X, reset=reset, skip_check_array=True)
             columns = read_columns(X)

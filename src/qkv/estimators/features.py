@@ -23,7 +23,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from numbers import Number
+from decimal import Decimal
+from numbers import Real
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
@@ -102,7 +103,7 @@ def _infer_dtype(column: Shaped[np.ndarray, " rows"], name: object) -> Shaped[np
         return column
     present = [cell for cell in column.astype(object) if not is_missing(cell)]
     for cell in present:
-        if not isinstance(cell, str | Number | np.bool_ | date):
+        if not isinstance(cell, str | Real | Decimal | np.bool_ | date):
             raise KindError(
                 f"cells of {name} must be strings, numbers, booleans, timestamps or missing, got a "
                 f"{type(cell).__name__} (argument must be a string or a number). "

@@ -111,7 +111,8 @@ class Mean(LinearNormalizer):
     differentiable: ClassVar[bool] = False
 
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        return cast(~excluded(logits), logits.dtype)
+        xp, one = namespace(logits), cast(~excluded(logits), logits.dtype)
+        return xp.where(xp.isnan(logits), one + xp.nan, one)  # TopK does not know which keys are the nearest
 
 
 @dataclass(frozen=True, eq=False)

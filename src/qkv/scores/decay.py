@@ -13,6 +13,7 @@ Gated linear attention transformers, section 4, https://arxiv.org/abs/2312.06635
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -181,7 +182,7 @@ def _split(x: Float[Array, "*batch n features"]) -> tuple[Float[Array, "*batch n
     (x + c) − c is x rounded to a multiple of the spacing of numbers near 3 c / 4, and partial sums are at most c / 4.
     """
     xp = namespace(x)
-    total = stop_gradient(xp.max(xp.sum(xp.abs(x), axis=-2))) if x.shape[-2] else 0.0
+    total = 0.0 if 0 in x.shape else stop_gradient(xp.max(xp.sum(xp.abs(x), axis=-2)))
     rounded = (x + 4 * total) - 4 * total
     return rounded, x - rounded
 
@@ -193,5 +194,5 @@ def _take(
     xp = namespace(sums)
     index = positions + 1
     index = xp.where(index < 0, xp.zeros_like(index), xp.where(index > keys, xp.zeros_like(index) + keys, index))
-    column = xp.reshape(index, (*index.shape[:-2], -1, 1))
+    column = xp.reshape(index, (*index.shape[:-2], math.prod(index.shape[-2:]), 1))
     return gather(sums, column[..., None, :, :] if column.ndim > 2 else column)

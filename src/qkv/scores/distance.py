@@ -108,7 +108,7 @@ class Boxcar(CompactKernel):
     """
 
     def log_kernel(self, u: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-        return _log_where(u <= 1, namespace(u).ones_like(u))
+        return _log_where(u > 1, 1 + 0 * u)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +127,7 @@ class Epanechnikov(CompactKernel):
     """
 
     def log_kernel(self, u: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-        return _log_where(u < 1, 1 - u * u)
+        return _log_where(u >= 1, 1 - u * u)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,10 +144,11 @@ class Triangular(CompactKernel):
     """
 
     def log_kernel(self, u: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-        return _log_where(u < 1, 1 - u)
+        return _log_where(u >= 1, 1 - u)
 
 
-def _log_where(inside: Bool[Array, "*batch q k"], kernel: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
+def _log_where(outside: Bool[Array, "*batch q k"], kernel: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
+    """Return the logarithm of a kernel, and −inf outside of its support. A distance of NaN is not outside."""
     # Replace the kernel before the logarithm: the gradient of log 0 is NaN even where it is not selected.
-    logs = namespace(kernel).log(where(inside, kernel, 1.0))
-    return where(inside, logs, -math.inf)
+    logs = namespace(kernel).log(where(outside, 1.0, kernel))
+    return where(outside, -math.inf, logs)

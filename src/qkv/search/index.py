@@ -327,10 +327,10 @@ class Index:
             contributions: whether to compute the contributions of words.
 
         Raises:
-            OptionError: the query is empty, or a number is out of range.
+            OptionError: the query is no text or is empty, or a number is out of range.
         """
-        if not query.strip():
-            raise OptionError(f"query must contain at least one word, got {query!r}. Add a word to search for.")
+        if not isinstance(query, str) or not query.strip():
+            raise OptionError(f"query must contain at least one word of text, got {query!r}. Add one.")
         mix = self.mix if mix is None else _check_mix(mix)
         bound = _Queries(self, [query], mix)
         best = bound.top(top, temperature, True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from scipy.sparse import csc_array, csr_array, csr_matrix
 
 from qkv.core.container import Container, read_container, write_container
@@ -24,6 +25,7 @@ from qkv.store.arrow_files import parse_table
 from qkv.store.row_files import serialize
 
 if TYPE_CHECKING:
+    from qkv.encoders.vocabulary import Vocabulary
     from qkv.search.index import Index
 
 
@@ -55,6 +57,8 @@ _LOCK = "writer.lock"
 _CONTENT = "a search index"
 _REMEDY = "Build the index again, or restore the file from a copy."
 _SPARSE = ("data", "indices", "indptr")
+_CHECKED = 64
+"""Number of passages with letters beyond ASCII whose words are compared with those of the index."""
 
 
 def is_index(path: Path) -> bool:
@@ -166,8 +170,21 @@ def parse_index(container: Container) -> dict[str, Any]:
     if len(words) != scores.shape[1] or (metric is not None and metric.shape != (width, width)):
         raise container.damaged(f"have {scores.shape[1]:,} words and a square metric", f"{len(words):,} words")
     parts = {"table": table, "encoder": encoder, "keys": keys, "words": BM25(scores, words), "metric": metric}
-    stem = None if fields.get("stem") is None else fields.text("stem")
-    return parts | {"splitter": Vocabulary(stem), "mix": fields.number("mix")}
+    splitter = Vocabulary(None if fields.get("stem") is None else fields.text("stem"))
+    _check_words(table, splitter, words)
+    return parts | {"splitter": splitter, "mix": fields.number("mix")}
+
+
+def _check_words(table: pa.Table, splitter: Vocabulary, words: list[str]) -> None:
+    """Raise a `DataError` if the index has other words than its texts, which older versions divided differently."""
+    texts = table.column("text")
+    foreign = texts.filter(pc.invert(pc.string_is_ascii(texts))).slice(0, _CHECKED)
+    found = {word for text in foreign.to_pylist() for word in splitter(text)}
+    if lost := sorted(found.difference(words) if found else ()):
+        raise DataError(
+            f"the words of the index must be those of its texts, got none for {lost[0]!r}: another version of qkv has "
+            "divided the texts into words. Build the index again."
+        )
 
 
 def _sparse_parts(name: str, matrix: csc_array | csr_array | csr_matrix) -> dict[str, Shaped[np.ndarray, "*_"] | bytes]:

@@ -200,8 +200,8 @@ def parse_json_body(body: bytes) -> dict[str, Any]:
     """Return the object in a body of JSON.
 
     Raises:
-        QueryError: The body is no JSON object in UTF-8, is nested too deeply, or has a number or a text that JSON does
-            not allow.
+        QueryError: The body is no JSON object in UTF-8, is nested too deeply, has a name twice, or has a number or text
+            that JSON does not allow.
 
     Example:
         >>> parse_json_body(b'{"query": "Li"}')
@@ -209,7 +209,7 @@ def parse_json_body(body: bytes) -> dict[str, Any]:
     """
     reason = ""
     try:
-        value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+        value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_record)
     except UnicodeDecodeError:
         reason = "bytes that are not UTF-8"
     except RecursionError:
@@ -222,6 +222,15 @@ def parse_json_body(body: bytes) -> dict[str, Any]:
     if reason:
         raise QueryError(f'the body must be a JSON object, got {reason}. Send, for example, {{"query": "Li"}}.')
     found: dict[str, Any] = value
+    return found
+
+
+def _record(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name[:40]!r} repeatedly")
+        found[name] = value
     return found
 
 

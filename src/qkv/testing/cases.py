@@ -128,6 +128,7 @@ SHAPES: dict[str, Shape] = {
     "one query and one key": Shape(1, 1),
     "no queries": Shape(0, 5, batch=(2,)),
     "no keys": Shape(5, 0, batch=(2,)),
+    "no batch elements": Shape(4, 5, batch=(0, 2)),
 }
 
 
@@ -231,6 +232,7 @@ NORMALIZERS: dict[str, Callable[[PartFactory], normalizers.Normalizer]] = {
         3, normalizer=normalizers.Softmax(m.draw.positive(), sink=m.heads())
     ),
     "top-k of sigmoid": lambda m: normalizers.TopK(2, normalizer=normalizers.Sigmoid()),
+    "top-k of mean": lambda m: normalizers.TopK(2, normalizer=normalizers.Mean()),
     "top-k of sparsemax": lambda m: normalizers.TopK(3, normalizer=normalizers.Sparsemax()),
     "sparsemax": lambda m: normalizers.Sparsemax(),
     "entmax15": lambda m: normalizers.Entmax15(),

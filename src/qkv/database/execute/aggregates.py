@@ -429,7 +429,9 @@ def vote_aggregate(
         total: the sum of all weights.
         any_negative: whether a weight is negative; there are no probabilities then.
     """
-    order = np.lexsort((first, -votes))
+    largest = votes.max(initial=0.0)
+    # Sums of equal weights in another order differ by rounding.
+    order = np.lexsort((first, -np.where(votes > largest * (1 - _VOTE_ROUNDING), largest, votes)))
     winner = labels[int(order[0])] if len(order) else None
     if not total or any_negative:
         return Aggregate(winner, None)

@@ -377,10 +377,16 @@ class Executor(ABC):
 
 
 def _reading_notes(columns: Sequence[Column], keys: Sequence[Column]) -> tuple[str, ...]:
-    """Return a sentence about each column in the format of a file, and each key of timestamps with a time zone."""
+    """Return a sentence about each column in the format of a file or of times of day, and each key with a time zone."""
     zones = ((column.name, getattr(column.type, "tz", None)) for column in keys if column.kind == "timestamp")
     notes = [
         f"{name} is in the time zone {zone}; queries without a time zone are read in it" for name, zone in zones if zone
+    ]
+    notes += [
+        f"{column.name} holds times of day, which do not go round: 23:50 and 00:10 are 23 hours and 40 minutes apart; "
+        "write them as numbers of hours, and pass cyclic"
+        for column in columns
+        if column.type is not None and pa.types.is_time(column.type)
     ]
     readings = {column.name: column.reading for column in columns if column.reading}
     # Stores of earlier versions have the format alone.

@@ -202,7 +202,7 @@ def read(source: object, required: tuple[str, ...] = (), options: ReadOptions = 
         _check_stated(describe(source), options)
         table = add_cell_notes(table, required, options.on_bad_cell, describe(source))
     _refuse_repeated_names(table.column_names)
-    return with_uuid_texts(_without_views(table))
+    return with_uuid_texts(_with_common_types(table))
 
 
 def read_parts(source: object, required: tuple[str, ...] = (), options: ReadOptions = _DEFAULTS) -> Iterator[pa.Table]:
@@ -479,6 +479,11 @@ def _column(values: Any, name: str) -> pa.Array | pa.ChunkedArray:
         )
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise DataError(f"{name} must be a list or an array, got {values!r}. Put the value in a list.")
+    if isinstance(values, (Mapping, set, frozenset)):  # their elements are no cells, or have no order
+        raise DataError(
+            f"{name} must be a list or an array, got a {type(values).__name__}. Pass a list of its cells; "
+            "DataFrame.to_dict of pandas makes lists with orient='list'."
+        )
     given: Any = values
     if isinstance(given, (pa.Array, pa.ChunkedArray)):
         return given
@@ -500,27 +505,28 @@ def _array(values: Shaped[np.ndarray, " rows"]) -> pa.Array:
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, buffer])
 
 
-def _without_views(table: pa.Table) -> pa.Table:
-    """Return a table without the views of texts and bytes that polars exports, of which pyarrow takes no rows."""
+def _with_common_types(table: pa.Table) -> pa.Table:
+    """Return a table without views, of which pyarrow takes no rows, and float16, of which DuckDB reads no cells."""
     for index, field in enumerate(table.schema):
-        if (type_ := _without_view(field.type)) != field.type:
+        if (type_ := _common_type(field.type)) != field.type:
             table = table.set_column(index, field.with_type(type_), table.column(index).cast(type_))
     return table
 
 
-def _without_view(type_: pa.DataType) -> pa.DataType:
-    """Return an Arrow type without views, also within lists, records and dictionaries."""
+def _common_type(type_: pa.DataType) -> pa.DataType:
+    """Return an Arrow type without views and float16, also within lists, records and dictionaries."""
     types = pa.types
     if types.is_struct(type_):
-        return pa.struct([field.with_type(_without_view(field.type)) for field in type_])
+        return pa.struct([field.with_type(_common_type(field.type)) for field in type_])
     if types.is_dictionary(type_):
-        return pa.dictionary(type_.index_type, _without_view(type_.value_type), type_.ordered)
+        return pa.dictionary(type_.index_type, _common_type(type_.value_type), type_.ordered)
     if types.is_fixed_size_list(type_):
-        return pa.list_(type_.value_field.with_type(_without_view(type_.value_type)), type_.list_size)
+        return pa.list_(type_.value_field.with_type(_common_type(type_.value_type)), type_.list_size)
     for new, test in ((pa.list_, types.is_list), (pa.large_list, types.is_large_list)):
         if test(type_):
-            return new(type_.value_field.with_type(_without_view(type_.value_type)))
-    return {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}.get(type_, type_)
+            return new(type_.value_field.with_type(_common_type(type_.value_type)))
+    common = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary(), pa.float16(): pa.float32()}
+    return common.get(type_, type_)
 
 
 def _check_stated(name: str, options: ReadOptions) -> None:

@@ -255,6 +255,20 @@ def number_reading(
     return None if type_ == "varchar" else TextReading("finite number", type_, decimal=decimal, bad_cells=infinite)
 
 
+def thousands_reading(relation: duckdb.DuckDBPyRelation, name: str) -> str:
+    """Return how numbers are read whose points may all separate thousands, as in 1.203 and 950; "" for others."""
+    column = relation.project(f"trim({quoted_name(name)}) as x").filter("x <> ''")
+    may = "regexp_full_match(x, '[+-]?(0|[1-9][0-9]{0,2}([.][0-9]{3})?)')"
+    ((every, example),) = column.aggregate(f"bool_and({may}), min(x) filter (contains(x, '.'))").fetchall()
+    if not every or example is None:
+        return ""
+    other = example.replace(".", "")
+    return (
+        f"is read as numbers, such as {example!r} as {example}; no cell decides about the decimal separator, and "
+        f"--decimal , reads {example!r} as {other}"
+    )
+
+
 def detect_reading(
     relation: duckdb.DuckDBPyRelation, name: str, stated: bool, options: ReadOptions, delimiter: str
 ) -> tuple[TextReading | None, CellNote | None]:
@@ -406,7 +420,8 @@ def _number_formats(texts: Sequence[str], decimal: str | None) -> list[NumberFor
     if NumberFormat(affix=affix).kind == "unknown":
         return []
     formats = [NumberFormat(each, affix) for each in ((decimal,) if decimal else (".", ","))]
-    return formats if any(not PLAIN.fullmatch(t) and any(f.parse(t) for f in formats) for t in texts) else []
+    separated = [t for t in texts if not PLAIN.fullmatch(t) or (decimal == "," and "." in t)]
+    return formats if any(f.parse(t) for t in separated for f in formats) else []
 
 
 def _with_contradictions(

@@ -76,16 +76,14 @@ def tanh_sums(
             if len(vector) == 1:
                 logits = tanh.view(-1, hidden) @ vector[0]
             else:
-                logits = tanh.view(batch, -1, hidden) @ vector.unsqueeze(2)
+                logits = tanh.flatten(1, 2) @ vector.unsqueeze(2)
             return logits.view(batch, q, k), None, tanh, None
         half = torch.add((left + left).unsqueeze(2), right.unsqueeze(1), alpha=2).sigmoid_()
         constant = vector.sum(-1)
         if len(vector) == 1:
             logits = torch.addmv(constant, half.view(-1, hidden), vector[0], beta=-1, alpha=2)
         else:
-            logits = torch.baddbmm(
-                constant[:, None, None], half.view(batch, -1, hidden), vector.unsqueeze(2), beta=-1, alpha=2
-            )
+            logits = torch.baddbmm(constant[:, None, None], half.flatten(1, 2), vector.unsqueeze(2), beta=-1, alpha=2)
         return logits.view(batch, q, k), None, None, half
     limit = _MAX_HALF_RANGE[left.element_size()]
     low, high = torch.aminmax(left)

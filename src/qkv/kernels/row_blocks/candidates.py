@@ -284,13 +284,14 @@ def attend_candidates(
     take_range(output, rows).copy_(_gather_sum(candidates.index, call.value, dropped))
     if call.normalizer.differentiable:
         return [found for _, found in blocks]
-    # A single key has all the weight, and the logits receive no gradient, so only this key is saved.
-    best = weights.argmax(dim=-1, keepdim=True)
+    # The logits receive no gradient, so only the keys that may have weight are saved.
+    count = weights.shape[-1]
+    kept = weights.topk(min(call.normalizer.top_k or count, count)).indices
     lengths = [stop - start for (start, stop), _ in blocks]
     split = torch.split
     parts = zip(
-        split(candidates.index.gather(-1, best), lengths, dim=-2),
-        split(weights.gather(-1, best), lengths, dim=-2),
+        split(candidates.index.gather(-1, kept), lengths, dim=-2),
+        split(weights.gather(-1, kept), lengths, dim=-2),
         strict=True,
     )
     return [Candidates(index, weight, weight) for index, weight in parts]

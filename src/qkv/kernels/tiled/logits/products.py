@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -81,7 +82,8 @@ class DistanceLogits(TileLogits):
     def __init__(self, call: TorchCall, factor: float, ops: FasterOps, slope: float) -> None:
         super().__init__(call, factor, ops)
         self._slope = slope
-        self._queries, self._keys = (RowSlices(x.reshape(-1, *x.shape[-2:])) for x in (call.query, call.key))
+        count = math.prod(call.query.shape[:-2])
+        self._queries, self._keys = (RowSlices(x.reshape(count, *x.shape[-2:])) for x in (call.query, call.key))
 
     def logits(self, rows: Limits, cols: Limits, workspace: Workspace, shift: Shift = None) -> TileTensor:
         found, _ = pair_distances(self._queries(rows), self._keys(cols))
