@@ -17,7 +17,7 @@ from qkv.core.formatting import counted
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Float, Int
 from qkv.errors import DataError
-from qkv.look.figure import INK, new_figure
+from qkv.look.figure import add_color_bar, color_figure, new_figure
 from qkv.look.roles.annotations import AnnotatedSentence, Question, Span
 from qkv.look.roles.scoring import EncodedSentence, QuestionResult, position_scores, score_question
 from qkv.look.text_model import TextModel
@@ -196,11 +196,14 @@ class RoleTable:
             for row in rows:
                 scores[row.layer][row.head] = row.score
             image = axes.imshow(scores, cmap="Reds", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-            axes.set_title(f"{role}\nbaseline {rows[0].baseline:.2f}", fontsize=9, color=INK)
-            axes.set_xlabel("head", fontsize=8, color=INK)
-            axes.set_ylabel("layer", fontsize=8, color=INK)
-            axes.tick_params(labelsize=7, colors=INK)
-        figure.colorbar(image, ax=grid, shrink=0.7, label="score")
+            axes.set_title(f"{role}\nbaseline {rows[0].baseline:.2f}", fontsize=9)
+            axes.set_xlabel("head", fontsize=8)
+            axes.set_ylabel("layer", fontsize=8)
+            axes.tick_params(labelsize=7)
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.get_major_locator().set_params(integer=True)
+        add_color_bar(figure, image, grid, shrink=0.7, label="score")
+        color_figure(figure)
         return figure
 
 
