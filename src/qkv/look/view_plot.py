@@ -16,6 +16,7 @@ from qkv.look.color_range import (
     automatic_range,
     color_cells,
     color_norm,
+    color_table,
     label_range,
     range_norm,
     share_one,
@@ -442,7 +443,7 @@ def _grid(view: BaseView, inches: float, title: str, vmax: float | None, dark: b
     common = automatic_range(weights[shares][~masked[shares]], counts, max(q, k) > THUMBNAIL_SIZE, vmax or 0.0)
     own = [common if one.normalized else automatic_range(panel, None) for panel, one in zip(weights, flat, strict=True)]
     pitch, across = THUMBNAIL_SIZE + _GAP, max(map(len, ranges))
-    sheet = np.zeros((len(ranges) * pitch - _GAP, across * pitch - _GAP, 4))
+    sheet = np.full((len(ranges) * pitch - _GAP, across * pitch - _GAP, 3), color_table(False, dark)[0])
     corners = [(i * pitch, j * pitch) for i, row in enumerate(ranges) for j in range(len(row))]
     for (top, left), panel, hidden, colors in zip(corners, weights, masked, own, strict=True):
         sheet[top:, left:][:THUMBNAIL_SIZE, :THUMBNAIL_SIZE] = color_cells(panel, hidden, colors, dark)
