@@ -19,6 +19,7 @@ import numpy as np
 
 from qkv.core.typing import ArrayLike, Float, Num
 from qkv.errors import ShapeError
+from qkv.look.quantize import jsonable
 
 Span = tuple[int, int]
 """The characters of a token in its text, (start, stop); none (start = stop) for tokens that stand for no text."""
@@ -47,11 +48,6 @@ class Patches:
     places: tuple[int, ...]
     pixels: Num[np.ndarray, "height width 3"] | None = field(default=None, repr=False)
 
-    def meta(self) -> dict[str, object]:
-        """Return the patches as a JSON-serializable dictionary; the pixels are sent apart."""
-        size = None if self.pixels is None else list(self.pixels.shape[:2])
-        return {"grid": list(self.grid), "places": list(self.places), "size": size}
-
 
 @dataclass(frozen=True, eq=False)
 class Curve:
@@ -66,10 +62,6 @@ class Curve:
     low: Float[np.ndarray, " n"]
     high: Float[np.ndarray, " n"]
     name: str = ""
-
-    def meta(self) -> dict[str, object]:
-        """Return the curve as a JSON-serializable dictionary."""
-        return {"name": self.name, **{end: [float(f"{x:.4g}") for x in getattr(self, end)] for end in ("low", "high")}}
 
 
 @dataclass(frozen=True)
@@ -237,12 +229,18 @@ class Axis:
             return {"count": len(self.tokens)}
         # Browsers count the two halves of characters above U+FFFF.
         units = list(accumulate((1 + (letter > "\uffff") for letter in self.text), initial=0))
+        drawn: dict[str, object] = {}
+        if self.patches:  # the pixels are sent apart
+            size = None if self.patches.pixels is None else self.patches.pixels.shape[:2]
+            drawn["patches"] = {"grid": self.patches.grid, "places": self.patches.places, "size": size}
+        if self.curve:
+            drawn["curve"] = vars(self.curve)
         return {
             **{name: list(getattr(self, name)) for name in ("tokens", "pieces", "special")},
             "text": self.text,
             "spans": [[units[start], units[stop]] for start, stop in self.spans],
             "units": {unit: list(owners) for unit, owners in self.units.items()},
-            **{name: own.meta() for name in ("patches", "curve") if (own := getattr(self, name))},
+            **jsonable(drawn, 4),
             **({"segments": list(self.segments)} if self.segments else {}),
         }
 

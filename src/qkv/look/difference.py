@@ -118,7 +118,7 @@ def difference(first: View, second: View | None = None, *, heads: tuple[_Head, _
     heads_of = [[_compare(first, second, a, b, rows, columns) for a, b in layer] for layer in pairs]
     weights = tuple(np.stack([a - b for a, b, _, _ in layer]) for layer in heads_of)
     error, distances = (tuple(np.stack([head[i] for head in layer]) for layer in heads_of) for i in (2, 3))
-    keys = [view.keys or view.queries for view in (first, second)]
+    keys = [view.columns for view in (first, second)]
     axes = [(rows, [first.queries, second.queries]), *([] if rows is columns else [(columns, keys)])]
     one, other = (tuple(both[i].tokens[j] for found, both in axes for j in found.others[i]) for i in (0, 1))
     return Difference(
@@ -175,7 +175,7 @@ def align_views(first: View | TiledView, second: View | TiledView) -> tuple[Alig
     rows = align_axes(first.queries, second.queries, same)
     if first.keys is None and second.keys is None:
         return rows, rows
-    return rows, align_axes(first.keys or first.queries, second.keys or second.queries, same)
+    return rows, align_axes(first.columns, second.columns, same)
 
 
 def _head_counts(first: View, second: View) -> list[int]:

@@ -59,16 +59,6 @@ class PairProduct(NamedTuple):
     weight: float
     value_norm: float = float("nan")
 
-    def meta(self) -> dict[str, object]:
-        """Return the pair as a JSON-serializable dictionary, in which numbers that are not finite are None."""
-        return {
-            **{name: [float(f"{x:.6g}") for x in getattr(self, name)] for name in ("query", "key", "product")},
-            **{
-                name: float(f"{x:.6g}") if np.isfinite(x := getattr(self, name)) else None
-                for name in ("scale", "weight", "value_norm", "logit")
-            },
-        }
-
 
 class HeadCall(NamedTuple):
     """The attention call of one head.

@@ -45,7 +45,7 @@ def map_svg(view: BaseView, layer: int | None = None, head: int | None = None) -
     view.check_head(layer, head)
     maps = view.layers[layer]
     codes, extent = maps.preview(head), maps.ranges[head]
-    rows, columns = view.queries.tokens, (view.keys or view.queries).tokens
+    rows, columns = view.queries.tokens, view.columns.tokens
     named = isinstance(view, View) and max(codes.shape) <= _MOST_CELLS
     shown = codes if named else thumbnails(codes[None])[0]
     weights, masked = dequantize(shown, extent.exponent), shown == MASKED

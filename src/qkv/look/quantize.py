@@ -14,6 +14,7 @@ there is no weight, and weights that are not finite.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -99,9 +100,8 @@ def dequantize(codes: Num[np.ndarray, "*maps q k"], exponents: ArrayLike) -> Flo
 @lru_cache(maxsize=16)
 def code_table(exponent: int) -> Float[np.ndarray, " codes"]:
     """Return the weight in float32 that each of the 65,536 codes of a map with this exponent represents."""
-    table: Float[np.ndarray, " codes"] = dequantize(np.arange(2**16, dtype=np.uint16)[None], exponent)[0].astype(
-        np.float32
-    )
+    codes = np.arange(2**16, dtype=np.uint16)[None]
+    table: Float[np.ndarray, " codes"] = dequantize(codes, exponent)[0].astype(np.float32)
     table.setflags(write=False)
     return table
 
@@ -164,6 +164,26 @@ def to_numpy(array: ArrayLike, dtype: type[np.floating] | None = None) -> Shaped
         small = array.is_floating_point() and array.element_size() <= 2
         array = (array.float() if small else array).detach().cpu()
     return np.asarray(array, dtype)
+
+
+def jsonable(value: object, digits: int = 6) -> Any:
+    """Return a value as JSON has it: numbers with some significant digits, or None if they are not finite.
+
+    Example:
+        >>> jsonable({"a": np.array([1 / 3, np.inf]), "b": 2}, 3)
+        {'a': [0.333, None], 'b': 2}
+    """
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {name: jsonable(one, digits) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(one, digits) for one in value]
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if np.isfinite(value) else None
+    return value
 
 
 def _encode(weights: Num[np.ndarray, "q k"], exponent: int) -> Num[np.ndarray, "q k"]:

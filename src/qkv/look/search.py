@@ -83,7 +83,7 @@ def search(
     for i, view in enumerate(views):
         if isinstance(view, TiledView):
             continue
-        keys = view.keys or view.queries
+        keys = view.columns
         found = _find(keys, key)
         if not found:
             continue

@@ -198,7 +198,7 @@ def _opening(view: View, roles: Mapping[tuple[int, int], Sequence[HeadRole]]) ->
 
 def _sharpest(view: View) -> tuple[int, int]:
     """Return the head whose tokens give the largest part of their weight to a key that is not a special token."""
-    columns = np.flatnonzero(~np.array((view.keys or view.queries).special))
+    columns = np.flatnonzero(~np.array(view.columns.special))
     best, place = -1.0, (0, 0)
     for i, layer in enumerate(view.layers):
         if layer.name == ALL_HEADS or not len(columns) or not all(one.normalized for one in layer.ranges):

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_MODEL_CELLS = 256, 1024
+"""Least and most cells along each side of the overviews of a model, which has many heads."""
+
+
 def read_array(path: str | os.PathLike[str]) -> Float[np.ndarray, "*heads tokens width"]:
     """Read a query or key array from a .npy file as float32.
 
@@ -100,8 +104,8 @@ def arrays_view(
         group = keys[head * len(keys) // len(queries)]
         maps[f"head {head}"] = TiledMap.from_arrays(_to_fastest_library(rows), _to_fastest_library(group), mask=mask)
     q, k = queries.shape[-2], keys.shape[-2]
-    columns = None if q == k else Axis.from_count(k)
-    return TiledView(name, "", Axis.from_count(q), columns, (TiledLayer("arrays", maps),))
+    kind, columns = ("self", None) if q == k else ("cross", Axis.from_count(k))
+    return TiledView(name, "", kind, Axis.from_count(q), columns, (TiledLayer("arrays", maps),))
 
 
 def model_dimensions(model: PreTrainedModel) -> tuple[int, int, int]:
@@ -118,15 +122,9 @@ def heads_required_bytes(tokens: int, width: int, heads: int) -> int:
 
     For each head, these are the query, the key, the log-sum-exp and the overview.
     """
-    return heads * (4 * tokens * (2 * width + 1) + _overview_bytes(tokens, tokens, _model_overview_size(tokens)))
-
-
-def _model_overview_size(tokens: int) -> int:
-    """Return the number of cells along each side of the overview of each head of a model.
-
-    It is smaller than for a single map, because a model has many heads.
-    """
-    return overview_size(tokens, 256, 1024)
+    return heads * (
+        4 * tokens * (2 * width + 1) + _overview_bytes(tokens, tokens, overview_size(tokens, *_MODEL_CELLS))
+    )
 
 
 def recorded_view(
@@ -149,7 +147,7 @@ def recorded_view(
     from qkv.interop import record
     from qkv.readouts import PooledMap
 
-    size = _model_overview_size(len(tokens.tokens))
+    size = overview_size(len(tokens.tokens), *_MODEL_CELLS)
     readouts = [PooledMap(size), PooledMap(size, "max")]
     with torch.no_grad(), record(model, readouts, layers=layers, save_inputs=True) as recorded:
         model(**inputs)
@@ -165,7 +163,7 @@ def recorded_view(
             )
         maps = {f"head {head}": TiledMap.from_record(last, head) for head in last.heads}
         result.append(TiledLayer(f"layer {number}", maps))
-    return TiledView(name, model_name, tokens, None, tuple(result))
+    return TiledView(name, model_name, "self", tokens, None, tuple(result))
 
 
 def check_memory(

@@ -390,7 +390,7 @@ def plot_view(
     view.check_head(layer, head)
     maps = view.layers[layer]
     weights, allowed = view.weights(layer, head), view.allowed(layer, head)
-    keys = (view.keys or view.queries).tokens
+    keys = view.columns.tokens
     figure = attention(
         keys,
         np.ma.masked_array(weights, ~allowed),
@@ -403,7 +403,7 @@ def plot_view(
         xlabel="key (attended)",
         ylabel="query (attends)",
     )
-    if (curve := (view.keys or view.queries).curve) is not None:
+    if (curve := view.columns.curve) is not None:
         axes = figure.axes[0]
         strip = axes.inset_axes((0.0, 1.02, 1.0, 0.14), sharex=axes)
         strip.fill_between(range(len(curve.low)), curve.low, curve.high, color=CURVE_COLOR, lw=0.8)
@@ -438,7 +438,7 @@ def _grid(view: BaseView, inches: float, title: str, vmax: float | None, dark: b
     weights = dequantize(codes, [one.exponent for one in flat])
     masked = codes == MASKED
     shares = np.array([one.normalized for one in flat])
-    q, k = len(view.queries.tokens), len((view.keys or view.queries).tokens)
+    q, k = len(view.queries.tokens), len(view.columns.tokens)
     counts = np.full(1, k)
     common = automatic_range(weights[shares][~masked[shares]], counts, max(q, k) > THUMBNAIL_SIZE, vmax or 0.0)
     own = [common if one.normalized else automatic_range(panel, None) for panel, one in zip(weights, flat, strict=True)]

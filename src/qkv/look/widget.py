@@ -130,28 +130,19 @@ def _widget_class(script: str, styles: tuple[str, ...]) -> Callable[..., AnyWidg
             self.on_msg(lambda _, message, buffers: self.send(*respond(message)))
 
         def _ipython_display_(self) -> None:
-            display_with_picture(self, self._image())
+            """Display the widget and the picture, which the widget hides, and which saved notebooks keep."""
+            from IPython import display
+
+            picture = self._image()
+            if picture is not None:
+                self.picture = picture[0]["image/png"][-_TAIL:]
+            bundles = self._repr_mimebundle_()
+            # ipywidgets returns the data, anywidget the data and the metadata.
+            data, metadata = bundles if isinstance(bundles, tuple) else (bundles, {})
+            for shown, more in [(data, metadata), *([] if picture is None else [picture])]:
+                display.display(shown, metadata=more, raw=True)  # type: ignore[no-untyped-call]
 
     return PageWidget
-
-
-def display_with_picture(widget: AnyWidget, image: tuple[dict[str, str], dict[str, object]] | None) -> None:
-    """Display a widget and a static picture, which the widget hides, and which saved notebooks keep.
-
-    Args:
-        widget: the widget, whose field `picture` becomes the end of the picture.
-        image: a MIME bundle with metadata; None: no picture.
-    """
-    from IPython import display
-
-    if image is not None:
-        widget.picture = image[0]["image/png"][-_TAIL:]
-    bundles = widget._repr_mimebundle_()
-    # ipywidgets returns the data, anywidget the data and the metadata.
-    data, metadata = bundles if isinstance(bundles, tuple) else (bundles, {})
-    display.display(data, metadata=metadata, raw=True)  # type: ignore[no-untyped-call]
-    if image is not None:
-        display.display(image[0], metadata=image[1], raw=True)  # type: ignore[no-untyped-call]
 
 
 def respond(page: Page, message: object) -> tuple[dict[str, object], list[bytes]]:

@@ -38,7 +38,7 @@ const none = () => {};
  *  @property {string} name @property {string} label the model, if the page has several @property {string} model @property {string} kind self, cross or decoder
  *  @property {Side} queries @property {Side | null} keys null: the same as the queries
  *  @property {{name: string, heads: string[]}[]} layers
- *  @property {{maximum: number, minimum: number, exponent: number, normalized: boolean}[][]} ranges of each head
+ *  @property {{exponent: number, normalized: boolean}[][]} ranges of each head
  *  @property {Record<string, import("./roles.js").Role[]>} roles by "layer,head"
  *  @property {{layer: number, head: number, query: number, key: number} | null} [opening] what is shown first
  *  @property {string} [note] a remark shown beside the maps
