@@ -35,10 +35,8 @@ export class AnswerChart {
     /** the labels of values that are not on an axis @type {string[] | null} */
     this.labels = meta.value.labels || null;
     this.dark = false;
-    /** @type {any} */
-    this.answer = null;
-    /** @type {{keys: Uint16Array[], values: Uint16Array, count: number, shown: number} | null} */
-    this.points = null;
+    this.answer = /** @type {any} */ (null);
+    this.points = /** @type {{keys: Uint16Array[], values: Uint16Array, count: number, shown: number} | null} */ (null);
     this.at = /** @type {number[] | null} */ (null);
     this.rows = /** @type {HTMLCanvasElement} */ (createElement("canvas", { class: "plate", "aria-hidden": "true" }));
     this.weights = /** @type {HTMLCanvasElement} */ (createElement("canvas", { class: "plate", "aria-hidden": "true" }));
@@ -232,8 +230,7 @@ export class AnswerChart {
   }
 
   drawAnswer() {
-    /** @type {SVGElement[]} */
-    const shapes = [];
+    const shapes = /** @type {SVGElement[]} */ ([]);
     this.fill((tag, given, text) => shapes.push(createShape(tag, given, text)));
     this.drawing.replaceChildren(...shapes);
     this.placeHandle();

@@ -27,8 +27,7 @@ export function createControls(meta, settings, change) {
   if (neighbours) parts.push(group([neighbours], "rows that may get weight; empty: all that match"));
   if (!saved) {
     parts.push(group([createSelect("Normalizer", named(meta.normalizers, settings.normalizer), settings.normalizer, set("normalizer"))], "how scores become weights"));
-    /** @type {[string, string][]} */
-    const aggregates = [["", "automatic"], ["mean", "mean of the values"], ["vote", "vote"]];
+    const aggregates = /** @type {[string, string][]} */ ([["", "automatic"], ["mean", "mean of the values"], ["vote", "vote"]]);
     if (meta.lines) aggregates.push(["local-linear", "line through the rows"]);
     parts.push(group([createSelect("Answer", aggregates, settings.aggregate, set("aggregate"))], ""));
     parts.push(group([createField("Filter", "where", "SQL", "text")], `SQL predicate, such as ${exampleOf(meta)}`));

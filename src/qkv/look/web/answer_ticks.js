@@ -90,8 +90,7 @@ export function unpackPositions(text) {
   return new Uint16Array(bytes.buffer, 0, bytes.length >> 1);
 }
 
-/** Create an element of a drawing.
- *  @param {string} tag @param {Record<string, any>} attributes @param {string} [text] */
+/** Create an element of a drawing. @param {string} tag @param {Record<string, any>} attributes @param {string} [text] */
 export function createShape(tag, attributes, text) {
   const shape = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) shape.setAttribute(name, String(value));

@@ -5,8 +5,7 @@ import { fromJson, partOf, unpack } from "./unpack.js";
 
 const savedMeta = JSON.parse(partOf("data"));
 const savedGrid = savedMeta.saved;
-/** @type {Map<string, Promise<any>>} */
-const opened = new Map();
+const opened = /** @type {Map<string, Promise<any>>} */ (new Map());
 
 /** Return a part of the file, which is unpacked on first use. @param {string} name */
 function openPart(name) {
@@ -66,6 +65,5 @@ async function respondFromFile(request) {
   return every[nearestTo(at)];
 }
 
-/** @type {Record<string, any>} */
-const exportedFields = { meta: savedMeta, respond: respondFromFile, linked: true };
+const exportedFields = /** @type {Record<string, any>} */ ({ meta: savedMeta, respond: respondFromFile, linked: true });
 answers.render({ model: { get: (/** @type {string} */ name) => exportedFields[name] }, el: /** @type {HTMLElement} */ (document.getElementById("look")) });

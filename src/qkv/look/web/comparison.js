@@ -201,8 +201,7 @@ export class Comparison {
   }
 }
 
-/** A map of a view: of a head, or of the mean of a layer.
- *  @typedef {{view: any, index: number, layer: number, head: number}} Shown */
+/** A map of a view: of a head, or of the mean of a layer. @typedef {{view: any, index: number, layer: number, head: number}} Shown */
 
 /** Return the title of a map or of its difference to another one without the text, and in parts: one for each map, of which a figure may
  *  shorten the name of the text.

@@ -97,20 +97,17 @@ export class Detail {
     ]);
     this.query = 0;
     this.key = 0;
-    /** @type {import("./load.js").Loaded | null} */
-    this.matrix = null;
+    this.matrix = /** @type {import("./load.js").Loaded | null} */ (null);
     /** the tokens of the rows and of the columns @type {[number[][], number[][]]} */
     this.groups = [[], []];
     /** the heads whose lines are shown in place of the map @type {{matrix: import("./load.js").Loaded, name: string}[]} */
     this.overlaid = [];
-    /** @type {import("./map_data.js").ShownImage | null} */
-    this.image = null;
+    this.image = /** @type {import("./map_data.js").ShownImage | null} */ (null);
     /** @type {(import("./map.js").MapData & {loadRow?: (row: number, first: number, last: number) => Promise<void>}) | null} */
     this.mapData = null;
     /** the keys of largest weight for a query of a tiled map @type {((query: number) => Promise<[number, number][]>) | null} */
     this.loadRow = null;
-    /** @type {View | null} */
-    this.view = null;
+    this.view = /** @type {View | null} */ (null);
     this.request = 0;
     for (const part of [this.map.canvas, this.queries.element, this.keys.element, this.lines.canvas, this.picture.canvas]) {
       part.addEventListener("pointerleave", () => this.#leave());
@@ -203,8 +200,7 @@ export class Detail {
     this.element.removeAttribute("aria-busy");
   }
 
-  /** Select a pair of tokens.
-   *  @param {number} query @param {number} key */
+  /** Select a pair of tokens. @param {number} query @param {number} key */
   go(query, key) {
     if (!this.mapData) return;
     this.#point(Math.min(query, this.mapData.rows - 1), Math.min(key, this.mapData.columns - 1), true, false);
@@ -428,8 +424,7 @@ export class Detail {
     this.#drawLines();
   }
 
-  /** Select a patch of the image as query, or as key if the queries are no patches.
-   *  @param {number} patch @param {boolean} click */
+  /** Select a patch of the image as query, or as key if the queries are no patches. @param {number} patch @param {boolean} click */
   #patch(patch, click) {
     const { image } = this;
     if (!image) return;

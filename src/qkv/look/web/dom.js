@@ -40,8 +40,7 @@ function updateTooltip(select) {
   select.title = select.selectedOptions[0]?.title || select.selectedOptions[0]?.textContent || "";
 }
 
-/** Create a check box with its label.
- *  @param {string} label @param {boolean} checked @param {(checked: boolean) => void} change */
+/** Create a check box with its label. @param {string} label @param {boolean} checked @param {(checked: boolean) => void} change */
 export function createCheckBox(label, checked, change) {
   const box = /** @type {HTMLInputElement} */ (
     createElement("input", { type: "checkbox", checked, onchange: () => change(box.checked) })
@@ -86,8 +85,7 @@ export function moveSelection(before, selected) {
   if (focused) selected?.focus();
 }
 
-/** Scroll to an element if less than half of a part of it is visible.
- *  @param {HTMLElement} part @param {HTMLElement} element */
+/** Scroll to an element if less than half of a part of it is visible. @param {HTMLElement} part @param {HTMLElement} element */
 export function scrollIfHidden(part, element) {
   const { top, bottom, height } = part.getBoundingClientRect();
   if (Math.min(bottom, innerHeight) - Math.max(top, 0) >= Math.min(height, innerHeight) / 2) return;
@@ -95,8 +93,7 @@ export function scrollIfHidden(part, element) {
   element.scrollIntoView({ block: "start", behavior: still ? "auto" : "smooth" });
 }
 
-/** Let the browser save a file.
- *  @param {string} name @param {BlobPart} content @param {string} type */
+/** Let the browser save a file. @param {string} name @param {BlobPart} content @param {string} type */
 export function download(name, content, type) {
   const url = URL.createObjectURL(new Blob([content], { type }));
   const link = createElement("a", { href: url, download: name });

@@ -72,8 +72,7 @@ export function fitText(text, size, width) {
 
 /** Break a text into lines of at most `width` points. @param {string} text @param {number} size @param {number} width */
 export function wrapText(text, size, width) {
-  /** @type {string[]} */
-  const lines = [];
+  const lines = /** @type {string[]} */ ([]);
   for (const word of text.split(" ")) {
     const longer = lines.length ? `${lines[lines.length - 1]} ${word}` : word;
     if (lines.length && textWidth(longer, size) <= width) lines[lines.length - 1] = longer;
@@ -174,8 +173,7 @@ export function drawText(pen, { x, y, text, size, anchor, rotated, bold, fill },
   pen.restore();
 }
 
-/** Return an image of a drawing with the resolution in its metadata, so that it has its width in inches.
- *  @param {Drawing} drawing */
+/** Return an image of a drawing with the resolution in its metadata, so that it has its width in inches. @param {Drawing} drawing */
 export async function drawingToPng(drawing) {
   const blob = /** @type {Blob} */ (await new Promise((resolve) => drawingToCanvas(drawing, PNG_DPI).toBlob(resolve)));
   const bytes = new Uint8Array(await blob.arrayBuffer());

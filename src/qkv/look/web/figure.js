@@ -37,8 +37,7 @@ export function mapsFigure(details, inches, theme) {
   const width = inches * 72;
   const each = (width - bar.width - PAD) / details.length;
   const title = (/** @type {import("./detail.js").Detail} */ one) => one.title.textContent || "";
-  /** @type {Drawing} */
-  const drawing = { width, height: 0, title: details.map(title).join(" | "), ...theme, items: [] };
+  const drawing = /** @type {Drawing} */ ({ width, height: 0, title: details.map(title).join(" | "), ...theme, items: [] });
   const rowLabel = Math.max(...details.map(({ map }) => widestLabel(/** @type {any} */ (map.mapData), map.part, 0, each)));
   const titles = details.map((detail) => titleLines(detail, each - 2 * PAD));
   const lines = Math.max(...titles.map((one) => one.length));
@@ -65,8 +64,7 @@ export function gridFigure(overview, title, inches, theme) {
   const pitch = (width - left - bar.width - 2 * PAD) / most;
   const cell = pitch * 0.94;
   let top = PAD;
-  /** @type {Drawing} */
-  const drawing = { width, height: 0, title, ...theme, items: [] };
+  const drawing = /** @type {Drawing} */ ({ width, height: 0, title, ...theme, items: [] });
   const lines = title ? titleWrapped(title, width - 2 * PAD) : [];
   lines.forEach((text, i) => drawing.items.push({ kind: "text", x: width / 2, y: top + 6 + TITLE_LEADING * i, text, size: SIZE.title, anchor: "middle" }));
   top += lines.length ? 4 + TITLE_LEADING * lines.length : 0;

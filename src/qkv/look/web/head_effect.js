@@ -47,8 +47,7 @@ export class HeadEffect {
     });
   }
 
-  /** Show the effect at the selected query.
-   *  @param {import("./questions.js").Place} place */
+  /** Show the effect at the selected query. @param {import("./questions.js").Place} place */
   async update(place) {
     this.place = place;
     const { view, index, layer, head } = place;

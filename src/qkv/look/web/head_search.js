@@ -17,8 +17,7 @@ const LISTED_HEADS = 12;
  *  @param {number} shown index of the view whose tokens positions count
  *  @returns {Promise<{model: string, kind: string, layer: number, head: number, weight: number, places: Place[]}[]>} */
 export async function searchHeads(meta, source, query, key, shown) {
-  /** @type {Map<string, any>} */
-  const heads = new Map();
+  const heads = /** @type {Map<string, any>} */ (new Map());
   for (const [index, view] of meta.views.entries()) {
     if (view.levels || (index !== shown && [query, key].some((one) => POSITIONS.test(one)))) continue;
     const axis = view.keys || view.queries;

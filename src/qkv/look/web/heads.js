@@ -422,8 +422,7 @@ function render({ model, el, hash }) {
   }));
   const compareControl = createSelect("Compare with", [["-1", "none"], ...(views.length > 1 ? views : /** @type {[string, string][]} */ ([["0", "another head"]]))],
     String(state.compare), (value) => { state.compare = Number(value); comparison.build(); refresh(); });
-  /** @type {[string, string][]} */
-  let headNames = [];
+  let headNames = /** @type {[string, string][]} */ ([]);
   const headControl = createSelect("Head", headNames, "", (value) => { const [l, h] = value.split(",").map(Number); selectHead(l, h); });
   const viewControl = createSelect("View", [], "", (value) => {
     [state.how] = value.split(" ");
@@ -504,8 +503,7 @@ function unitsOf(views, source) {
   return ["tokens", ...new Set(found)];
 }
 
-/** Create the tokens of numbered axes, because the server sends only their number.
- *  @param {any} meta */
+/** Create the tokens of numbered axes, because the server sends only their number. @param {any} meta */
 function withNumberedTokens(meta) {
   const side = (/** @type {any} */ sent) => {
     if (!sent || sent.count === undefined) return sent;

@@ -44,10 +44,8 @@ export class MapView {
         "aria-roledescription": "heatmap: arrow keys move, plus and minus zoom, 0 resets the zoom, Enter opens sentences",
       })
     );
-    /** @type {MapData | null} */
-    this.mapData = null;
-    /** first row, first column, rows, columns
-     *  @type {[number, number, number, number]} */
+    this.mapData = /** @type {MapData | null} */ (null);
+    /** first row, first column, rows, columns @type {[number, number, number, number]} */
     this.part = [0, 0, 1, 1];
     this.cursor = [0, 0];
     /** the row that keeps its frame while the pointer is elsewhere @type {number | null} */
@@ -57,13 +55,10 @@ export class MapView {
     this.framed = null;
     /** where a frame is drawn from @type {[number, number] | null} */
     this.corner = null;
-    /** @type {import("./colour.js").Palette | null} */
-    this.palette = null;
-    /** the colour range of the picture
-     *  @type {import("./range.js").Range | null} */
+    this.palette = /** @type {import("./colour.js").Palette | null} */ (null);
+    /** the colour range of the picture @type {import("./range.js").Range | null} */
     this.range = null;
-    /** @type {{key: string, cells: Float32Array, width: number, summary: import("./range.js").Summary} | null} */
-    this.picture = null;
+    this.picture = /** @type {{key: string, cells: Float32Array, width: number, summary: import("./range.js").Summary} | null} */ (null);
     /** the painted picture @type {{key: string, canvas: HTMLCanvasElement} | null} */
     this.painted = null;
     /** the picture that is being replaced, and when it began @type {{canvas: HTMLCanvasElement, start: number} | null} */
@@ -71,8 +66,7 @@ export class MapView {
     /** size of the text, in proportion to its usual one */
     this.scale = 1;
     this.version = 0;
-    /** @type {number[] | null} */
-    this.dragged = null;
+    this.dragged = /** @type {number[] | null} */ (null);
     this.canvas.addEventListener("pointermove", (event) => this.#onPointerMove(event));
     this.canvas.addEventListener("pointerdown", (event) => this.#onPointerDown(event));
     for (const end of ["pointerup", "pointercancel"]) this.canvas.addEventListener(end, () => {
@@ -93,8 +87,7 @@ export class MapView {
     this.draw = drawInFrames(this.canvas, () => this.mapData, (mapData) => this.#draw(mapData));
   }
 
-  /** Show another map; the visible part does not change if both maps have the same size.
-   *  @param {MapData} mapData */
+  /** Show another map; the visible part does not change if both maps have the same size. @param {MapData} mapData */
   show(mapData) {
     const same = this.mapData && this.mapData.rows === mapData.rows && this.mapData.columns === mapData.columns;
     this.mapData = mapData;
@@ -139,8 +132,7 @@ export class MapView {
     this.draw();
   }
 
-  /** The selected rows and columns: the cursor and the pinned row, whose labels are always shown.
-   *  @returns {[number[], number[]]} */
+  /** The selected rows and columns: the cursor and the pinned row, whose labels are always shown. @returns {[number[], number[]]} */
   get selected() {
     const [row, column] = this.cursor;
     return [this.pinned === null || this.pinned === row ? [row] : [this.pinned, row], [column]];
@@ -263,8 +255,7 @@ export class MapView {
     pen.restore();
   }
 
-  /** Return the pair under the pointer, or null.
-   *  @param {MouseEvent} event @returns {[number, number] | null} */
+  /** Return the pair under the pointer, or null. @param {MouseEvent} event @returns {[number, number] | null} */
   at(event) {
     const edge = this.canvas.getBoundingClientRect();
     const { box, part, mapData } = this;
@@ -276,8 +267,7 @@ export class MapView {
       : null;
   }
 
-  /** Return the row or the column of the label under the pointer, or null.
-   *  @param {MouseEvent} event */
+  /** Return the row or the column of the label under the pointer, or null. @param {MouseEvent} event */
   #labelAt(event) {
     const edge = this.canvas.getBoundingClientRect();
     return this.mapData && labelAt(this.canvas, this.box, this.part, event.clientX - edge.left, event.clientY - edge.top, this.scale * LABEL);

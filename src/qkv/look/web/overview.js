@@ -14,23 +14,19 @@ export class Overview {
     this.onSelect = onSelect;
     this.element = createElement("div", { class: "overview", role: "grid", "aria-label": "layers and heads" });
     this.element.addEventListener("keydown", (event) => this.#onKeyDown(event));
-    /** @type {HTMLElement[][]} */
-    this.cells = [];
+    this.cells = /** @type {HTMLElement[][]} */ ([]);
     this.selected = [0, 0];
     /** the picture, for figures
      *  @type {{layers: Layer[], image: ImageData, range: import("./range.js").Range | null, side: number,
      *    palette: import("./colour.js").Palette} | null} */
     this.painted = null;
-    /** address of the picture made last
-     *  @type {string | null} */
+    /** address of the picture made last @type {string | null} */
     this.newest = null;
-    /** the picture that the cells show
-     *  @type {HTMLImageElement | null} */
+    /** the picture that the cells show @type {HTMLImageElement | null} */
     this.picture = null;
     /** what the colours mean */
     this.rule = "";
-    /** @type {Layer[]} */
-    this.layers = [];
+    this.layers = /** @type {Layer[]} */ ([]);
   }
 
   /** @param {Layer[]} layers @param {(layer: number, head: number) => string} label of a head
@@ -91,8 +87,7 @@ export class Overview {
     return this.rule;
   }
 
-  /** Show the picture of all heads on their cells, unless a later one is under way.
-   *  @param {Blob} blob @param {HTMLElement[]} cells */
+  /** Show the picture of all heads on their cells, unless a later one is under way. @param {Blob} blob @param {HTMLElement[]} cells */
   async #show(blob, cells) {
     const url = (this.newest = URL.createObjectURL(blob));
     // Cells take a loaded picture at once. Revoking the address of one that still loads is an error of the page.

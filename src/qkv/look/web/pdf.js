@@ -16,8 +16,7 @@ const SHARPNESS = 10;
 
 /** @param {import("./drawing.js").Drawing} drawing @param {Font} font */
 export async function drawingToPdf(drawing, font) {
-  /** @type {Uint8Array[]} */
-  const objects = [];
+  const objects = /** @type {Uint8Array[]} */ ([]);
   const add = async (/** @type {string} */ fields, /** @type {Uint8Array | null} */ stream = null) => {
     objects.push(stream ? await streamObject(fields, stream) : bytesOf(`<<${fields}>>`));
     return objects.length;
@@ -31,8 +30,7 @@ export async function drawingToPdf(drawing, font) {
   const single = await add(`/Type/Font/Subtype/CIDFontType2/BaseFont${name}/CIDSystemInfo<</Registry(Adobe)/Ordering(Identity)/Supplement 0>>/FontDescriptor ${descriptor} 0 R/W[${widths}]/CIDToGIDMap/Identity`);
   const unicode = await add("", bytesOf(unicodeMap(glyphs)));
   const type0 = await add(`/Type/Font/Subtype/Type0/BaseFont${name}/Encoding/Identity-H/DescendantFonts[${single} 0 R]/ToUnicode ${unicode} 0 R`);
-  /** @type {number[]} */
-  const images = [];
+  const images = /** @type {number[]} */ ([]);
   const addImage = async (/** @type {HTMLCanvasElement} */ canvas) => {
     images.push(await add(`/Type/XObject/Subtype/Image/Width ${canvas.width}/Height ${canvas.height}/ColorSpace/DeviceRGB/BitsPerComponent 8`, rgb(canvas)));
     return `/I${images.length - 1} Do`;

@@ -15,8 +15,7 @@ export class Predicted {
   constructor(source) {
     this.source = source;
     this.element = createElement("div", { class: "top predicted" });
-    /** @type {Map<number, Promise<any>>} */
-    this.loaded = new Map();
+    this.loaded = /** @type {Map<number, Promise<any>>} */ (new Map());
   }
 
   /** @param {any} view @param {number} index of the view @param {number} token of the query @param {string} name of it */

@@ -4,8 +4,7 @@ import { createElement } from "./dom.js";
 
 /** @typedef {{role: string, score: number, baseline: number, sentences?: number}} Role */
 
-/** What a head with a role attends to, and its mark in the grid.
- *  @type {Record<string, [string, string]>} */
+/** What a head with a role attends to, and its mark in the grid. @type {Record<string, [string, string]>} */
 const ROLES = {
   pronoun: ["◆", "from pronouns to one other word"],
   coreference: ["◆", "from pronouns to the word they stand for"],
@@ -50,8 +49,7 @@ export function markOf(roles) {
   return { text: ROLES[clear[0].role]?.[0] || clear[0].role.slice(0, 2), common: COMMON.includes(clear[0].role), what: describeRole(clear[0].role) };
 }
 
-/** Say what a head does, as a badge.
- *  @param {Role} role */
+/** Say what a head does, as a badge. @param {Role} role */
 export function badgeText({ role, score, baseline, sentences }) {
   const numbers = `${score.toFixed(2)} (baseline ${baseline.toFixed(2)})`;
   const where = sentences ? `over ${sentences.toLocaleString("en")} sentences` : "in this text";
@@ -70,8 +68,7 @@ export function explainScore({ role, sentences }) {
  *  @param {Record<string, Role[]>} roles by "layer,head"
  *  @returns {{role: string, layer: number, head: number, one: Role, clear: number}[]} `clear`: how many heads have the role */
 export function roleHeads(roles) {
-  /** @type {Map<string, {place: string, one: Role}[]>} */
-  const heads = new Map();
+  const heads = /** @type {Map<string, {place: string, one: Role}[]>} */ (new Map());
   for (const [at, all] of Object.entries(roles)) {
     for (const one of all) heads.set(one.role, [...(heads.get(one.role) || []), { place: at, one }]);
   }

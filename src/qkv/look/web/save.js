@@ -17,8 +17,7 @@ const MAX_INCHES = 50;
  *  `details` are the visible maps, the selected one first; `name` is a file name without suffix, `title` that of the grid;
  *  `report` shows an error, `notify` a message; `link` returns the state, `lacking` names what the HTML file lacks */
 
-/** Create the controls.
- *  @param {Saved} saved @param {string} [html] address of the page as one file */
+/** Create the controls. @param {Saved} saved @param {string} [html] address of the page as one file */
 export function saveControls(saved, html) {
   let content = "map";
   const inches = /** @type {HTMLInputElement} */ (createElement("input", {

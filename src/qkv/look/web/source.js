@@ -101,8 +101,7 @@ export function fromKernel(meta, model) {
  *  `vectors/…` with its queries and keys, or `layer/…` with the codes of its weights.
  *  @param {any} meta @param {(name: string) => string} part @returns {Source} */
 export function fromParts(meta, part) {
-  /** @type {Map<string, Promise<any>>} */
-  const opened = new Map();
+  const opened = /** @type {Map<string, Promise<any>>} */ (new Map());
   /** @type {<T>(name: string, read: (bytes: Uint8Array) => T) => Promise<T>} */
   const open = (name, read) => {
     if (!opened.has(name)) opened.set(name, unpack(part(name)).then(read));

@@ -61,8 +61,7 @@ function findText(axis, query) {
   if (!wanted) return [];
   let text = "";
   // The token of each letter; a space between words belongs to the token before it.
-  /** @type {number[]} */
-  const owners = [];
+  const owners = /** @type {number[]} */ ([]);
   for (const group of groupsOf(axis, "words")) {
     for (const i of group) {
       const piece = axis.pieces[i].toLowerCase().trim();
@@ -72,8 +71,7 @@ function findText(axis, query) {
     text += " ";
     owners.push(group[group.length - 1]);
   }
-  /** @type {[number, number][]} */
-  const found = [];
+  const found = /** @type {[number, number][]} */ ([]);
   for (let at = text.indexOf(wanted); at >= 0; at = text.indexOf(wanted, at + wanted.length)) {
     found.push([owners[at], owners[at + wanted.length - 1] + 1]);
   }

@@ -22,8 +22,7 @@ export class Tokens {
       const at = this.#tokenAt(event.target);
       if (at !== null) onSelect(at);
     });
-    /** @type {string[]} */
-    this.names = [];
+    this.names = /** @type {string[]} */ ([]);
     this.first = 0;
     this.selected = 0;
     /** marked tokens @type {Set<number>} */
@@ -134,8 +133,7 @@ export function fillTable(place, query, rows, onSelect, titles = ["weight", `${q
   buttons[Math.max(0, focused)]?.setAttribute("tabindex", "0");
   if (focused >= 0) (buttons[focused] || buttons[0])?.focus();
   buttons.forEach((button, i) => button.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
-    /** @type {Record<string, number>} */
-    const moves = { ArrowUp: i - 1, ArrowDown: i + 1, Home: 0, End: buttons.length - 1 };
+    const moves = /** @type {Record<string, number>} */ ({ ArrowUp: i - 1, ArrowDown: i + 1, Home: 0, End: buttons.length - 1 });
     const next = buttons[moves[event.key] ?? -1];
     if (moves[event.key] === undefined) return;
     event.preventDefault();
