@@ -236,7 +236,7 @@ class Axis:
         if self.curve:
             drawn["curve"] = vars(self.curve)
         return {
-            **{name: list(getattr(self, name)) for name in ("tokens", "pieces", "special")},
+            **{name: list(getattr(self, name)) for name in ("tokens", "special")},
             "text": self.text,
             "spans": [[units[start], units[stop]] for start, stop in self.spans],
             "units": {unit: list(owners) for unit, owners in self.units.items()},

@@ -121,14 +121,13 @@ class RecordedLayers:
 
     def add(self, call: DenseCall, name: str | None = None) -> None:
         """Add a layer under a name; None: its number, such as `layer 0`."""
-        weights, allowed = call.weights, call.allowed
+        _, _, weights, allowed, value_norms, calls = call
         name = f"layer {len(self.maps)}" if name is None else name
-        self.maps.append(LayerMaps.from_weights(name, weights, None, allowed, call.value_norms, call.calls))
+        self.maps.append(LayerMaps.from_weights(name, weights, None, allowed, value_norms, calls))
         self.modules.append(call.name)
         self.means.append(weights.mean(axis=0))
-        shape = weights.shape[1:]
-        pairs = np.ones((1, *shape), bool) if allowed is None else allowed.reshape(-1, *shape)
-        self.masks.append(np.logical_or.reduce(pairs, axis=0))
+        pairs = np.ones(weights.shape, bool) if allowed is None else np.broadcast_to(allowed, weights.shape)
+        self.masks.append(np.asarray(pairs.any(axis=0)))
 
     def all_heads(self) -> tuple[LayerMaps, Float[np.ndarray, "layers n n"] | None, str]:
         """Return a layer with the mean over all heads and layers, the rollout and, for short texts, the flow.

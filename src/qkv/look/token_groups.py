@@ -67,7 +67,7 @@ def find_phrase(axis: Axis, phrase: str) -> list[Group]:
     if not phrase_words:
         return []
     groups = group_tokens(axis, "words")
-    words = ["".join(axis.pieces[i] for i in group).strip().casefold() for group in groups]
+    words = [axis.name(group).strip().casefold() for group in groups]
     found: list[Group] = []
     at = 0
     while at + len(phrase_words) <= len(words):

@@ -38,10 +38,10 @@ export function createControls(meta, settings, change) {
 
   /** @param {string} label @param {string} name @param {string} placeholder @param {string} type */
   function createField(label, name, placeholder, type) {
-    const box = /** @type {HTMLInputElement} */ (createElement("input", {
+    const box = createElement("input", {
       type, placeholder, value: settings[name], "data-setting": name, step: "any", min: type === "number" ? 0 : undefined, spellcheck: "false", autocomplete: "off",
       onchange: () => set(name)(box.value.trim() || (name === "top" ? "10" : "")),
-    }));
+    });
     return createElement("label", { class: "control" }, [createElement("span", { text: label }), box]);
   }
 
@@ -72,7 +72,7 @@ function createBandwidth(meta, settings, set) {
   const output = createElement("output", {});
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let later;
-  const slider = /** @type {HTMLInputElement} */ (createElement("input", {
+  const slider = createElement("input", {
     type: "range", min: steps ? 0 : -250, max: steps ? steps.length - 1 : 250, step: steps ? 1 : 5, "aria-label": "Bandwidth",
     oninput: () => {
       const text = textAt(Number(slider.value));
@@ -80,7 +80,7 @@ function createBandwidth(meta, settings, set) {
       clearTimeout(later);
       later = setTimeout(() => set(text), 120);
     },
-  }));
+  });
   const reset = createElement("button", { type: "button", text: "Automatic", onclick: () => set("") });
   const unit = meta.keys.length === 1 && meta.keys[0].kind !== "number" ? " days" : "";
   const refresh = () => {
@@ -103,9 +103,9 @@ function createNeighbours(meta, settings, set) {
     if (meta.saved.neighbours.length < 2) return null;
     return createSelect("Neighbours", meta.saved.neighbours.map((/** @type {string} */ each) => [each, each || "all"]), settings.neighbours, set);
   }
-  const box = /** @type {HTMLInputElement} */ (createElement("input", {
+  const box = createElement("input", {
     type: "number", min: 1, step: 1, placeholder: "all", value: settings.neighbours, "data-setting": "neighbours",
     oninput: () => set(Number(box.value) >= 1 ? String(Math.floor(Number(box.value))) : ""),
-  }));
+  });
   return createElement("label", { class: "control" }, [createElement("span", { text: "Neighbours" }), box]);
 }

@@ -53,7 +53,7 @@ export function createAnswerPanel(meta, onPrinted) {
   };
 
   const parts = [createElement("h2", { text: "The same answer elsewhere" }), command.element, call.element];
-  if (meta.printed) parts.push(shown);
+  if (meta.printed) parts.push(/** @type {any} */ (shown));
   return {
     fill,
     headline: createElement("div", { class: "told" }, [headline, statistics]),

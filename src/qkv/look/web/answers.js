@@ -48,10 +48,10 @@ function renderAnswers({ model, el }) {
   const move = (/** @type {number[]} */ at) => ask({ at });
   const chart = meta.mode === "axis" ? new AxisChart(meta, move) : meta.mode === "map" ? new MapChart(meta, move) : new ValuesChart(meta);
   const listed = meta.completions.length ? createElement("datalist", { id: "keys" }, meta.completions.map((/** @type {string} */ value) => createElement("option", { value }))) : null;
-  const box = /** @type {HTMLInputElement} */ (createElement("input", {
+  const box = createElement("input", {
     type: "text", class: "query", value: query, list: listed ? "keys" : undefined, spellcheck: "false", autocomplete: "off", "aria-label": `Query: ${meta.key_names.join(", ")}`,
     oninput: () => box.value.trim() && ask({ query: box.value }),
-  }));
+  });
   const controls = createControls(meta, settings, () => ask({ query }));
   const theme = createCheckBox("Dark", dark, (checked) => {
     dark = checked;

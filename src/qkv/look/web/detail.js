@@ -24,7 +24,7 @@ const TOP = 10;
 const none = () => {};
 
 /** @typedef {Object} Side
- *  @property {string[]} tokens @property {string[]} pieces @property {boolean[]} special
+ *  @property {string[]} tokens @property {boolean[]} special
  *  @property {string} text @property {[number, number][]} spans characters of each token in the text
  *  @property {Record<string, (number | string)[]>} units for each unit, such as "words", the group of each token; −1 or "": none
  *  @property {number[]} [segments] index of the text of each token of a pair; −1: none

@@ -1,8 +1,8 @@
 // Helpers for DOM elements. Text is always set as text, never as HTML, because a token may hold markup.
 
-/** Create an element.
- *  @param {string} tag @param {Record<string, any>} [attributes] `text`, `style` with the names of properties, `on…` handlers, and attributes
- *  @param {(Node | null)[]} [children] */
+/** Create an element. @template {keyof HTMLElementTagNameMap} T
+ *  @param {T} tag @param {Record<string, any>} [attributes] `text`, `style` with the names of properties, `on…` handlers, and attributes
+ *  @param {(Node | null)[]} [children] @returns {HTMLElementTagNameMap[T]} */
 export function createElement(tag, attributes = {}, children = []) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -20,7 +20,7 @@ export function createElement(tag, attributes = {}, children = []) {
  *  @param {string} label @param {[string, string, string?][]} options value and text of each, and its whole text if it is shortened
  *  @param {string} selected @param {(value: string) => void} change @param {string} [style] class of the list */
 export function createSelect(label, options, selected, change, style) {
-  const select = /** @type {HTMLSelectElement} */ (createElement("select", { class: style, onchange: () => { updateTooltip(select); change(select.value); } }));
+  const select = createElement("select", { class: style, onchange: () => { updateTooltip(select); change(select.value); } });
   const control = createElement("label", { class: "control" }, [createElement("span", { text: label }), select]);
   fillSelect(control, options, selected);
   return control;
@@ -42,9 +42,7 @@ function updateTooltip(select) {
 
 /** Create a check box with its label. @param {string} label @param {boolean} checked @param {(checked: boolean) => void} change */
 export function createCheckBox(label, checked, change) {
-  const box = /** @type {HTMLInputElement} */ (
-    createElement("input", { type: "checkbox", checked, onchange: () => change(box.checked) })
-  );
+  const box = createElement("input", { type: "checkbox", checked, onchange: () => change(box.checked) });
   return createElement("label", { class: "control" }, [box, createElement("span", { text: label })]);
 }
 
@@ -59,9 +57,9 @@ export function createSection(name, title, children) {
     }
   };
   const open = stored((store) => store.getItem(`qkv-look-${name}`)) === "open";
-  const section = /** @type {HTMLDetailsElement} */ (createElement("details", {
+  const section = createElement("details", {
     class: name, open, ontoggle: () => stored((store) => store.setItem(`qkv-look-${name}`, section.open ? "open" : "closed")),
-  }, [createElement("summary", { text: title }), createElement("div", {}, children)]));
+  }, [createElement("summary", { text: title }), createElement("div", {}, children)]);
   return section;
 }
 

@@ -4,7 +4,7 @@ import { axisItems, curveDepths } from "./axes.js";
 import { formatWeight } from "./codes.js";
 import { cssColour, pixels } from "./colour.js";
 import { SIGNS } from "./difference.js";
-import { corners, fitText, imageCanvas, textWidth, wrapText } from "./drawing.js";
+import { corners, fitText, imageCanvas, newPen, textWidth, wrapText } from "./drawing.js";
 import { barLabels, describeRange } from "./legend.js";
 import { quoted } from "./text_names.js";
 
@@ -198,9 +198,7 @@ function barOf(range, palette, ink, quantity) {
   const low = signed ? -1 : 0;
   const more = scale !== "row" && largest > top * 1.0005;
   const width = Math.max(3 * PAD + BAR + Math.max(...labels.map(({ text }) => textWidth(text, SIZE.tick))), 2 * PAD + textWidth(label, SIZE.tick));
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [1, 256];
-  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  const pen = newPen(1, 256);
   for (let i = 0; i < 256; i++) {
     pen.fillStyle = cssColour(palette, low + ((255 - i) / 255) * (1 - low));
     pen.fillRect(0, i, 1, 1);
@@ -212,7 +210,7 @@ function barOf(range, palette, ink, quantity) {
     const arrow = (/** @type {number} */ share, /** @type {number} */ edge, /** @type {number} */ tip) =>
       /** @type {Drawing["items"][number]} */ ({ kind: "shape", points: [[left, edge], [left + BAR, edge], [left + BAR / 2, tip]], fill: cssColour(palette, share) });
     return [
-      { kind: "image", x: left, y, width: BAR, height, canvas },
+      { kind: "image", x: left, y, width: BAR, height, canvas: pen.canvas },
       { kind: "shape", points: corners(left, y, BAR, height), stroke: ink },
       ...(more ? [arrow(1, y - 0.5, y - 6)] : []), ...(more && signed ? [arrow(-1, y + height + 0.5, y + height + 6)] : []),
       ...labels.map(({ share, text }) => /** @type {Text} */ ({ kind: "text", x: left + BAR + PAD, y: place(share), text, size: SIZE.tick, anchor: "start" })),

@@ -78,7 +78,7 @@ export function findPhrase(side, phrase) {
   if (region && side.patches) return findRegion(side, side.patches.grid, region.slice(1).map(Number));
   const wanted = text.split(/\s+/);
   const words = groupsOf(side, "words");
-  const names = words.map((group) => group.map((i) => side.pieces[i]).join("").trim().toLowerCase());
+  const names = words.map((group) => nameOf(side, group, "words").trim().toLowerCase());
   const found = /** @type {number[][]} */ ([]);
   for (let at = 0; at + wanted.length <= names.length; at++) {
     if (!wanted.every((word, i) => names[at + i] === word)) continue;
@@ -150,4 +150,3 @@ export function errorOf({ weights, error }, width, rows, columns, always = false
 function areSingle(groups, count) {
   return groups.length === count && groups.every((group, i) => group.length === 1 && group[0] === i);
 }
-

@@ -67,7 +67,7 @@ export class HeadSearch {
     this.handlers = handlers;
     const [query, key] = asked.split("→");
     const field = (/** @type {string} */ label, /** @type {string} */ value, /** @type {string} */ example) =>
-      /** @type {HTMLInputElement} */ (createElement("input", { type: "text", "aria-label": label, value, placeholder: example, size: 12 }));
+      createElement("input", { type: "text", "aria-label": label, value, placeholder: example, size: 12 });
     this.query = field("word that attends", query || "", "a word");
     this.key = field("word that is attended to", key || "", "a word");
     /** the words that were filled in */

@@ -415,11 +415,11 @@ function render({ model, el, hash }) {
     const where = !model.get("served") ? "" : ` on this machine while qkv runs${meta.html ? "; for colleagues, save the page as HTML" : ""}`;
     copied.then(() => notify(`The link is copied. It restores this state${where}.`), () => notify(`Copy the address of this page. It restores this state${where}.`));
   };
-  const top = /** @type {HTMLInputElement} */ (createElement("input", {
+  const top = createElement("input", {
     type: "number", min: 0, step: "any", class: "number", placeholder: "automatic", value: state.top || null, disabled: state.scale === "row",
     title: "Weight from which on the colour is strongest; empty: automatic",
     onchange: () => { state.top = Math.max(0, Number(top.value) || 0); repaint(); },
-  }));
+  });
   const compareControl = createSelect("Compare with", [["-1", "none"], ...(views.length > 1 ? views : /** @type {[string, string][]} */ ([["0", "another head"]]))],
     String(state.compare), (value) => { state.compare = Number(value); comparison.build(); refresh(); });
   let headNames = /** @type {[string, string][]} */ ([]);
@@ -510,7 +510,7 @@ function withNumberedTokens(meta) {
     const tokens = Array.from({ length: sent.count }, (_, i) => String(i));
     const numbers = tokens.map(Number);
     const spans = numbers.map((i) => [i, i + 1]);
-    return { tokens, pieces: tokens, units: { words: numbers }, special: tokens.map(() => false), text: "", spans };
+    return { tokens, units: { words: numbers }, special: tokens.map(() => false), text: "", spans };
   };
   // Every panel names its model if there are several.
   const label = (/** @type {any} */ view) => (meta.models > 1 ? view.model : "");

@@ -49,7 +49,7 @@ export class Lines {
    *  @param {(head: number) => void} remove called to remove a head */
   constructor(hover, pick, remove) {
     this.remove = remove;
-    this.canvas = /** @type {HTMLCanvasElement} */ (createElement("canvas", { class: "lines", role: "img" }));
+    this.canvas = createElement("canvas", { class: "lines", role: "img" });
     this.note = createElement("p", { class: "hint" });
     this.legend = createElement("ul", { class: "badges", "aria-label": "heads of the lines" });
     this.element = createElement("div", { class: "between" }, [this.legend, this.canvas, this.note]);

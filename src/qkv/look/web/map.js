@@ -35,15 +35,10 @@ export class MapView {
    *    when it changed, `moved` when another part of the map is visible, `framed` when a frame was drawn, and `open` by Enter */
   constructor(handlers) {
     this.handlers = handlers;
-    this.canvas = /** @type {HTMLCanvasElement} */ (
-      createElement("canvas", {
-        class: "map",
-        tabindex: 0,
-        role: "img",
-        "aria-label": handlers.label,
-        "aria-roledescription": "heatmap: arrow keys move, plus and minus zoom, 0 resets the zoom, Enter opens sentences",
-      })
-    );
+    this.canvas = createElement("canvas", {
+      class: "map", tabindex: 0, role: "img", "aria-label": handlers.label,
+      "aria-roledescription": "heatmap: arrow keys move, plus and minus zoom, 0 resets the zoom, Enter opens sentences",
+    });
     this.mapData = /** @type {MapData | null} */ (null);
     /** first row, first column, rows, columns @type {[number, number, number, number]} */
     this.part = [0, 0, 1, 1];

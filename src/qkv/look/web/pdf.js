@@ -3,7 +3,7 @@
 // Characters that the font does not have are drawn as images by a font of the browser.
 
 import { channels } from "./colour.js";
-import { drawText, textWidth } from "./drawing.js";
+import { drawText, newPen, textWidth } from "./drawing.js";
 import { isRightToLeft } from "./text_names.js";
 
 /** The font, from `qkv/look/page.py`: TrueType data in base64, metrics in font units, and the index and the advance of the
@@ -89,11 +89,9 @@ async function operators(item, { height, paper, ink }, font, addImage) {
     const text = `BT /F0 ${item.size} Tf ${matrix} Tm <${hex}> Tj ET`;
     return item.fill ? `q ${pdfColour(item.fill)} rg ${text} Q` : text;
   }
-  const canvas = document.createElement("canvas");
   const tall = 1.4 * item.size;
-  canvas.width = Math.ceil(width * SHARPNESS) + 2;
-  canvas.height = Math.ceil(tall * SHARPNESS);
-  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  const pen = newPen(Math.ceil(width * SHARPNESS) + 2, Math.ceil(tall * SHARPNESS));
+  const { canvas } = pen;
   pen.fillStyle = paper;
   pen.fillRect(0, 0, canvas.width, canvas.height);
   pen.scale(SHARPNESS, SHARPNESS);

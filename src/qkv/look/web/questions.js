@@ -46,9 +46,9 @@ export class Questions {
     ];
     this.offered = questions.filter(([, , , offered]) => meta.views.some(offered));
     this.sections = this.offered.map(([name, title, { element }]) => {
-      const section = /** @type {HTMLDetailsElement} */ (createElement("details", { open: opened.has(name), "data-question": name }, [
+      const section = createElement("details", { open: opened.has(name), "data-question": name }, [
         createElement("summary", { text: title }), element,
-      ]));
+      ]);
       section.addEventListener("toggle", () => {
         state.open = this.sections.filter((one) => one.open).map((one) => one.dataset.question).join(",");
         handlers.changed();

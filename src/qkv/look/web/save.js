@@ -20,9 +20,9 @@ const MAX_INCHES = 50;
 /** Create the controls. @param {Saved} saved @param {string} [html] address of the page as one file */
 export function saveControls(saved, html) {
   let content = "map";
-  const inches = /** @type {HTMLInputElement} */ (createElement("input", {
+  const inches = createElement("input", {
     type: "number", min: MIN_INCHES, max: MAX_INCHES, step: "any", value: 3.5, class: "number", hidden: true, "aria-label": "Width in inches",
-  }));
+  });
   const width = createSelect("Width", WIDTHS, "3.5", (value) => {
     inches.hidden = value !== "";
     if (value) inches.value = value;

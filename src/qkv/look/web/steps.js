@@ -8,12 +8,10 @@ export class Steps {
   constructor(onSelect) {
     this.at = 0;
     const go = (/** @type {number} */ by) => () => onSelect(Math.max(0, Math.min(Number(this.slider.max), this.at + by)));
-    this.slider = /** @type {HTMLInputElement} */ (
-      createElement("input", {
-        type: "range", min: 0, value: 0, step: 1, "aria-label": "step of generation",
-        oninput: () => onSelect(Number(this.slider.value)),
-      })
-    );
+    this.slider = createElement("input", {
+      type: "range", min: 0, value: 0, step: 1, "aria-label": "step of generation",
+      oninput: () => onSelect(Number(this.slider.value)),
+    });
     this.previous = createElement("button", { text: "◀", "aria-label": "previous step", onclick: go(-1) });
     this.next = createElement("button", { text: "▶", "aria-label": "next step", onclick: go(1) });
     this.label = createElement("span", {});
