@@ -97,9 +97,8 @@ class Axis:
 
     def __post_init__(self) -> None:
         if not self.text:
-            text, spans = self._join_words()
-            object.__setattr__(self, "text", text)
-            object.__setattr__(self, "spans", spans)
+            for name, value in zip(("text", "spans"), self._join_words(), strict=True):
+                object.__setattr__(self, name, value)
 
     @classmethod
     def from_count(cls, count: int) -> Axis:
@@ -216,11 +215,11 @@ class Axis:
         special = tuple(all(self.special[i] for i in group) for group in groups)
         spans = tuple((self.spans[group[0]][0], self.spans[group[-1]][1]) for group in groups)
         words = tuple(-1 if mark else i for i, mark in enumerate(special))
-        units: dict[str, tuple[str, ...]] | None = None if self.groups is None else {}
         curve = self.curve
         if curve is not None:
             low, high = np.array([(curve.low[[*group]].min(), curve.high[[*group]].max()) for group in groups]).T
             curve = replace(curve, low=low, high=high)
+        units = None if self.groups is None else dict[str, tuple[str, ...]]()
         return Axis(names, names, words, special, text=self.text, spans=spans, groups=units, curve=curve)
 
     def meta(self) -> dict[str, object]:

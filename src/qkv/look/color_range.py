@@ -125,16 +125,13 @@ def format_weight(weight: float) -> str:
         >>> [format_weight(weight) for weight in (0.5, 0.000712, 0.0000123, 1234.5, -2.0, 0.0)]
         ['0.500', '0.000712', '1.23e-5', '1230', '−2.00', '0']
     """
-    if weight == 0:
-        return "0"
     if weight < 0:
         return f"−{format_weight(-weight)}"
     rounded = float(f"{weight:.3g}")
-    if abs(rounded) < 1e-4:
-        mantissa, exponent = f"{weight:.2e}".split("e")
-        return f"{mantissa}e{int(exponent)}"
-    if abs(rounded) >= 1000:
-        return f"{rounded:.0f}"
+    if 0 < rounded < 1e-4:
+        return f"{weight:.2e}".replace("e-0", "e-")
+    if weight == 0 or rounded >= 1000:
+        return f"{abs(rounded):.0f}"
     return f"{weight:#.3g}".removesuffix(".")
 
 

@@ -263,18 +263,13 @@ def _image_token(module: torch.nn.Module, processor: object) -> int:
 def _with_patches(axis: Axis, found: ImagePatches, pixels: Num[np.ndarray, "height width 3"] | None) -> Axis:
     """Return the tokens of a text, of which those of the image are named by row and column of their patch."""
     columns = found.grid[1]
-    names = [
-        token if patch < 0 else f"{patch // columns},{patch % columns}"
-        for token, patch in zip(axis.tokens, found.patches, strict=True)
-    ]
     last = max(axis.words, default=-1) + 1
-    words = tuple(word if patch < 0 else last + patch for word, patch in zip(axis.words, found.patches, strict=True))
-    special = tuple(mark and patch < 0 for mark, patch in zip(axis.special, found.patches, strict=True))
-    pieces = tuple(
-        piece if name == token else name for piece, token, name in zip(axis.pieces, axis.tokens, names, strict=True)
-    )
-    patches = Patches(found.grid, found.patches, pixels)
-    return Axis(tuple(names), pieces, words, special, patches=patches)
+    rows = []
+    for *own, patch in zip(axis.tokens, axis.pieces, axis.words, axis.special, found.patches, strict=True):
+        name = f"{patch // columns},{patch % columns}"
+        rows.append(own if patch < 0 else [name, name, last + patch, False])
+    tokens, pieces, words, special = zip(*rows, strict=True)
+    return Axis(tokens, pieces, words, special, patches=Patches(found.grid, found.patches, pixels))
 
 
 def _seen(
@@ -300,11 +295,7 @@ def _opening(view: View) -> Opening | None:
     patches = patches[patches <= query]
     if not len(patches):
         return view.opening
-    heads = [
-        (float(view.weights(i, head)[query, patches].max()), i, head)
-        for i, layer in enumerate(view.layers)
-        if layer.name != ALL_HEADS
-        for head in range(len(layer.heads))
-    ]
-    _, layer, head = max(heads, key=lambda one: (one[0], -one[1], -one[2]))
+    own = [(i, len(layer.heads)) for i, layer in enumerate(view.layers) if layer.name != ALL_HEADS]
+    heads = [(i, head) for i, count in own for head in range(count)]
+    layer, head = max(heads, key=lambda at: view.weights(*at)[query, patches].max())
     return Opening(layer, head, query, int(patches[view.weights(layer, head)[query, patches].argmax()]))

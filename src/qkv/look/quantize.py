@@ -59,15 +59,11 @@ def quantize(
     array = to_numpy(weights)
     *maps, q, k = array.shape
     panels = array.reshape(-1, q, k)
-    visible = None if allowed is None else np.broadcast_to(allowed, array.shape).reshape(-1, q, k)
-    codes = np.empty((len(panels), q, k), np.uint16)
-    given = None if exponents is None else np.broadcast_to(exponents, tuple(maps)).reshape(-1)
-    used = np.empty(len(panels), np.int16)
+    visible = np.broadcast_to(True if allowed is None else allowed, array.shape).reshape(-1, q, k)
+    given = list(map(exponent_of, panels)) if exponents is None else np.broadcast_to(exponents, tuple(maps)).reshape(-1)
+    used, codes = np.asarray(given, np.int16), np.empty((len(panels), q, k), np.uint16)
     for i, panel in enumerate(panels):  # one map at a time, because the intermediate arrays are in float64
-        used[i] = exponent_of(panel) if given is None else given[i]
-        codes[i] = _encode(panel, int(used[i]))
-        if visible is not None:
-            codes[i][~visible[i]] = MASKED
+        codes[i] = np.where(visible[i], _encode(panel, int(used[i])), MASKED)
     return codes.reshape(array.shape), used.reshape(maps)
 
 
@@ -147,8 +143,10 @@ def max_pool(panel: Num[np.ndarray, "*maps q k"], rows: int, columns: int) -> Nu
     return panel
 
 
-def pool_largest(panel: Float[np.ndarray, "q k"], rows: int, columns: int) -> Float[np.ndarray, "rows columns"]:
-    """Reduce a map to at most `rows` × `columns` cells, each the weight of largest magnitude; NaN if all are NaN."""
+def pool_largest(
+    panel: Float[np.ndarray, "*maps q k"], rows: int, columns: int
+) -> Float[np.ndarray, "*maps rows columns"]:
+    """Reduce each map to at most `rows` × `columns` cells, each the weight of largest magnitude; NaN if all are NaN."""
     empty = np.isnan(panel)
     most = max_pool(np.where(empty, -np.inf, panel), rows, columns)
     least = -max_pool(np.where(empty, -np.inf, -panel), rows, columns)

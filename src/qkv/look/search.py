@@ -92,25 +92,18 @@ def search(
         for group in _find(view.queries, query):
             for layer, head, sums in _sums(view, group, [*found, *others]):
                 of_key, of_others = sums[: len(found)], sums[len(found) :]
-                weight = float(of_key.sum())
-                rank = 1 + int((of_others > weight).sum())
-                place = MatchPlace(i, group, found[int(np.argmax(of_key))], weight, rank)
+                weight, best = float(of_key.sum()), found[int(np.argmax(of_key))]
+                place = MatchPlace(i, group, best, weight, 1 + int((of_others > weight).sum()))
                 places.setdefault((view.model, view.kind, layer, head), []).append(place)
     if not places:
         raise DataError(
             f"query and key must occur as words in the same text, got {query!r} and {key!r}, which no text with "
             "dense maps contains both. Write the words as in the text."
         )
-    matches = [
-        HeadMatch(
-            model,
-            layer,
-            head,
-            float(np.mean([place.weight for place in of_head])),
-            tuple(sorted(of_head, key=lambda place: -place.weight)),
-        )
-        for (model, _, layer, head), of_head in places.items()
-    ]
+    matches = []
+    for (model, _, layer, head), own in places.items():
+        mean = float(np.mean([place.weight for place in own]))
+        matches.append(HeadMatch(model, layer, head, mean, tuple(sorted(own, key=lambda place: -place.weight))))
     # Weights that are not numbers come last.
     return sorted(matches, key=lambda match: -match.weight if match.weight == match.weight else np.inf)[:count]
 

@@ -16,7 +16,7 @@ import numpy as np
 from qkv.core.printable import printable
 from qkv.core.typing import Bool, Float
 from qkv.look.color_range import ColorRange, automatic_range, color_cells, format_weight, share_one
-from qkv.look.quantize import max_pool, pool_largest
+from qkv.look.quantize import pool_largest
 from qkv.look.token_text import shortened
 
 _AXES = "query ↓ key →"
@@ -66,14 +66,11 @@ def text_map(
     margin = min(19 if color else 14, max(map(len, names), default=0))
     available = max(1, width - margin - 2)
     cell_width = max(1, min(3, available // max(1, len(keys)))) if color else 2 if signed else 1
-    masked = max_pool(allowed.astype(np.uint8), len(weights), available // cell_width) == 0
-    cells = pool_largest(np.where(allowed & finite, weights, 0.0), len(weights), available // cell_width)
-    invalid = max_pool((allowed & ~finite).astype(np.uint8), len(weights), available // cell_width) > 0
-    cells = np.where(invalid, np.nan, cells)
-    known = cells[~masked]
-    columns = cells.shape[1]
+    known = np.where(allowed, np.where(finite, weights, np.inf), np.nan)
+    cells = pool_largest(known, len(weights), available // cell_width)
+    masked, cells, columns = np.isnan(cells), np.where(np.isinf(cells), np.nan, cells), cells.shape[1]
     counts = allowed.sum(axis=1) if share_one(weights, allowed) else None
-    colors = automatic_range(known, counts, pooled=columns < len(keys))
+    colors = automatic_range(cells[~masked], counts, pooled=columns < len(keys))
     lines = _header(colors, color, width)
     if color:
         shades = color_cells(cells, masked, colors, True).tolist()

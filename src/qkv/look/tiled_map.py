@@ -235,7 +235,7 @@ class TiledMap:
         found = []
         for level in range(self.base, self.levels + 1):
             down, across = (-(-cells // (TILE_SIZE << (level - self.base))) for cells in self.mean_overview.shape)
-            found += [self.tile(level, y, x) for y in range(down) for x in range(across)]
+            found += [self.tile(level, y, x) for y, x in np.ndindex(down, across)]
         return found
 
     def coarsest(self) -> Num[np.ndarray, "rows columns"]:

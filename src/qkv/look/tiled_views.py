@@ -5,6 +5,7 @@ The required memory is predicted and limited in advance, and no array of all q Ã
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -67,10 +68,9 @@ def arrays_required_bytes(
     query: Float[np.ndarray, "*heads q width"], key: Float[np.ndarray, "*groups k key_width"]
 ) -> int:
     """Predict the bytes that `arrays_view` allocates in addition to the arrays."""
-    heads = query.shape[0] if query.ndim == 3 else 1
-    q, k = query.shape[-2], key.shape[-2]
-    one = TiledMap.required_bytes(q, k, query.shape[-1], library="torch" if find_spec("torch") else "numpy")
-    return one + (heads - 1) * _overview_bytes(q, k, overview_size(max(q, k)))
+    (*heads, q, width), k = query.shape, key.shape[-2]
+    one = TiledMap.required_bytes(q, k, width, library="torch" if find_spec("torch") else "numpy")
+    return one + (math.prod(heads) - 1) * _overview_bytes(q, k, overview_size(max(q, k)))
 
 
 def arrays_view(
@@ -101,8 +101,8 @@ def arrays_view(
     mask: Mask | None = Causal(align="end") if causal else None
     maps = {}
     for head, rows in enumerate(track(queries, "reading heads", progress)):
-        group = keys[head * len(keys) // len(queries)]
-        maps[f"head {head}"] = TiledMap.from_arrays(_to_fastest_library(rows), _to_fastest_library(group), mask=mask)
+        pair = map(_to_fastest_library, (rows, keys[head * len(keys) // len(queries)]))
+        maps[f"head {head}"] = TiledMap.from_arrays(*pair, mask=mask)
     q, k = queries.shape[-2], keys.shape[-2]
     kind, columns = ("self", None) if q == k else ("cross", Axis.from_count(k))
     return TiledView(name, "", kind, Axis.from_count(q), columns, (TiledLayer("arrays", maps),))

@@ -115,12 +115,11 @@ def heatmaps(
     """
     panels = _panels(weights)
     down, across, q, k = panels.shape
-    _check_names(
-        ("titles", titles, across, "column of panels"),
-        ("rows", rows, down, "row of panels"),
-        ("queries", queries, q, "query"),
-        ("keys", keys, k, "key"),
-    )
+    counts_of = {"column of panels": across, "row of panels": down, "query": q, "key": k}
+    given = {"titles": titles, "rows": rows, "queries": queries, "keys": keys}
+    for (argument, names), (item, count) in zip(given.items(), counts_of.items(), strict=True):
+        if names is not None and len(names) != count:
+            raise ShapeError(f"{argument} must have {count} elements, got {len(names)}. Pass one for each {item}.")
     inches = None if width is None else column_inches(width)
     _check_limit(vmax)
     limit = float(vmax or np.abs(panels).max(initial=1.0, where=np.isfinite(panels)))
@@ -130,7 +129,7 @@ def heatmaps(
     cells = max(1, int(min(size[0] / across, size[1] / down) * _DPI / _MIN_CELL_PIXELS))
     if scale == "auto":
         panels = _without_masked(panels)
-    pooled = np.array([[pool_largest(panel, cells, cells) for panel in row] for row in panels])
+    pooled = pool_largest(panels, cells, cells)
     if scale == "auto":
         allowed = ~np.isnan(panels)
         counts = allowed.sum(axis=-1).ravel() if share_one(panels, allowed) else None
@@ -289,12 +288,6 @@ def _panels(weights: ArrayLike) -> Float[np.ndarray, "rows columns q k"]:
             f"{array.shape}. Select one element of the batch."
         )
     return array.reshape((1,) * (4 - array.ndim) + array.shape)
-
-
-def _check_names(*arguments: tuple[str, Sequence[str] | None, int, str]) -> None:
-    for argument, names, count, item in arguments:
-        if names is not None and len(names) != count:
-            raise ShapeError(f"{argument} must have {count} elements, got {len(names)}. Pass one for each {item}.")
 
 
 def _check_limit(vmax: float | None) -> None:

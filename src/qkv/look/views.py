@@ -265,10 +265,8 @@ class View(BaseView):
         arrays = _check_shapes(weights, rows, columns)
         names = layers or [f"layer {i}" for i in range(len(arrays))]
         masks = _layer_masks(arrays, mask)
-        maps = tuple(
-            LayerMaps.from_weights(layer, array, None, allowed)
-            for layer, array, allowed in zip(names, arrays, masks, strict=True)
-        )
+        every = zip(names, arrays, masks, strict=True)
+        maps = tuple(LayerMaps.from_weights(layer, array, None, allowed) for layer, array, allowed in every)
         return cls(name, model, "self" if columns is None else "cross", rows, columns, maps)
 
     @classmethod
@@ -299,12 +297,8 @@ class View(BaseView):
             DataError: the record contains no dense weights of layers of this kind.
         """
         last = [calls[-1] for calls in record.layers.values() if calls[-1].kind == kind]
-        maps = [
-            readout[element]
-            for call in last
-            for readout in call.readouts[:1]
-            if np.shape(readout)[-2:] == (call.queries, call.keys)
-        ]
+        first = [(call.readouts[0], (call.queries, call.keys)) for call in last if call.readouts]
+        maps = [readout[element] for readout, shape in first if np.shape(readout)[-2:] == shape]
         if not maps or len(maps) < len(last):
             raise DataError(
                 f"record must contain dense weights of all {kind}-attention layers, got weights of {len(maps)} out of "
@@ -377,18 +371,14 @@ class View(BaseView):
         """
         same = self.keys is None and keys is None
         q, k = _groups(self.queries, queries), _groups(self.columns, queries if keys is None else keys)
-        layers = tuple(
-            LayerMaps.from_weights(
-                maps.name,
-                np.stack([merge(self.weights(i, j).astype(np.float64), q, k) for j in range(len(maps.heads))]),
-                maps.heads,
-                merge_allowed(maps.codes != MASKED, q, k),
-            )
-            for i, maps in enumerate(self.layers)
-        )
+        layers = []
+        for i, (maps, heads) in enumerate((layer, range(len(layer.heads))) for layer in self.layers):
+            weights = np.stack([merge(self.weights(i, j).astype(np.float64), q, k) for j in heads])
+            allowed = merge_allowed(maps.codes != MASKED, q, k)
+            layers.append(LayerMaps.from_weights(maps.name, weights, maps.heads, allowed))
         units = [unit if isinstance(unit, str) else "" for unit in (queries, queries if keys is None else keys)]
         axes = self.queries.grouped(q, units[0]), None if same else self.columns.grouped(k, units[1])
-        return View(self.name, self.model, self.kind, *axes, layers, self.roles, note=self.note)
+        return View(self.name, self.model, self.kind, *axes, tuple(layers), self.roles, note=self.note)
 
     def map(self, layer: int, head: int) -> bytes:
         """Return the codes of one head as bytes in row-major order, two bytes per weight, the lower byte first."""

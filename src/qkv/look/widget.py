@@ -87,31 +87,17 @@ def widget(page: Page | View | TiledView | Sequence[View | TiledView]) -> AnyWid
     """
     shown = page if isinstance(page, Page) else Page.from_views(page)
     picture = partial(static_picture, shown.views[0])
-    return page_widget("heads.js", ("style.css",), shown.meta(), partial(respond, shown), picture)
-
-
-def page_widget(
-    script: str,
-    styles: tuple[str, ...],
-    meta: dict[str, object],
-    respond: Callable[[object], tuple[dict[str, object], list[bytes]]],
-    image: Callable[[], tuple[dict[str, str], dict[str, object]] | None],
-) -> AnyWidget:
-    """Create a notebook widget that shows a page.
-
-    Args:
-        script: the JavaScript module of the page.
-        styles: its style sheets.
-        meta: its metadata.
-        respond: returns the response to a message of the browser.
-        image: returns the static picture that is displayed with the widget.
-    """
-    require_packages("the widget needs", "look", "anywidget")
-    return _widget_class(script, styles)(meta, respond, image)
+    return page_widget("heads.js", "style.css")(shown.meta(), partial(respond, shown), picture)
 
 
 @cache
-def _widget_class(script: str, styles: tuple[str, ...]) -> Callable[..., AnyWidget]:
+def page_widget(script: str, *styles: str) -> Callable[..., AnyWidget]:
+    """Return the class of notebook widgets that show a page of a JavaScript module and style sheets.
+
+    Its arguments are the metadata of the page, a function that returns the response to a message of the browser, and
+    one that returns the static picture that is displayed with the widget.
+    """
+    require_packages("the widget needs", "look", "anywidget")
     import anywidget
     import traitlets
 

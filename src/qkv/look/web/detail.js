@@ -202,8 +202,7 @@ export class Detail {
 
   /** Select a pair of tokens. @param {number} query @param {number} key */
   go(query, key) {
-    if (!this.mapData) return;
-    this.#point(Math.min(query, this.mapData.rows - 1), Math.min(key, this.mapData.columns - 1), true, false);
+    this.#point(query, key, true, false);
   }
 
   /** Return the row and the column of a pair of tokens of the text. @param {number[]} tokens */
@@ -242,9 +241,8 @@ export class Detail {
     const shaded = this.self ? this.queries : this.keys;
     if (!this.self) this.keys.build(mapData.keys, column, this.options.maxTokens);
     if (changed || select) {
-      const paint = () => this.#paintTokens();
-      paint();
-      this.#table(row);
+      this.#paintTokens();
+      this.#table(row).catch((/** @type {Error} */ error) => this.report(`This row could not be loaded: ${error.message}`));
       const { view, index } = this;
       if (view && index !== undefined) {
         const { token, name } = this.selection;
@@ -256,7 +254,7 @@ export class Detail {
         Promise.all([mapData.loadRow(row, first, first + shown - 1), mapData.loadRow(row, column, column)])
           .then(() => {
             if (mapData !== this.mapData || row !== this.query) return;
-            paint();
+            this.#paintTokens();
             this.#updateReadout();
           })
           .catch((/** @type {Error} */ error) => this.report(`These weights could not be loaded: ${error.message}`));
@@ -382,21 +380,11 @@ export class Detail {
 
   /** @param {number} row */
   async #table(row) {
+    const { request, matrix } = this;
     const mapData = /** @type {any} */ (this.mapData);
-    let rows;
-    if (this.matrix) rows = this.matrix.parts ? strongestDifferences(/** @type {any} */ (this.matrix), row, TOP) : strongest(this.matrix, row, TOP);
-    else {
-      const request = this.request;
-      let strongestKeys;
-      try {
-        strongestKeys = await /** @type {any} */ (this.loadRow)(row);
-      } catch (error) {
-        this.report(`This row could not be loaded: ${error instanceof Error ? error.message : error}`);
-        return;
-      }
-      if (request !== this.request || row !== this.query) return;
-      rows = strongestKeys.map((/** @type {[number, number]} */ [key, weight]) => ({ key, weight }));
-    }
+    const rows = matrix ? (matrix.parts ? strongestDifferences(/** @type {any} */ (matrix), row, TOP) : strongest(matrix, row, TOP))
+      : (await /** @type {any} */ (this.loadRow)(row)).map((/** @type {[number, number]} */ [key, weight]) => ({ key, weight }));
+    if (request !== this.request || row !== this.query) return;
     fillTable(
       this.top, mapData.queries[row],
       rows.map((/** @type {any} */ entry) => ({ ...entry, name: mapData.keys[entry.key], position: this.tokens(row, entry.key).key, error: mapData.error(row, entry.key) })),

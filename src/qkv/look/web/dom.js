@@ -16,6 +16,15 @@ export function createElement(tag, attributes = {}, children = []) {
   return element;
 }
 
+/** Create a button. @param {string} text @param {() => void} onclick @param {Record<string, any>} [more] attributes */
+export const createButton = (text, onclick, more = {}) => createElement("button", { class: "ask", text, onclick, ...more });
+
+/** Return the place to which a key moves in a list; undefined: none. @param {KeyboardEvent} event @param {number} at @param {number} last
+ *  @returns {number | undefined} */
+export function placeOfKey({ key }, at, last) {
+  return { ArrowLeft: at - 1, ArrowUp: at - 1, ArrowRight: at + 1, ArrowDown: at + 1, Home: 0, End: last }[key];
+}
+
 /** Create a drop-down list with its label.
  *  @param {string} label @param {[string, string, string?][]} options value and text of each, and its whole text if it is shortened
  *  @param {string} selected @param {(value: string) => void} change @param {string} [style] class of the list */

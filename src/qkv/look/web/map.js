@@ -88,7 +88,7 @@ export class MapView {
     this.mapData = mapData;
     const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
     this.before = same && !still && this.painted ? { canvas: this.painted.canvas, start: performance.now() } : null;
-    if (!same) this.resetZoom();
+    if (!same) this.part = [0, 0, mapData.rows, mapData.columns];
     this.refresh();
   }
 
@@ -112,11 +112,6 @@ export class MapView {
     const [top, left, rows, columns] = part;
     this.part = [top, left, Math.min(rows, mapData.rows), Math.min(columns, mapData.columns)];
     this.#keepInside();
-  }
-
-  /** Reset the zoom. */
-  resetZoom() {
-    if (this.mapData) this.part = [0, 0, this.mapData.rows, this.mapData.columns];
   }
 
   /** Move the cursor to a pair of query and key; `follow` scrolls to this pair.
@@ -257,15 +252,13 @@ export class MapView {
     const row = Math.floor(part[0] + ((event.clientY - edge.top - box.y) / box.height) * part[2]);
     const column = Math.floor(part[1] + ((event.clientX - edge.left - box.x) / box.width) * part[3]);
     const inside = mapData && row >= 0 && column >= 0 && row < mapData.rows && column < mapData.columns;
-    return inside && event.clientX - edge.left >= box.x && event.clientY - edge.top <= box.y + box.height
-      ? [row, column]
-      : null;
+    return inside && event.clientX - edge.left >= box.x && event.clientY - edge.top <= box.y + box.height ? [row, column] : null;
   }
 
   /** Return the row or the column of the label under the pointer, or null. @param {MouseEvent} event */
   #labelAt(event) {
-    const edge = this.canvas.getBoundingClientRect();
-    return this.mapData && labelAt(this.canvas, this.box, this.part, event.clientX - edge.left, event.clientY - edge.top, this.scale * LABEL);
+    const { left, top } = this.canvas.getBoundingClientRect();
+    return this.mapData && labelAt(this.canvas, this.box, this.part, event.clientX - left, event.clientY - top, this.scale * LABEL);
   }
 
   /** Show `factor` times as many tokens; the pair `fixed` keeps its place on the screen.
@@ -359,21 +352,15 @@ export class MapView {
     const times = event.shiftKey ? 10 : 1;
     const down = times * Math.max(1, Math.round(part[2] / box.height));
     const across = times * Math.max(1, Math.round(part[3] / box.width));
-    /** @type {Record<string, [number, number]>} */
-    const moves = {
-      ArrowUp: [-down, 0], ArrowDown: [down, 0], ArrowLeft: [0, -across], ArrowRight: [0, across],
-    };
-    if (moves[event.key]) {
-      const next = /** @type {[number, number]} */ ([
-        Math.max(0, Math.min(this.mapData.rows - 1, row + moves[event.key][0])),
-        Math.max(0, Math.min(this.mapData.columns - 1, column + moves[event.key][1])),
-      ]);
-      this.cursor = next;
+    const move = { ArrowUp: [-down, 0], ArrowDown: [down, 0], ArrowLeft: [0, -across], ArrowRight: [0, across] }[event.key];
+    if (move) {
+      const [y, x] = [Math.min(this.mapData.rows - 1, row + move[0]), Math.min(this.mapData.columns - 1, column + move[1])];
+      this.cursor = [Math.max(0, y), Math.max(0, x)];
       this.#follow();
-      this.handlers.pick(...next, false);
+      this.handlers.pick(this.cursor[0], this.cursor[1], false);
     } else if (event.key === "+" || event.key === "=") this.zoom(0.5, [row, column]);
     else if (event.key === "-") this.zoom(2, [row, column]);
-    else if (event.key === "0") this.resetZoom();
+    else if (event.key === "0") this.part = [0, 0, this.mapData.rows, this.mapData.columns];
     else if (event.key === "Enter") this.handlers.open();
     else return;
     event.preventDefault();

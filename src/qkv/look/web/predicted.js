@@ -23,9 +23,8 @@ export class Predicted {
     this.element.hidden = !view.predictions;
     this.shown = `${index},${token}`;
     if (!view.predictions) return;
-    let loading = this.loaded.get(index);
-    if (!loading) this.loaded.set(index, (loading = this.source.predictions(index)));
-    const { kind, rows } = await loading;
+    if (!this.loaded.has(index)) this.loaded.set(index, this.source.predictions(index));
+    const { kind, rows } = await this.loaded.get(index);
     if (this.shown !== `${index},${token}` || !rows[token]) return;
     const { tokens, probabilities, target, probability, rank } = rows[token];
     const lines = tokens.map((/** @type {string} */ text, /** @type {number} */ i) => shareRow(text, [probabilities[i]], text === target));

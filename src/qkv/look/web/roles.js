@@ -21,9 +21,7 @@ const ROLES = {
 const MARKED = 0.5;
 
 /** @param {string} role */
-export function describeRole(role) {
-  return ROLES[role]?.[1] || role;
-}
+const describeRole = (role) => ROLES[role]?.[1] || role;
 
 /** Pronouns of English, whose rows show what heads of the roles `pronoun` and `coreference` do. */
 const PRONOUNS = ["he", "she", "it", "they", "him", "her", "them", "his", "hers", "its", "their", "theirs", "who", "whom"];
@@ -41,13 +39,14 @@ const COMMON = ["self", "first", "separator", "broad"];
 /** Return the mark of the first role of a head, or null if it has none.
  *  @param {Role[]} roles @returns {{text: string, common: boolean, what: string} | null} */
 export function markOf(roles) {
-  const clear = roles.filter(({ score }) => score >= MARKED);
   const order = Object.keys(ROLES);
-  const rank = (/** @type {Role} */ one) => (order.includes(one.role) ? order.indexOf(one.role) : -1);
-  clear.sort((a, b) => rank(a) - rank(b));
-  if (!clear.length) return null;
-  return { text: ROLES[clear[0].role]?.[0] || clear[0].role.slice(0, 2), common: COMMON.includes(clear[0].role), what: describeRole(clear[0].role) };
+  const clear = roles.filter(({ score }) => score >= MARKED).map(({ role }) => role);
+  const [role] = clear.sort((a, b) => order.indexOf(a) - order.indexOf(b));
+  return role ? { text: symbolOf(role), common: COMMON.includes(role), what: describeRole(role) } : null;
 }
+
+/** @param {string} role */
+const symbolOf = (role) => ROLES[role]?.[0] || role.slice(0, 2);
 
 /** Say what a head does, as a badge. @param {Role} role */
 export function badgeText({ role, score, baseline, sentences }) {
@@ -94,7 +93,7 @@ export function fillRoles(place, roles, onSelect) {
         class: "role", onclick: () => onSelect(layer, head, role), title: `${badgeText(one)}. ${explainScore(one)}`,
         "aria-label": `${describeRole(role)}: select layer ${layer}, head ${head}`,
       }, [
-        createElement("span", { class: "mark", text: ROLES[role]?.[0] || role.slice(0, 2) }),
+        createElement("span", { class: "mark", text: symbolOf(role) }),
         createElement("span", { class: "what", text: describeRole(role) }),
         createElement("span", { class: "where" }, [document.createTextNode(`layer ${layer}, head ${head}: ${one.score.toFixed(2)}`), others]),
       ]),

@@ -20,9 +20,8 @@ const MAX_INCHES = 50;
 /** Create the controls. @param {Saved} saved @param {string} [html] address of the page as one file */
 export function saveControls(saved, html) {
   let content = "map";
-  const inches = createElement("input", {
-    type: "number", min: MIN_INCHES, max: MAX_INCHES, step: "any", value: 3.5, class: "number", hidden: true, "aria-label": "Width in inches",
-  });
+  const limits = { min: MIN_INCHES, max: MAX_INCHES, step: "any", value: 3.5 };
+  const inches = createElement("input", { type: "number", ...limits, class: "number", hidden: true, "aria-label": "Width in inches" });
   const width = createSelect("Width", WIDTHS, "3.5", (value) => {
     inches.hidden = value !== "";
     if (value) inches.value = value;
@@ -35,22 +34,18 @@ export function saveControls(saved, html) {
         save(saved, content === "grid", Number(inches.value), kind).catch((error) => saved.report(`The file could not be saved: ${error.message}`));
       },
     }));
-  return createElement("div", { class: "save", role: "group", "aria-label": "Save" }, [
-    createSelect("Save", CONTENTS, content, (value) => { content = value; }), width, inches, ...buttons,
-    html ? htmlLink(saved, html) : null,
-  ]);
-}
-
-/** Create the link that saves the page in its current state. @param {Saved} saved @param {string} html */
-function htmlLink(saved, html) {
   const link = createElement("a", {
     href: html, download: "attention.html", text: "HTML", "aria-label": "Save as HTML",
     onclick: () => {
       link.setAttribute("href", `${html}?${saved.link()}`);
-      saved.notify(saved.lacking.length ? `attention.html opens in this state. It lacks ${saved.lacking.join(", ")}, which need this running page.` : "attention.html opens in this state.");
+      const lacking = saved.lacking.length ? ` It lacks ${saved.lacking.join(", ")}, which need this running page.` : "";
+      saved.notify(`attention.html opens in this state.${lacking}`);
     },
   });
-  return link;
+  return createElement("div", { class: "save", role: "group", "aria-label": "Save" }, [
+    createSelect("Save", CONTENTS, content, (value) => { content = value; }), width, inches, ...buttons,
+    html ? link : null,
+  ]);
 }
 
 /** @param {Saved} saved @param {boolean} grid @param {number} inches @param {"pdf" | "svg" | "png" | "json"} kind */

@@ -35,27 +35,17 @@ export class Tiles {
   #fetch(level, y, x) {
     const name = `${level}/${y}/${x}`;
     if (this.tiles.has(name)) return Promise.resolve();
-    let pending = this.pending.get(name);
-    if (!pending) {
-      pending = this.options
-        .tile(level, y, x)
-        .then((cells) => {
-          this.tiles.set(name, cells);
-          this.#evict(name);
-          this.onLoad();
-        })
-        .finally(() => this.pending.delete(name));
-      this.pending.set(name, pending);
-    }
-    return pending;
-  }
-
-  /** Evict the oldest tiles, except the coarsest and the last one. @param {string} last */
-  #evict(last) {
-    for (const name of this.tiles.keys()) {
-      if (this.tiles.size <= MAX_TILES) return;
-      if (name !== last && !name.startsWith(`${this.options.levels}/`)) this.tiles.delete(name);
-    }
+    const load = async () => {
+      const cells = await this.options.tile(level, y, x).finally(() => this.pending.delete(name));
+      // The oldest tiles make room, except the coarsest.
+      for (const old of [...this.tiles.keys()].slice(0, Math.max(0, this.tiles.size + 1 - MAX_TILES))) {
+        if (!old.startsWith(`${this.options.levels}/`)) this.tiles.delete(old);
+      }
+      this.tiles.set(name, cells);
+      this.onLoad();
+    };
+    if (!this.pending.has(name)) this.pending.set(name, load());
+    return /** @type {Promise<void>} */ (this.pending.get(name));
   }
 
   /** Return the cell of a level that covers a token. @param {number} level @param {number} token @param {0 | 1} axis */
