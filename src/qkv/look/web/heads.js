@@ -212,8 +212,8 @@ function render({ model, el, hash }) {
     notePins();
     const hash = new URLSearchParams();
     for (const [name, value] of Object.entries(state)) {
-      if ((name === "compare" && value === -1) || (name === "top" && !value) || (name === "pairs" && value === "all") || (value === false && name !== "dark") || value === "") continue;
-      if (["other", "how", "mean", "beside"].includes(name) && state.compare < 0) continue;
+      if ((name === "compare" && value === -1) || (name === "top" && !value) || (name === "pairs" && value === "all") || (name === "how" && value === "map") || (value === false && name !== "dark") || value === "") continue;
+      if (["other", "mean", "beside"].includes(name) && state.compare < 0) continue;
       hash.set(name, typeof value === "boolean" ? (value ? "1" : "0") : String(value));
     }
     return hash.toString();
