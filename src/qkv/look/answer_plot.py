@@ -56,17 +56,15 @@ def plot_answer(answer: Answer, *, dark: bool = False) -> Figure:
     draw_weight_bars(rows, answer)
     if answer.rows and answer.probabilities:
         _draw_probabilities(cells, answer)
-    elif answer.rows and all(_is_point(row.record[answer.value_name]) for row in answer.rows):
-        _draw_values(cells, answer)
     elif answer.rows:
-        cells.set_axis_off()
+        values = [row.record[answer.value_name] for row in answer.rows]
+        if all(isinstance(value, int | float | dt.date) and not isinstance(value, bool) for value in values):
+            _draw_values(cells, answer)
+        else:
+            cells.set_axis_off()
     set_footer(figure, answer)
     style_figure(figure, answer_title(answer), dark=dark)
     return figure
-
-
-def _is_point(value: object) -> bool:
-    return isinstance(value, int | float | dt.date) and not isinstance(value, bool)
 
 
 def _draw_values(axes: Axes, answer: Answer) -> None:

@@ -45,10 +45,6 @@ def _predictions(view: View) -> bytes:
     return _json({"kind": view.predictions.kind, "rows": view.predictions.rows()})
 
 
-def _pair(view: View | TiledView, layer: int, head: int, query: int, key: int) -> bytes:
-    return _json(view.pair(layer, head, query, key))
-
-
 def _weight(view: View | TiledView, layer: int, head: int, query: int, key: int) -> bytes:
     """Return one weight as JSON, the shortest text that names this number and no other one of float32."""
     weight = view.weight(layer, head, query, key)
@@ -110,7 +106,7 @@ QUESTIONS: dict[str, Callable[..., bytes]] = {
     "rows": _rows,
     "value_norms": _value_norms,
     "predictions": _predictions,
-    "pair": _pair,
+    "pair": lambda view, layer, head, query, key: _json(view.pair(layer, head, query, key)),
     "weight": _weight,
     "effect": _effect,
     "differences": _differences,

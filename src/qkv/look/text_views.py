@@ -233,7 +233,12 @@ def text_views(
     """
     views: list[View | TiledView] = []
     all_layers, heads, _ = model_dimensions(text_model.model)
-    _check_layers(text_model, layers, all_layers)
+    for layer in layers or ():
+        if not 0 <= layer < all_layers:
+            raise OptionError(
+                f"layers (--layers on the command line) must be between 0 and {all_layers - 1} for {text_model.name}, "
+                f"got {layer}. Omit this layer."
+            )
     if targets is not None and generate:
         raise OptionError(
             f"generate must be 0 if targets are given, which take the place of generated tokens, got {generate}. Omit "
@@ -274,15 +279,6 @@ def text_views(
             own = {(i, head): found.get((layer, head), ()) for i, layer in enumerate(shown) for head in range(heads)}
             views.append(mark_roles(long, None if labels is None else own))
     return views
-
-
-def _check_layers(text_model: TextModel, layers: Sequence[int] | None, count: int) -> None:
-    for layer in layers or ():
-        if not 0 <= layer < count:
-            raise OptionError(
-                f"layers (--layers on the command line) must be between 0 and {count - 1} for {text_model.name}, "
-                f"got {layer}. Omit this layer."
-            )
 
 
 def _check_generated_length(text_model: TextModel, count: int, generate: int) -> None:

@@ -128,7 +128,9 @@ def heatmaps(
     size = _figure_size(figsize, inches, panels.shape)
     cells = max(1, int(min(size[0] / across, size[1] / down) * _DPI / _MIN_CELL_PIXELS))
     if scale == "auto":
-        panels = _without_masked(panels)
+        # Masked pairs are NaN, if the weights show a causal mask.
+        causal = None if np.isnan(panels).any() else infer_causal(list(panels))
+        panels = panels if causal is None else np.where(causal, panels, np.nan)
     pooled = pool_largest(panels, cells, cells)
     if scale == "auto":
         allowed = ~np.isnan(panels)
@@ -165,8 +167,7 @@ def heatmaps(
         if i == 0 and titles is not None:
             axes.set_title(titles[j], fontsize=headings if size[0] > 0.7 * across else ticks, parse_math=False)
         axes.tick_params(labelsize=ticks)
-        for side in axes.spines.values():
-            side.set_linewidth(0.5)
+        axes.spines[:].set_linewidth(0.5)
         _label_axis(axes.xaxis, keys, size[0] / across, 90, ticks)
         _label_axis(axes.yaxis, queries, size[1] / down, 0, ticks)
     extend = extension(bool((panels < -limit).any()), bool((panels > limit).any()))
@@ -304,12 +305,6 @@ def _figure_size(figsize: tuple[float, float], inches: float | None, shape: tupl
         return max(figsize[0], _MIN_PANEL_INCHES * across + 0.8), max(figsize[1], _MIN_PANEL_INCHES * down + 0.6)
     ratio = q / k if 4 * min(q, k) >= max(q, k) else 1.0 if q > k else 0.5
     return inches, min(_MAX_PRINT_HEIGHT, inches / across * ratio * down + 1.2)
-
-
-def _without_masked(panels: Float[np.ndarray, "rows columns q k"]) -> Float[np.ndarray, "rows columns q k"]:
-    """Return the panels with NaN for masked pairs, if their weights show a causal mask."""
-    allowed = None if np.isnan(panels).any() else infer_causal(list(panels))
-    return panels if allowed is None else np.where(allowed, panels, np.nan)
 
 
 def _label_axis(axis: Axis, labels: Sequence[str] | None, inches: float, rotation: float, points: float) -> None:
@@ -463,8 +458,7 @@ def _grid(view: BaseView, inches: float, title: str, vmax: float | None, dark: b
     axes.set_xlabel("head", fontsize=7.5)
     axes.xaxis.set_label_position("top")
     axes.tick_params(labelsize=6.5, length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
-    for side in axes.spines.values():
-        side.set_visible(False)
+    axes.spines[:].set_visible(False)
     if title:
         figure.suptitle(title, fontsize=8.5, parse_math=False)
     if shares.any():

@@ -71,12 +71,6 @@ class TablePoints:
         codes = {cell: i for i, cell in enumerate(cells[shown].tolist())}
         return cls(database, axes, None, (*labels, *["other values"] * more), codes)
 
-    def value_meta(self) -> dict[str, object]:
-        """Return what the browser needs to draw the axis of the values."""
-        if self.value is not None:
-            return self.value.meta()
-        return {"name": self.database.value, "label": self.database.value, "labels": list(self.labels)}
-
     def read(self, where: str | None) -> dict[str, object]:
         """Return the rows that satisfy a predicate as points, in two bytes per coordinate.
 
@@ -273,7 +267,8 @@ class AnswerPage:
         self._columns = database.complete_columns()
         kinds = [column.kind for column in self._columns[:-1]]
         numeric = len(kinds) <= 2 and all(kind in ("number", "timestamp", "cyclic") for kind in kinds)
-        first = query or self._typical_query()
+        middle = len(self._columns[0].cells) // 2
+        first = query or _joined([column.text(middle) for column in self._columns[:-1]])
         self._first = self._ask([first], self.options(self.settings))[0]
         by_equality = any(note.startswith(("compared by equality", "compared by Exact")) for note in self._first.notes)
         self.axes = tuple(map(QueryAxis, self._columns[:-1])) if numeric and not by_equality else ()
@@ -290,6 +285,7 @@ class AnswerPage:
         kind = self._columns[0].kind
         texts = any(column.kind in ("text", "category") for column in self._columns[:-1])
         single = len(self._columns) == 2
+        name, value = self.database.value, self.points.value
         scores = _NUMBER_SCORES if self.axes else _TEXT_SCORES if single and kind == "text" else ("exact",)
         return {
             "title": self.title,
@@ -298,7 +294,7 @@ class AnswerPage:
             "left_out": self.database.table.num_rows - len(self.database),
             "keys": [axis.meta() for axis in self.axes],
             "key_names": list(self.database.key),
-            "value": self.points.value_meta(),
+            "value": value.meta() if value else {"name": name, "label": name, "labels": list(self.points.labels)},
             "query": self.query,
             "settings": self.settings.__dict__,
             "scores": list(scores),
@@ -391,11 +387,6 @@ class AnswerPage:
         kinds = {column.kind for column in self._columns[:-1]}
         # Similarities are at most 1, so that the softmax needs a low temperature, see `keys.choose`.
         return settings.options("0.02" if "text" in kinds else "0.05" if "vector" in kinds else "")
-
-    def _typical_query(self) -> str:
-        """Return the key of the row in the middle of the rows."""
-        row = len(self._columns[0].cells) // 2
-        return _joined([column.text(row) for column in self._columns[:-1]])
 
     def query_at(self, coordinates: Sequence[float]) -> str:
         """Return the query at coordinates on the axes, as text."""

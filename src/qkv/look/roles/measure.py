@@ -15,7 +15,7 @@ import numpy as np
 from qkv.core.files import write_atomic
 from qkv.core.formatting import counted
 from qkv.core.progress import Progress, report
-from qkv.core.typing import Float, Int
+from qkv.core.typing import Float
 from qkv.errors import DataError
 from qkv.look.figure import add_color_bar, color_figure, new_figure
 from qkv.look.roles.annotations import AnnotatedSentence, Question, Span
@@ -24,7 +24,6 @@ from qkv.look.text_model import TextModel
 from qkv.look.views import HeadRole
 
 if TYPE_CHECKING:
-    import torch
     from matplotlib.figure import Figure
 
     from qkv.interop.huggingface.attention_record import AttentionRecord
@@ -294,6 +293,7 @@ def _run_model(
         longest.
     """
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
     from qkv.interop import record
     from qkv.readouts import Dense
@@ -304,11 +304,11 @@ def _run_model(
     for numbers in _batches([len(rows[number]["input_ids"]) for number in order], padding is not None):
         batch = [order[at] for at in numbers]
         given = [rows[number] for number in batch]
-        width = max(len(row["input_ids"]) for row in given)
-        fillers = {
-            name: padding or 0 if name == "input_ids" else 0 for name in given[0] if name != "special_tokens_mask"
+        inputs = {
+            name: pad_sequence([torch.tensor(row[name]) for row in given], True, (padding or 0) * (name == "input_ids"))
+            for name in given[0]
+            if name != "special_tokens_mask"
         }
-        inputs = {name: _padded([row[name] for row in given], width, filler) for name, filler in fillers.items()}
         maps: list[Float[np.ndarray, "batch heads n n"]] = []
 
         def consume(name: str, call: AttentionRecord, maps: list[Float[np.ndarray, "batch heads n n"]] = maps) -> None:
@@ -341,12 +341,6 @@ def _batches(lengths: Sequence[int], padded: bool) -> Iterator[range]:
         if full or (not padded and lengths[end] != lengths[begin]):
             yield range(begin, end)
             begin = end
-
-
-def _padded(rows: Sequence[list[int]], width: int, filler: int) -> Int[torch.Tensor, "rows width"]:
-    import torch
-
-    return torch.tensor([[*row, *[filler] * (width - len(row))] for row in rows])
 
 
 def _position_rows(role: str, group: str, heads: list[tuple[int, int]], measured: list[_Mass]) -> list[HeadScore]:

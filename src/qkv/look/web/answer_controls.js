@@ -88,8 +88,7 @@ function createBandwidth(meta, settings, set) {
   return { element, refresh };
 }
 
-/** Create the control of the number of neighbours.
- *  @param {any} meta @param {Record<string, string>} settings @param {(text: string) => void} set */
+/** Create the control of the number of neighbours. @param {any} meta @param {Record<string, string>} settings @param {(text: string) => void} set */
 function createNeighbours(meta, settings, set) {
   if (meta.saved) {
     if (meta.saved.neighbours.length < 2) return null;

@@ -86,11 +86,18 @@ export class Detail {
     this.badges = createElement("ul", { class: "badges", "aria-label": "roles of this head" });
     this.steps = new Steps((at) => this.#point(at, this.key, true));
     this.digits = createElement("button", {
-      class: "flow", text: "All digits", onclick: () => this.#showAllDigits(),
+      class: "flow", text: "All digits", onclick: () => {
+        const { computed, selection: { token, keyToken } } = this;
+        const weight = /** @type {any} */ (source.weight)(.../** @type {number[]} */ (computed), token, keyToken);
+        this.#addNumber("weight", weight.then((/** @type {string} */ text) => `in float32: ${text.replace(/^-/, "−")}`));
+      },
       title: "The weight of the selected pair as it is computed in float32. Its last two or three digits depend on rounding in the layers before. Click a cell first to keep it.",
     });
     this.opener = createElement("button", { class: "flow", onclick: open });
-    this.flow = createElement("button", { class: "flow", text: "Flow of this pair", onclick: () => this.#computeFlow() });
+    this.flow = createElement("button", { class: "flow", text: "Flow of this pair", onclick: () => {
+      const flow = /** @type {any} */ (source.flow)(this.index, this.query, this.key);
+      this.#addNumber("flow", flow.then((/** @type {number} */ number) => `flow through all layers: ${formatWeight(number)}`));
+    } });
     this.element = createElement("section", { class: "detail" }, [
       this.title, this.badges, this.steps.element, createElement("div", { class: "line" }, [this.readout, this.opener, this.digits, this.flow, this.pin]),
       createElement("div", { class: "side" }, [createElement("div", { class: "sheet" }, [this.map.canvas, this.bar, this.queries.element, this.keys.element]), this.beside]),
@@ -109,8 +116,13 @@ export class Detail {
     this.loadRow = null;
     this.view = /** @type {View | null} */ (null);
     this.request = 0;
+    // The pinned pair is shown again after the pointer has left the map or the words.
     for (const part of [this.map.canvas, this.queries.element, this.keys.element, this.lines.canvas, this.picture.canvas]) {
-      part.addEventListener("pointerleave", () => this.#leave());
+      part.addEventListener("pointerleave", () => {
+        if (this.map.pinned === null || !this.mapData) return;
+        this.map.point(this.query, this.key);
+        this.#updateReadout();
+      });
     }
     this.element.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.release();
@@ -216,8 +228,7 @@ export class Detail {
     this.go(row, column);
   }
 
-  /** @param {number} row @param {number} column @param {boolean} select false: the pointer hovers
-   *  @param {boolean} [notify] call `onSelect` */
+  /** @param {number} row @param {number} column @param {boolean} select false: the pointer hovers @param {boolean} [notify] call `onSelect` */
   #point(row, column, select, notify = true) {
     const mapData = this.mapData;
     if (!mapData) return;
@@ -279,13 +290,6 @@ export class Detail {
     const own = [`q${view.queries.units.sentences?.[token] ?? -1}`, `k${(view.keys || view.queries).units.sentences?.[keyToken] ?? -1}`];
     // Queries and keys of one text are opened together.
     return (view.keys ? own : own.map((one) => one.replace("k", "q"))).filter((one) => !one.endsWith("-1"));
-  }
-
-  /** Show the pinned pair again after the pointer has left the map or the words. */
-  #leave() {
-    if (this.map.pinned === null || !this.mapData) return;
-    this.map.point(this.query, this.key);
-    this.#updateReadout();
   }
 
   /** The first tokens of a row and a column, which are their positions in the texts. */
@@ -365,19 +369,6 @@ export class Detail {
     }
   }
 
-  /** Show the weight of the selected pair with all its digits. */
-  #showAllDigits() {
-    const { computed, source, selection: { token, keyToken } } = this;
-    this.#addNumber("weight", /** @type {any} */ (source.weight)(.../** @type {number[]} */ (computed), token, keyToken)
-      .then((/** @type {string} */ text) => `in float32: ${text.replace(/^-/, "−")}`));
-  }
-
-  /** Show the maximum flow of the selected pair through all layers and heads. */
-  #computeFlow() {
-    this.#addNumber("flow", /** @type {any} */ (this.source.flow)(this.index, this.query, this.key)
-      .then((/** @type {number} */ flow) => `flow through all layers: ${formatWeight(flow)}`));
-  }
-
   /** @param {number} row */
   async #table(row) {
     const { request, matrix } = this;
@@ -422,17 +413,10 @@ export class Detail {
     if (at >= 0) click ? this.#pin(...pair) : this.#point(...pair, false);
   }
 
-  /** Draw the weights on the image. */
-  #drawPicture() {
-    const { matrix, image } = this;
-    if (!matrix || !image || !this.map.range) return;
-    this.picture.show(image, matrix, this.query, this.key, shadeOf(this.map.range));
-  }
-
-  /** Draw the lines between words, in the colours of the map. */
+  /** Draw the weights on the image, and the lines between words, in the colours of the map. */
   #drawLines() {
-    this.#drawPicture();
-    const { matrix, overlaid, map: { range } } = this;
+    const { matrix, image, overlaid, map: { range } } = this;
+    if (matrix && image && range) this.picture.show(image, matrix, this.query, this.key, shadeOf(range));
     if (!matrix || this.lines.element.hidden || !(range || overlaid.length)) return;
     const width = matrix.keys.length;
     const common = { queries: matrix.queries, keys: matrix.keys, query: this.query, key: this.key, palette: this.map.colours, pinned: this.map.pinned !== null };

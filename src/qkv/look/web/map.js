@@ -71,7 +71,12 @@ export class MapView {
     });
     // If text around the map is selected, dragging would move the text.
     this.canvas.addEventListener("dragstart", (event) => event.preventDefault());
-    this.canvas.addEventListener("wheel", (event) => this.#onWheel(event), { passive: false });
+    this.canvas.addEventListener("wheel", (event) => {
+      const pair = this.at(event);
+      if (!pair) return;
+      event.preventDefault();
+      this.zoom(event.deltaY > 0 ? 1.25 : 0.8, pair);
+    }, { passive: false });
     this.canvas.addEventListener("keydown", (event) => this.#onKeyDown(event));
     this.pinch = new Pinch(
       this.canvas,
@@ -261,8 +266,7 @@ export class MapView {
     return this.mapData && labelAt(this.canvas, this.box, this.part, event.clientX - left, event.clientY - top, this.scale * LABEL);
   }
 
-  /** Show `factor` times as many tokens; the pair `fixed` keeps its place on the screen.
-   *  @param {number} factor @param {[number, number]} fixed */
+  /** Show `factor` times as many tokens; the pair `fixed` keeps its place on the screen. @param {number} factor @param {[number, number]} fixed */
   zoom(factor, fixed) {
     const { mapData, part } = this;
     if (!mapData) return;
@@ -333,14 +337,6 @@ export class MapView {
       this.dragged = [event.clientX, event.clientY, this.part[0], this.part[1]];
       this.canvas.setPointerCapture(event.pointerId);
     }
-  }
-
-  /** @param {WheelEvent} event */
-  #onWheel(event) {
-    const pair = this.at(event);
-    if (!pair) return;
-    event.preventDefault();
-    this.zoom(event.deltaY > 0 ? 1.25 : 0.8, pair);
   }
 
   /** @param {KeyboardEvent} event */

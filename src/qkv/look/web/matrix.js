@@ -23,8 +23,7 @@ export function rowMaxima(weights, width) {
   return maxima;
 }
 
-/** Return the number of keys of each query that are not masked.
- *  @param {Float32Array} weights @param {number} width @returns {Uint32Array} */
+/** Return the number of keys of each query that are not masked. @param {Float32Array} weights @param {number} width @returns {Uint32Array} */
 export function countKeys(weights, width) {
   const counts = new Uint32Array(weights.length / width);
   for (let i = 0; i < weights.length; i++) if (weights[i] !== MASKED) counts[Math.floor(i / width)]++;

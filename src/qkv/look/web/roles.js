@@ -26,8 +26,7 @@ const describeRole = (role) => ROLES[role]?.[1] || role;
 /** Pronouns of English, whose rows show what heads of the roles `pronoun` and `coreference` do. */
 const PRONOUNS = ["he", "she", "it", "they", "him", "her", "them", "his", "hers", "its", "their", "theirs", "who", "whom"];
 
-/** Return the index of the first word that shows what a head with a role does; −1: any word.
- *  @param {string} role @param {string[]} words */
+/** Return the index of the first word that shows what a head with a role does; −1: any word. @param {string} role @param {string[]} words */
 export function exampleWord(role, words) {
   if (!["pronoun", "coreference"].includes(role)) return -1;
   return words.findIndex((word) => PRONOUNS.includes(word.toLowerCase().replace(/^[^a-z]+/, "")));

@@ -84,12 +84,10 @@ export function json(detail) {
     queries: mapData.queries.slice(top, top + rows),
     keys: mapData.keys.slice(left, left + columns),
     weights: range(top, rows).map((row) =>
-      range(left, columns).map((column) => savedWeight(mapData.weight(row, column), mapData.error(row, column)))),
+      range(left, columns).map((column) => {
+        const weight = mapData.weight(row, column);
+        // Pairs that are masked, not loaded or not finite have no weight.
+        return weight === null || weight === MASKED || Number.isNaN(weight) ? null : Number(weight.toPrecision(certainDigits(weight, mapData.error(row, column)) || 1));
+      })),
   });
-}
-
-/** Return a weight with its certain digits; null if the pair is masked, or its weight is not loaded or not finite.
- *  @param {number | null} weight @param {number} error */
-function savedWeight(weight, error) {
-  return weight === null || weight === MASKED || Number.isNaN(weight) ? null : Number(weight.toPrecision(certainDigits(weight, error) || 1));
 }
