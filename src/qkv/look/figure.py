@@ -134,18 +134,8 @@ def draw_answer(
     """Draw a dashed line at a query, and its answer with an error bar if the error is finite."""
     axes.axvline(place, color=ANSWER_COLOR, lw=1, ls=(0, (4, 3)), zorder=4)
     bar = [error] if np.isfinite(error) else None
-    axes.errorbar(
-        [place],
-        [value],
-        yerr=bar,
-        fmt=marker,
-        ms=size,
-        color=ANSWER_COLOR,
-        mec="white",
-        capsize=4,
-        zorder=6,
-        label=label,
-    )
+    style: dict[str, Any] = {"color": ANSWER_COLOR, "mec": "white", "capsize": 4, "zorder": 6}
+    axes.errorbar([place], [value], yerr=bar, fmt=marker, ms=size, label=label, **style)
 
 
 def draw_weighted_points(

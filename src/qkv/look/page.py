@@ -145,13 +145,9 @@ def font_subset(characters: str) -> bytes:
     from matplotlib import get_data_path
 
     font = ttLib.TTFont(f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf")
-    options = subset.Options(
-        notdef_outline=True,
-        layout_features=[],
-        drop_tables=["FFTM", "GSUB", "GPOS", "GDEF", "kern"],
-        name_IDs=[1, 2, 6],
-        hinting=False,
-    )
+    dropped = ["FFTM", "GSUB", "GPOS", "GDEF", "kern"]
+    common = {"notdef_outline": True, "layout_features": [], "name_IDs": [1, 2, 6], "hinting": False}
+    options = subset.Options(drop_tables=dropped, **common)
     subsetter = subset.Subsetter(options)
     subsetter.populate(text=_ALWAYS + characters)
     subsetter.subset(font)

@@ -81,9 +81,8 @@ def plot_regression(
     if index in plan.get("dates", ()):  # columns of dates as text hold microseconds, here in the precision of float32
         day = 86_400e6
         unit = "D" if np.ptp(x[present]) > 30 * day else "m"
-        shown_at = str(
-            np.datetime64(round(at + (day if unit == "D" else 60e6) / 2), "us").astype(f"datetime64[{unit}]")
-        )
+        rounded = np.datetime64(round(at + (day if unit == "D" else 60e6) / 2), "us")
+        shown_at = str(rounded.astype(f"datetime64[{unit}]"))
         x, grid, (at,) = (np.asarray(each).astype("datetime64[us]") for each in (x, grid, [at]))
 
     figure = new_figure((7.2, 4.4), dark=dark)

@@ -62,7 +62,10 @@ def text_map(
     allowed = np.ones(weights.shape, bool) if allowed is None else np.broadcast_to(allowed, weights.shape)
     finite = np.isfinite(weights)
     signed = bool((np.where(allowed & finite, weights, 0) < 0).any())
-    names = _pair_names(queries) if color else list(queries)
+    names = list(queries)
+    if color:  # two queries share a line
+        short = [_aligned(name, min(9, len(name))) for name in queries]
+        names = ["/".join(short[top : top + 2]) for top in range(0, len(short), 2)]
     margin = min(19 if color else 14, max(map(len, names), default=0))
     available = max(1, width - margin - 2)
     cell_width = max(1, min(3, available // max(1, len(keys)))) if color else 2 if signed else 1
@@ -90,10 +93,8 @@ def _header(colors: ColorRange, color: bool, width: int) -> list[str]:
     """Return the lines above the map, which state the range of the weights."""
     scale = f"largest {'magnitude ' if colors.signed else ''}{format_weight(colors.largest)}"
     if colors.largest > 0 and color:
-        orange = "; orange: negative" if colors.signed else ""
-        scale = (
-            f"faint below {format_weight(colors.start)}, brightest from {format_weight(colors.top)}, {scale}{orange}"
-        )
+        ends = f"faint below {format_weight(colors.start)}, brightest from {format_weight(colors.top)}"
+        scale = f"{ends}, {scale}{'; orange: negative' if colors.signed else ''}"
     elif colors.largest > 0:
         scale = f"9: from {format_weight(0.9 * _limit(colors))}, {scale}"
     line = f"{_AXES}   {scale}"
@@ -110,12 +111,6 @@ def _digits(cells: Float[np.ndarray, "q k"], masked: Bool[np.ndarray, "q k"], li
     texts = np.char.add(np.where((np.nan_to_num(cells) < 0) & (tenths > 0), "−", ""), tenths.astype(str))
     shown: list[list[str]] = np.where(masked, _MASKED, np.where(np.isnan(cells), _INVALID, texts)).tolist()
     return shown
-
-
-def _pair_names(words: Sequence[str]) -> list[str]:
-    """Join the names of each two consecutive queries, which share a line, and truncate each name to 9 characters."""
-    short = [_aligned(word, min(9, len(word))) for word in words]
-    return ["/".join(short[top : top + 2]) for top in range(0, len(short), 2)]
 
 
 def _aligned(word: str, margin: int) -> str:

@@ -151,15 +151,10 @@ def heatmaps(
         colormap = colormaps[cmap]
     colormap = colormap.with_extremes(bad=MASKED_COLORS[dark])
     grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+    aspect, extent = "auto" if min(q, k) * 4 < max(q, k) else "equal", (-0.5, k - 0.5, q - 0.5, -0.5)
+    style = {"cmap": colormap, "norm": norm, "interpolation": "nearest", "aspect": aspect, "extent": extent}
     for (i, j), axes in np.ndenumerate(grid):
-        image = axes.imshow(
-            pooled[i, j],
-            cmap=colormap,
-            norm=norm,
-            interpolation="nearest",
-            aspect="auto" if min(q, k) * 4 < max(q, k) else "equal",
-            extent=(-0.5, k - 0.5, q - 0.5, -0.5),
-        )
+        image = axes.imshow(pooled[i, j], **style)
         if i == down - 1:
             axes.set_xlabel(xlabel, fontsize=labels)
         if j == 0:
@@ -378,19 +373,11 @@ def plot_view(
     view.check_head(layer, head)
     maps = view.layers[layer]
     weights, allowed = view.weights(layer, head), view.allowed(layer, head)
-    keys = view.columns.tokens
-    figure = attention(
-        keys,
-        np.ma.masked_array(weights, ~allowed),
-        queries=view.queries.tokens,
-        title=_title(title, view, f"{maps.name}, {maps.heads[head]}", inches) or None,
-        scale="auto",
-        width=width,
-        vmax=vmax,
-        dark=dark,
-        xlabel="key (attended)",
-        ylabel="query (attends)",
-    )
+    title = _title(title, view, f"{maps.name}, {maps.heads[head]}", inches) or None
+    options = {"scale": "auto", "width": width, "vmax": vmax, "dark": dark}
+    options |= {"xlabel": "key (attended)", "ylabel": "query (attends)"}
+    masked = np.ma.masked_array(weights, ~allowed)
+    figure = attention(view.columns.tokens, masked, queries=view.queries.tokens, title=title, **options)
     if (curve := view.columns.curve) is not None:
         axes = figure.axes[0]
         strip = axes.inset_axes((0.0, 1.02, 1.0, 0.14), sharex=axes)

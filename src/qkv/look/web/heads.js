@@ -22,6 +22,8 @@ import { besidePicture } from "./static_picture.js";
 import { shortNames } from "./text_names.js";
 import { followWidth } from "./width.js";
 
+/** Parts of the state that links leave out. @type {Record<string, unknown>} */
+const USUAL = { compare: -1, top: 0, pairs: "all", how: "map" };
 /** Milliseconds for which a message is shown that is not an error. */
 const NOTICE = 10_000;
 /** Number of sentences of a long text from which on their map is too large. */
@@ -212,7 +214,7 @@ function render({ model, el, hash }) {
     notePins();
     const hash = new URLSearchParams();
     for (const [name, value] of Object.entries(state)) {
-      if ((name === "compare" && value === -1) || (name === "top" && !value) || (name === "pairs" && value === "all") || (name === "how" && value === "map") || (value === false && name !== "dark") || value === "") continue;
+      if (value === "" || value === USUAL[name] || (value === false && name !== "dark")) continue;
       if (["other", "mean", "beside"].includes(name) && state.compare < 0) continue;
       hash.set(name, typeof value === "boolean" ? (value ? "1" : "0") : String(value));
     }
