@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qkv.core.typing import Float
 from qkv.errors import DataError
 from qkv.look.axis import Axis
 from qkv.look.quantize import dequantize
@@ -89,8 +88,12 @@ def search(
             continue
         inside = {token for group in found for token in group}
         others = [group for group in group_tokens(keys, "words") if inside.isdisjoint(group)]
+        layers = [(i, one) for i, one in enumerate(view.layers) if one.name != ALL_HEADS]
         for group in _find(view.queries, query):
-            for layer, head, sums in _sums(view, group, [*found, *others]):
+            rows = tuple(range(len(group)))
+            for layer, maps, head in ((i, one, j) for i, one in layers for j in range(len(one.heads))):
+                weights = dequantize(maps.codes[head, list(group)], maps.ranges[head].exponent)
+                sums = merge(weights, [rows], [*found, *others])[0]
                 of_key, of_others = sums[: len(found)], sums[len(found) :]
                 weight, best = float(of_key.sum()), found[int(np.argmax(of_key))]
                 place = MatchPlace(i, group, best, weight, 1 + int((of_others > weight).sum()))
@@ -113,15 +116,3 @@ def _find(axis: Axis, span: str | Group) -> list[Group]:
     if isinstance(span, str):
         return find_phrase(axis, span)
     return [tuple(span)] if span and max(span) < len(axis.tokens) else []
-
-
-def _sums(view: View, query: Group, keys: Sequence[Group]) -> list[tuple[int, int, Float[np.ndarray, " keys"]]]:
-    """Return layer, head and the weights from one group of queries to groups of keys, of each head."""
-    rows = list(query)
-    return [
-        (i, j, merge(weights.astype(np.float64), [tuple(range(len(rows)))], keys)[0])
-        for i, maps in enumerate(view.layers)
-        if maps.name != ALL_HEADS
-        for j in range(len(maps.heads))
-        for weights in (dequantize(maps.codes[j, rows], maps.ranges[j].exponent),)
-    ]

@@ -109,7 +109,7 @@ def _layer_scores(
 ) -> dict[str, tuple[Float[np.ndarray, " heads"], Float[np.ndarray, " heads"]]]:
     """Return for each role the scores and the baselines of the heads of a layer."""
     allowed = (layer.codes != MASKED).any(axis=0)
-    weights = _weights(layer)
+    weights = np.stack([code_table(one.exponent)[codes] for one, codes in zip(layer.ranges, layer.codes, strict=True)])
     if not np.isfinite(weights).all():
         return {}
     ids = np.unique(np.array(axis.pieces), return_inverse=True)[1]
@@ -163,11 +163,6 @@ def _weights_of_others(
     means = np.stack([to_nouns[:, group].mean(axis=1) for group in others], axis=1)
     mean: Float[np.ndarray, "heads nouns"] = (means * may).sum(axis=1) / np.maximum(1, may.sum(axis=0))
     return mean
-
-
-def _weights(layer: LayerMaps) -> Float[np.ndarray, "heads q k"]:
-    """Return the weights of a layer in float32."""
-    return np.stack([code_table(one.exponent)[codes] for one, codes in zip(layer.ranges, layer.codes, strict=True)])
 
 
 def _opening(view: View, roles: Mapping[tuple[int, int], Sequence[HeadRole]]) -> Opening | None:

@@ -37,10 +37,7 @@ export function strongest(matrix, row, count) {
   const width = matrix.keys.length;
   const found = Array.from({ length: width }, (_, key) => ({ key, weight: matrix.weights[row * width + key] }));
   const magnitude = (/** @type {number} */ weight) => (Number.isNaN(weight) ? -1 : Math.abs(weight));
-  return found
-    .filter(({ weight }) => weight !== MASKED)
-    .sort((a, b) => magnitude(b.weight) - magnitude(a.weight) || a.key - b.key)
-    .slice(0, count);
+  return found.filter(({ weight }) => weight !== MASKED).sort((a, b) => magnitude(b.weight) - magnitude(a.weight)).slice(0, count);
 }
 
 /** Return the query and the key of the weight of largest magnitude. @param {Matrix} matrix @returns {[number, number]} */
