@@ -174,7 +174,9 @@ export class Detail {
     const parts = names.parts.flatMap(({ sign, text, head }, i) =>
       [createElement("span", { class: "of", text: `${i ? " " : ""}${sign}${text}${text ? " · " : ""}` }), createElement("span", { class: "whole", text: head.replace(/^ · /, "") })]);
     this.title.replaceChildren(...parts, this.weighted ? " · × norm of the value" : "");
-    this.#badges(other || heads.length ? [] : view.roles[`${layer},${head}`] || []);
+    const roles = other || heads.length ? [] : view.roles[`${layer},${head}`] || [];
+    this.badges.replaceChildren(...roles.map((role) => createElement("li", { class: "badge", text: badgeText(role), title: explainScore(role) })));
+    this.badges.hidden = roles.length === 0;
     this.map.canvas.setAttribute("aria-label", `attention map of ${names.short}`);
     // The texts of a pair whose attention is shown; undefined: both.
     const [from, to] = segmentsOf(view, options.pairs);
@@ -386,13 +388,6 @@ export class Detail {
     );
   }
 
-  /** @param {import("./roles.js").Role[]} roles */
-  #badges(roles) {
-    this.badges.replaceChildren(
-      ...roles.map((role) => createElement("li", { class: "badge", text: badgeText(role), title: explainScore(role) })),
-    );
-    this.badges.hidden = roles.length === 0;
-  }
 
   /** Shade the tokens by their weights for the selected query. */
   #paintTokens() {

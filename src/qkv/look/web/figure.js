@@ -163,6 +163,8 @@ function panelItems(detail, titles, top, x0, width, rowLabel, ink) {
   const { map } = detail;
   const mapData = /** @type {import("./map.js").MapData} */ (map.mapData);
   const [, , rows, columns] = map.part;
+  const [high, wide] = [Math.min(rows, MOST_IMAGE_CELLS), Math.min(columns, MOST_IMAGE_CELLS)];
+  const image = pixels(mapData.cells(map.part, high, wide, map.reduction), wide, /** @type {any} */ (map.range), map.colours);
   const columnLabel = widestLabel(mapData, map.part, 1, width);
   const [beside, below] = curveDepths(mapData, SIZE.tick).map(({ depth }) => depth);
   const left = x0 + PAD + AXIS + rowLabel + PAD + beside;
@@ -171,7 +173,7 @@ function panelItems(detail, titles, top, x0, width, rowLabel, ink) {
   /** @type {Drawing["items"]} */
   const items = [
     ...titles.map((text, i) => /** @type {Text} */ ({ kind: "text", x: x0 + width / 2, y: PAD + 6 + TITLE_LEADING * i, text, size: SIZE.title, anchor: "middle" })),
-    { kind: "image", x: left, y: top, width: across, height: down, canvas: cellsImage(map) },
+    { kind: "image", x: left, y: top, width: across, height: down, canvas: imageCanvas(image) },
     { kind: "shape", points: corners(left, top, across, down), stroke: ink },
     ...pinnedItems(detail, left, top, across, down),
   ];
@@ -179,13 +181,6 @@ function panelItems(detail, titles, top, x0, width, rowLabel, ink) {
     size: SIZE.tick, nameSize: SIZE.axis, names: ["query (attends)", "key (attended)"], gap: PAD, room: [rowLabel, columnLabel], selected: [[], []],
   }).items);
   return { items, top, height: down, bottom: top + down + below + PAD + columnLabel + PAD + AXIS };
-}
-
-/** @param {import("./map.js").MapView} map */
-function cellsImage(map) {
-  const { mapData, part, reduction, range, colours: palette } = /** @type {any} */ (map);
-  const [down, across] = [Math.min(part[2], MOST_IMAGE_CELLS), Math.min(part[3], MOST_IMAGE_CELLS)];
-  return imageCanvas(pixels(mapData.cells(part, down, across, reduction), across, range, palette));
 }
 
 /** Return the width of the colour bar with its labels, and a function that returns its items at a place.

@@ -32,7 +32,8 @@ export async function drawingToPdf(drawing, font) {
   const type0 = await add(`/Type/Font/Subtype/Type0/BaseFont${name}/Encoding/Identity-H/DescendantFonts[${single} 0 R]/ToUnicode ${unicode} 0 R`);
   const images = /** @type {number[]} */ ([]);
   const addImage = async (/** @type {HTMLCanvasElement} */ canvas) => {
-    images.push(await add(`/Type/XObject/Subtype/Image/Width ${canvas.width}/Height ${canvas.height}/ColorSpace/DeviceRGB/BitsPerComponent 8`, rgb(canvas)));
+    const { data } = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).getImageData(0, 0, canvas.width, canvas.height);
+    images.push(await add(`/Type/XObject/Subtype/Image/Width ${canvas.width}/Height ${canvas.height}/ColorSpace/DeviceRGB/BitsPerComponent 8`, new Uint8Array(data.filter((_, i) => i % 4 < 3))));
     return `/I${images.length - 1} Do`;
   };
   const content = [`${pdfColour(drawing.paper)} rg 0 0 ${pdfNumber(drawing.width)} ${pdfNumber(drawing.height)} re f ${pdfColour(drawing.ink)} rg 0.4 w`];
@@ -134,12 +135,6 @@ async function streamObject(fields, stream) {
   const head = bytesOf(`<<${fields}/Filter/FlateDecode/Length ${packed.length}>>\nstream\n`);
   const tail = bytesOf("\nendstream");
   return new Uint8Array(await new Blob(/** @type {BlobPart[]} */ ([head, packed, tail])).arrayBuffer());
-}
-
-/** @param {HTMLCanvasElement} canvas */
-function rgb(canvas) {
-  const { data } = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).getImageData(0, 0, canvas.width, canvas.height);
-  return new Uint8Array(data.filter((_, i) => i % 4 < 3));
 }
 
 /** @param {string} text of one byte per character */
