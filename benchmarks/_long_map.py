@@ -59,7 +59,7 @@ def _measure(tokens: int, threads: int) -> dict[str, Any]:
         "growth": growth,
         "needs": needs,
         "tiles": tiles,
-        "error": error / long.max_weight,
+        "error": error / float(long.max_overview.max()),
     }
 
 

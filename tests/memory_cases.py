@@ -111,7 +111,7 @@ def tiled_map(n: int) -> Step:
 
     rows = made(n, 64, gradient=False)
     needs = TiledMap.required_bytes(n, n, 64)
-    return lambda: {"needs": needs, "most": float(TiledMap.from_arrays(rows, rows).max_weight)}
+    return lambda: {"needs": needs, "most": float(TiledMap.from_arrays(rows, rows).max_overview.max())}
 
 
 def peak() -> int:

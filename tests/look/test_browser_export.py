@@ -133,7 +133,9 @@ def view_of(*maps):
     queries, keys = (Axis.from_count(n) for n in maps[0].shape)
     heads = {f"head {i}": one for i, one in enumerate(maps)}
     columns = keys if len(keys.tokens) != len(queries.tokens) else None
-    return TiledView("long", "", queries, columns, (TiledLayer("layer 0", heads),))
+    return TiledView(
+        "long", "", "self" if columns is None else "cross", queries, columns, (TiledLayer("layer 0", heads),)
+    )
 
 
 def test_distances_with_a_bias_are_stored_and_other_scores_are_not(page):

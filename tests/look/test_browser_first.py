@@ -145,6 +145,12 @@ def test_lines_of_several_heads_have_a_threshold_and_are_saved_as_they_are_shown
     page.get_by_role("button", name="remove layer 1, head 0").click()
     page.wait_for_function("() => document.querySelectorAll('.between .badges li').length === 3")
     assert axe_violations(page, dark=False) == []
+    # A copied link shows the lines again.
+    page.wait_for_function("() => location.hash.includes('how=lines')")
+    shown = [head.text_content() for head in heads.all()]
+    page.reload()
+    heads.nth(2).wait_for()
+    assert [head.text_content() for head in heads.all()] == shown
 
 
 def test_lines_of_a_long_text_show_the_words_around_the_query(opened):
@@ -188,6 +194,8 @@ def test_fingers_zoom_and_pan_the_map_of_a_phone(browser):
         page.wait_for_function("() => document.querySelector('canvas.map').dataset.part.split(',')[2] < 60")
         top, left, rows, columns = part(page)
         assert 25 <= rows <= 45
+        # The lines need no scroll bar of their own.
+        assert page.locator(".between").first.evaluate("lines => lines.scrollHeight <= lines.clientHeight")
         assert columns == rows
         assert abs(top + rows / 2 - 50) < 8  # the middle stays in the middle
         assert page.locator("canvas.map").first.evaluate("e => e.style.touchAction") == "none"

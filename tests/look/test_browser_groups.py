@@ -61,7 +61,10 @@ def test_groups_are_aligned_as_in_python(opened, address):
     pairs += [[pieces(TEXT, draw.sample(range(1, len(TEXT)), 9)) for _ in range(2)] for _ in range(100)]
     wanted = [align_axes(*pair, same) for pair in pairs for same in (True, False)]
     views = [
-        [SimpleNamespace(queries=axis, keys=None, model=model) for axis, model in zip(pair, models, strict=True)]
+        [
+            SimpleNamespace(queries=axis, keys=None, columns=axis, model=model)
+            for axis, model in zip(pair, models, strict=True)
+        ]
         for pair in pairs
         for models in ("aa", "ab")
     ]

@@ -44,9 +44,9 @@ def test_the_metadata_holds_tokens_layers_ranges_and_roles():
     assert told["queries"]["tokens"] == ["a", "b", "c"]
     assert told["keys"] is None
     assert told["layers"][1] == {"name": "layer 1", "heads": ["head 0", "head 1", "head 2"]}
-    ranges = [[layer_range.maximum for layer_range in layer.ranges] for layer in one.layers]
-    assert np.allclose([[each["maximum"] for each in layer] for layer in told["ranges"]], ranges, rtol=1e-5)
-    assert all(each["normalized"] and each["minimum"] == 0 for layer in told["ranges"] for each in layer)
+    ranges = [[layer_range.exponent for layer_range in layer.ranges] for layer in one.layers]
+    assert [[each["exponent"] for each in layer] for layer in told["ranges"]] == ranges
+    assert all(each["normalized"] for layer in told["ranges"] for each in layer)
     assert told["roles"] == {"1,2": [{"role": "previous", "score": 0.9, "baseline": 0.1, "sentences": 0}]}
 
 

@@ -112,6 +112,15 @@ def test_alignments_increase_and_contain_a_longest_common_subsequence(first, sec
         assert pairs == [(i, i) for i in range(len(first))]
 
 
+def test_texts_without_a_common_token_differ_in_no_pair():
+    one, other = (
+        look.View.from_weights(np.full((1, 1, 2, 2), 0.5), words) for words in (["a", "b"], ["c", "d", "e"][:2])
+    )
+    longer = look.View.from_weights(np.full((1, 1, 3, 3), 1 / 3), ["x", "y", "z"])
+    assert rank_differences(one, longer, 3)[1] == []
+    assert len(rank_differences(one, other, 3)[0]) == 1
+
+
 def test_phrases_are_found_as_whole_words_of_any_number_of_tokens():
     assert find_phrase(PIECES, "hans") == [(1,), (6,)]
     assert find_phrase(PIECES, "UNHAPPILY saw") == [(2, 3, 4, 5)]

@@ -360,7 +360,7 @@ def _draw(page: Page, layer: int, head: int) -> None:
             )
         check_head(view, layer, head)
         print(printable(f"{view.name}: {view.layers[layer].name}, {view.layers[layer].heads[head]}"))
-        keys = (view.keys or view.queries).tokens
+        keys = view.columns.tokens
         width = shutil.get_terminal_size().columns
         # In a file or a pipe, escape sequences of colors would be unreadable.
         color = None if sys.stdout.isatty() or os.environ.get("FORCE_COLOR") else False

@@ -13,18 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.look.figure import (
-    ANSWER_COLOR,
-    CURVE_COLOR,
-    DARK,
-    INK,
-    NEGATIVE_COLOR,
-    PAPER,
-    label_axes,
-    new_figure,
-    set_title,
-    style_axes,
-)
+from qkv.look.figure import ANSWER_COLOR, CURVE_COLOR, NEGATIVE_COLOR, new_figure, style_figure
 from qkv.look.query_plot import answer_title, check_single, draw_weight_bars, set_footer
 
 if TYPE_CHECKING:
@@ -57,34 +46,28 @@ def plot_answer(answer: Answer, *, dark: bool = False) -> Figure:
         'weight of the row, labelled with its income'
     """
     check_single(answer)
-    ink, paper = (DARK["ink"], DARK["paper"]) if dark else (INK, PAPER)
-    figure = new_figure((8.4, 4.0), paper=paper)
+    figure = new_figure((8.4, 4.0), dark=dark)
     if answer.rows:
         # Keep the labels of the left bars from overlapping those of the right axes.
         figure.set_layout_engine("constrained", wspace=0.08)
         rows, cells = figure.subplots(1, 2, width_ratios=(1.25, 1))
     else:
         rows = cells = figure.add_subplot()
-    draw_weight_bars(rows, answer, ink)
+    draw_weight_bars(rows, answer)
     if answer.rows and answer.probabilities:
-        _draw_probabilities(cells, answer, ink)
-    elif answer.rows and all(_is_point(row.record[answer.value_name]) for row in answer.rows):
-        _draw_values(cells, answer, ink)
+        _draw_probabilities(cells, answer)
     elif answer.rows:
-        cells.set_axis_off()
-    for axes in (rows, cells):
-        axes.set_facecolor(paper)
-        style_axes(axes, ink)
-    set_title(figure, answer_title(answer), ink)
-    set_footer(figure, answer, ink)
+        values = [row.record[answer.value_name] for row in answer.rows]
+        if all(isinstance(value, int | float | dt.date) and not isinstance(value, bool) for value in values):
+            _draw_values(cells, answer)
+        else:
+            cells.set_axis_off()
+    set_footer(figure, answer)
+    style_figure(figure, answer_title(answer), dark=dark)
     return figure
 
 
-def _is_point(value: object) -> bool:
-    return isinstance(value, int | float | dt.date) and not isinstance(value, bool)
-
-
-def _draw_values(axes: Axes, answer: Answer, ink: str) -> None:
+def _draw_values(axes: Axes, answer: Answer) -> None:
     values = [row.record[answer.value_name] for row in answer.rows]
     weights = np.array([row.weight for row in answer.rows])
     below = weights < 0
@@ -97,7 +80,7 @@ def _draw_values(axes: Axes, answer: Answer, ink: str) -> None:
             axes.vlines(chosen, 0, weights[some], color=color, lw=1.2, alpha=0.5, zorder=3)
             axes.plot(chosen, weights[some], ls="", ms=5, color=color, alpha=0.85, zorder=4, label=name, **marker)
     if below.any():
-        axes.axhline(0, color=ink, lw=0.8, zorder=2)
+        axes.axhline(0, color="grey", lw=0.8, zorder=2)
     axes.axvline(answer.value, color=CURVE_COLOR, lw=1.8, zorder=5, label="answer")
     deviation = answer.spread if answer.standard_error is None else answer.standard_error
     if deviation is not None:
@@ -105,10 +88,10 @@ def _draw_values(axes: Axes, answer: Answer, ink: str) -> None:
         ends = (answer.value - deviation, answer.value + deviation)
         axes.axvspan(*ends, color=CURVE_COLOR, alpha=0.13, lw=0, label=name)
     axes.set_ylim(bottom=min(0.0, 1.1 * weights.min()))
-    label_axes(axes, answer.value_name, "weight", ink)
+    axes.set(xlabel=answer.value_name, ylabel="weight")
 
 
-def _draw_probabilities(axes: Axes, answer: Answer, ink: str) -> None:
+def _draw_probabilities(axes: Axes, answer: Answer) -> None:
     from qkv.core.formatting import format_value
 
     likeliest = list(answer.probabilities.items())[:_MAX_PROBABILITIES]
@@ -116,5 +99,4 @@ def _draw_probabilities(axes: Axes, answer: Answer, ink: str) -> None:
     axes.barh(places, [share for _, share in likeliest], color=CURVE_COLOR, alpha=0.85, height=0.66)
     axes.set_yticks(places, [format_value(value)[:28] for value, _ in likeliest])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1)
-    axes.set_xlabel(f"probability of {answer.value_name}", color=ink)
+    axes.set(xlim=(0, 1), xlabel=f"probability of {answer.value_name}")

@@ -19,6 +19,7 @@ import numpy as np
 
 from qkv.core.typing import ArrayLike, Float, Num
 from qkv.errors import ShapeError
+from qkv.look.quantize import jsonable
 
 Span = tuple[int, int]
 """The characters of a token in its text, (start, stop); none (start = stop) for tokens that stand for no text."""
@@ -47,11 +48,6 @@ class Patches:
     places: tuple[int, ...]
     pixels: Num[np.ndarray, "height width 3"] | None = field(default=None, repr=False)
 
-    def meta(self) -> dict[str, object]:
-        """Return the patches as a JSON-serializable dictionary; the pixels are sent apart."""
-        size = None if self.pixels is None else list(self.pixels.shape[:2])
-        return {"grid": list(self.grid), "places": list(self.places), "size": size}
-
 
 @dataclass(frozen=True, eq=False)
 class Curve:
@@ -66,10 +62,6 @@ class Curve:
     low: Float[np.ndarray, " n"]
     high: Float[np.ndarray, " n"]
     name: str = ""
-
-    def meta(self) -> dict[str, object]:
-        """Return the curve as a JSON-serializable dictionary."""
-        return {"name": self.name, **{end: [float(f"{x:.4g}") for x in getattr(self, end)] for end in ("low", "high")}}
 
 
 @dataclass(frozen=True)
@@ -105,9 +97,8 @@ class Axis:
 
     def __post_init__(self) -> None:
         if not self.text:
-            text, spans = self._join_words()
-            object.__setattr__(self, "text", text)
-            object.__setattr__(self, "spans", spans)
+            for name, value in zip(("text", "spans"), self._join_words(), strict=True):
+                object.__setattr__(self, name, value)
 
     @classmethod
     def from_count(cls, count: int) -> Axis:
@@ -224,11 +215,11 @@ class Axis:
         special = tuple(all(self.special[i] for i in group) for group in groups)
         spans = tuple((self.spans[group[0]][0], self.spans[group[-1]][1]) for group in groups)
         words = tuple(-1 if mark else i for i, mark in enumerate(special))
-        units: dict[str, tuple[str, ...]] | None = None if self.groups is None else {}
         curve = self.curve
         if curve is not None:
             low, high = np.array([(curve.low[[*group]].min(), curve.high[[*group]].max()) for group in groups]).T
             curve = replace(curve, low=low, high=high)
+        units = None if self.groups is None else dict[str, tuple[str, ...]]()
         return Axis(names, names, words, special, text=self.text, spans=spans, groups=units, curve=curve)
 
     def meta(self) -> dict[str, object]:
@@ -237,12 +228,18 @@ class Axis:
             return {"count": len(self.tokens)}
         # Browsers count the two halves of characters above U+FFFF.
         units = list(accumulate((1 + (letter > "\uffff") for letter in self.text), initial=0))
+        drawn: dict[str, object] = {}
+        if self.patches:  # the pixels are sent apart
+            size = None if self.patches.pixels is None else self.patches.pixels.shape[:2]
+            drawn["patches"] = {"grid": self.patches.grid, "places": self.patches.places, "size": size}
+        if self.curve:
+            drawn["curve"] = vars(self.curve)
         return {
-            **{name: list(getattr(self, name)) for name in ("tokens", "pieces", "special")},
+            **{name: list(getattr(self, name)) for name in ("tokens", "special")},
             "text": self.text,
             "spans": [[units[start], units[stop]] for start, stop in self.spans],
             "units": {unit: list(owners) for unit, owners in self.units.items()},
-            **{name: own.meta() for name in ("patches", "curve") if (own := getattr(self, name))},
+            **jsonable(drawn, 4),
             **({"segments": list(self.segments)} if self.segments else {}),
         }
 

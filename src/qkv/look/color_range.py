@@ -125,16 +125,13 @@ def format_weight(weight: float) -> str:
         >>> [format_weight(weight) for weight in (0.5, 0.000712, 0.0000123, 1234.5, -2.0, 0.0)]
         ['0.500', '0.000712', '1.23e-5', '1230', '−2.00', '0']
     """
-    if weight == 0:
-        return "0"
     if weight < 0:
         return f"−{format_weight(-weight)}"
     rounded = float(f"{weight:.3g}")
-    if abs(rounded) < 1e-4:
-        mantissa, exponent = f"{weight:.2e}".split("e")
-        return f"{mantissa}e{int(exponent)}"
-    if abs(rounded) >= 1000:
-        return f"{rounded:.0f}"
+    if 0 < rounded < 1e-4:
+        return f"{weight:.2e}".replace("e-0", "e-")
+    if weight == 0 or rounded >= 1000:
+        return f"{abs(rounded):.0f}"
     return f"{weight:#.3g}".removesuffix(".")
 
 
@@ -198,16 +195,25 @@ def range_norm(colors: ColorRange) -> Normalize:
 
 
 @cache
-def table_colormap(signed: bool, dark: bool) -> Colormap:
-    """Return the color table of the page, whose first tenth holds the colors of faint weights."""
-    from matplotlib.colors import LinearSegmentedColormap
-
+def color_table(signed: bool, dark: bool) -> Num[np.ndarray, "2049 3"]:
+    """Return the colors of the page, from those of 0, or of −1 if `signed`, to those of 1, as red, green and blue."""
     places = np.array([0.0, *np.linspace(FAINT_SHARE, 1.0, 5)])
     stops = list(zip(places, _POSITIVE[dark], strict=True))
     if signed:  # the ends must differ from each other and from the background
         below = zip(0.5 - places[:0:-1] / 2, _NEGATIVE[dark][:0:-1], strict=True)
         stops = [*below, *zip(0.5 + places / 2, _SIGNED[dark], strict=True)]
-    return LinearSegmentedColormap.from_list("qkv", stops, N=2049)  # odd, so that one color is that of 0
+    channels = np.array([list(_rgb(color)) for _, color in stops]).T
+    at = np.linspace(0, 1, 2049)  # odd, so that one color is that of 0
+    return np.stack([np.rint(np.interp(at, [place for place, _ in stops], one)) for one in channels], 1).astype(
+        np.uint8
+    )
+
+
+def table_colormap(signed: bool, dark: bool) -> Colormap:
+    """Return the matplotlib color map of a color table."""
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap(color_table(signed, dark) / 255, "qkv")
 
 
 def label_range(bar: Colorbar, colors: ColorRange) -> None:
@@ -222,12 +228,16 @@ def label_range(bar: Colorbar, colors: ColorRange) -> None:
 
 def color_cells(
     weights: Float[np.ndarray, "q k"], masked: Bool[np.ndarray, "q k"], colors: ColorRange, dark: bool
-) -> Float[np.ndarray, "q k 4"]:
-    """Return a map as red, green, blue and opacity."""
-    from matplotlib.colors import to_rgba
-
-    share = colors.shares(weights)
-    picture = table_colormap(colors.signed, dark)(np.nan_to_num((share + 1) / 2 if colors.signed else share))
-    picture[np.isnan(weights)] = to_rgba(INVALID_COLORS[dark])
-    picture[masked] = to_rgba(MASKED_COLORS[dark])
+) -> Num[np.ndarray, "q k 3"]:
+    """Return a map as red, green and blue from 0 to 255."""
+    share, table = np.nan_to_num(colors.shares(weights)), color_table(colors.signed, dark)
+    picture: Num[np.ndarray, "q k 3"] = table[
+        np.rint((len(table) - 1) * ((share + 1) / 2 if colors.signed else share)).astype(int)
+    ]
+    picture[np.isnan(weights)] = list(_rgb(INVALID_COLORS[dark]))
+    picture[masked] = list(_rgb(MASKED_COLORS[dark]))
     return picture
+
+
+def _rgb(color: str) -> bytes:
+    return bytes.fromhex(color[1:])

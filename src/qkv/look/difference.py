@@ -65,12 +65,8 @@ class Difference:
 
     def heads(self, count: int | None = None) -> list[HeadDistance]:
         """Return the heads by decreasing distance."""
-        found = [
-            HeadDistance(layer, head, float(distance))
-            for layer, of_heads in enumerate(self.distances)
-            for head, distance in enumerate(of_heads)
-        ]
-        return sorted(found, key=lambda one: -one.distance)[:count]
+        own = [(i, j, distance) for i, layer in enumerate(self.distances) for j, distance in enumerate(layer.tolist())]
+        return [HeadDistance(*one) for one in sorted(own, key=lambda one: -one[2])[:count]]
 
 
 def difference(first: View, second: View | None = None, *, heads: tuple[_Head, _Head] | None = None) -> Difference:
@@ -118,19 +114,11 @@ def difference(first: View, second: View | None = None, *, heads: tuple[_Head, _
     heads_of = [[_compare(first, second, a, b, rows, columns) for a, b in layer] for layer in pairs]
     weights = tuple(np.stack([a - b for a, b, _, _ in layer]) for layer in heads_of)
     error, distances = (tuple(np.stack([head[i] for head in layer]) for layer in heads_of) for i in (2, 3))
-    keys = [view.keys or view.queries for view in (first, second)]
+    keys = [view.columns for view in (first, second)]
     axes = [(rows, [first.queries, second.queries]), *([] if rows is columns else [(columns, keys)])]
     one, other = (tuple(both[i].tokens[j] for found, both in axes for j in found.others[i]) for i in (0, 1))
-    return Difference(
-        rows,
-        columns,
-        _names(rows, first.queries, second.queries),
-        _names(columns, *keys),
-        (one, other),
-        weights,
-        error,
-        distances,
-    )
+    names = _names(rows, first.queries, second.queries), _names(columns, *keys)
+    return Difference(rows, columns, *names, (one, other), weights, error, distances)
 
 
 def rank_differences(first: View, second: View, count: int = 10) -> tuple[list[HeadDistance], list[PairDifference]]:
@@ -164,7 +152,7 @@ def rank_differences(first: View, second: View, count: int = 10) -> tuple[list[H
 
 def _first_largest(size: Float[np.ndarray, " n"], count: int) -> Int[np.ndarray, " count"]:
     """Return the indices of the largest numbers in decreasing order; of equal numbers, the first."""
-    least = np.partition(size, -count)[-count]
+    least = np.partition(size, -count)[-count] if count else np.inf
     candidates = np.flatnonzero(size >= least)
     return candidates[np.argsort(-size[candidates], kind="stable")[:count]]
 
@@ -175,7 +163,7 @@ def align_views(first: View | TiledView, second: View | TiledView) -> tuple[Alig
     rows = align_axes(first.queries, second.queries, same)
     if first.keys is None and second.keys is None:
         return rows, rows
-    return rows, align_axes(first.keys or first.queries, second.keys or second.queries, same)
+    return rows, align_axes(first.columns, second.columns, same)
 
 
 def _head_counts(first: View, second: View) -> list[int]:
@@ -229,10 +217,8 @@ def _names(alignment: Alignment, first: Axis, second: Axis) -> tuple[str, ...]:
     """Return the token of each pair of groups, its text if the tokens differ, and both if the texts differ, too."""
     found = []
     for groups in alignment.pairs:
-        texts = [axis.name(group) for axis, group in zip((first, second), groups, strict=True)]
-        a, b = (
-            axis.tokens[group[0]] if len(group) == 1 else text
-            for axis, group, text in zip((first, second), groups, texts, strict=True)
-        )
+        both = list(zip((first, second), groups, strict=True))
+        texts = [axis.name(group) for axis, group in both]
+        a, b = (axis.tokens[group[0]] if len(group) == 1 else axis.name(group) for axis, group in both)
         found.append(a if a == b else texts[0] if texts[0] == texts[1] else f"{a} | {b}")
     return tuple(found)

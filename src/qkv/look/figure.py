@@ -9,23 +9,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qkv.core.extras import missing_package
 from qkv.core.files import check_writable, write_atomic
-from qkv.core.typing import ArrayLike, Float
+from qkv.core.typing import ArrayLike, Float, Shaped
 from qkv.errors import OptionError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colorbar import Colorbar
     from matplotlib.figure import Figure
 
 
 INK = "#2b303a"
-PAPER = "#ffffff"
-DARK = {"ink": "#e4e6ea", "paper": "#15181d"}
+INKS = {False: INK, True: "#e4e6ea"}
+"""Colors of text and lines on a light and on a dark background."""
+_PAPERS = {False: "#ffffff", True: "#15181d"}
 DATA_COLOR = "#b8bec6"
 CURVE_COLOR = "#3b6ea8"
 ANSWER_COLOR = "#c8321e"
@@ -41,13 +43,13 @@ _TEXT_AS_TEXT = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}
 """Options of matplotlib for text as TrueType in PDF (not as Type 3, which publishers refuse), and as text in SVG."""
 
 
-def new_figure(size: tuple[float, float], dpi: int = 150, paper: str = PAPER) -> Figure:
+def new_figure(size: tuple[float, float], dpi: int = 150, dark: bool = False) -> Figure:
     """Create an empty matplotlib figure that notebooks display without `%matplotlib`."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise missing_package(purpose="plots need", packages="matplotlib", extra="look") from None
-    return _notebook_figure(Figure)(figsize=size, dpi=dpi, layout="constrained", facecolor=paper)
+    return _notebook_figure(Figure)(figsize=size, dpi=dpi, layout="constrained", facecolor=_PAPERS[dark])
 
 
 def column_inches(width: float | str) -> float:
@@ -70,19 +72,70 @@ def column_inches(width: float | str) -> float:
     )
 
 
-def style_axes(axes: Axes, ink: str = INK) -> None:
-    """Set the color of the ticks and of the left and bottom spines of axes, and hide their other spines."""
-    axes.tick_params(colors=ink, labelsize=9)
-    for spine in axes.spines.values():
-        spine.set_visible(spine.spine_type in ("left", "bottom"))
-        spine.set_color(ink)
+def style_figure(figure: Figure, title: str = "", *, dark: bool = False) -> None:
+    """Set the title, in bold at the left edge, and the spines and colors of a figure of points, bars or lines."""
+    for axes in figure.axes:
+        bar = axes.get_label() == "<colorbar>"
+        axes.tick_params(labelsize=8 if bar else 9)
+        for spine in () if bar else axes.spines.values():
+            spine.set_visible(spine.spine_type in ("left", "bottom"))
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend(frameon=False, fontsize=8)
+    figure.suptitle(title, x=0.02, ha="left", fontsize=12, fontweight="bold", parse_math=False)
+    color_figure(figure, dark)
 
 
-def label_axes(axes: Axes, xlabel: str, ylabel: str, ink: str = INK) -> None:
-    """Set the labels of the horizontal and the vertical axis, and add a legend without a frame."""
-    axes.set_xlabel(xlabel, color=ink)
-    axes.set_ylabel(ylabel, color=ink)
-    axes.legend(frameon=False, fontsize=8, labelcolor=ink)
+def color_figure(figure: Figure, dark: bool = False) -> None:
+    """Set the colors of the axes, ticks and spines of a figure, and of its texts that have the default color."""
+    from matplotlib import rcParams
+    from matplotlib.text import Text
+
+    for axes in figure.axes:
+        axes.set_facecolor(_PAPERS[dark])
+        axes.tick_params(colors=INKS[dark])
+        for spine in axes.spines.values():
+            spine.set_color(INKS[dark])
+    for text in figure.findobj(Text):
+        if text.get_color() in (rcParams["text.color"], rcParams["axes.labelcolor"]):
+            text.set_color(INKS[dark])
+
+
+def add_color_bar(figure: Figure, mappable: Any, axes: Any, **options: Any) -> Colorbar:
+    """Add a color bar without a frame to axes, with the options of `Figure.colorbar`."""
+    bar = figure.colorbar(mappable, ax=axes, **options)
+    bar.outline.set_visible(False)
+    return bar
+
+
+def extension(below: bool, above: bool) -> str:
+    """Return at which ends of a color bar an arrow marks values beyond it."""
+    return {(True, True): "both", (True, False): "min", (False, True): "max"}.get((below, above), "neither")
+
+
+def draw_curve(
+    axes: Axes,
+    grid: Shaped[np.ndarray, " n"],
+    line: Float[np.ndarray, " n"],
+    ends: tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]],
+    labels: tuple[str, str],
+    opacity: float = 0.13,
+) -> None:
+    """Draw estimates along an axis with a band around them; both are interrupted where a number is NaN."""
+    axes.plot(grid, line, color=CURVE_COLOR, lw=1.8, zorder=3, label=labels[0])
+    known = np.isfinite(ends[0] + ends[1])
+    if known.any():
+        band = axes.fill_between(grid, *ends, where=known, color=CURVE_COLOR, alpha=opacity)
+        band.set(lw=0, zorder=2, label=labels[1])
+
+
+def draw_answer(
+    axes: Axes, place: Any, value: Any, error: float, label: str, marker: str = "o", size: float = 7
+) -> None:
+    """Draw a dashed line at a query, and its answer with an error bar if the error is finite."""
+    axes.axvline(place, color=ANSWER_COLOR, lw=1, ls=(0, (4, 3)), zorder=4)
+    bar = [error] if np.isfinite(error) else None
+    style: dict[str, Any] = {"color": ANSWER_COLOR, "mec": "white", "capsize": 4, "zorder": 6}
+    axes.errorbar([place], [value], yerr=bar, fmt=marker, ms=size, label=label, **style)
 
 
 def draw_weighted_points(
@@ -92,7 +145,6 @@ def draw_weighted_points(
     y: ArrayLike,
     weights: Float[np.ndarray, " n"],
     label: str = "weight",
-    ink: str = INK,
     cmap: str = "Reds",
     size: float = 1.0,
 ) -> None:
@@ -100,28 +152,17 @@ def draw_weighted_points(
 
     Points of negative weight are hollow triangles. Points with at most 1 % of the largest weight are not drawn.
     """
-    maximum = np.abs(weights).max()
+    x, y, maximum = np.asarray(x), np.asarray(y), np.abs(weights).max()
     share = weights / maximum
     # In order of increasing weight, so that the largest are on top; the smallest would hide the data below them.
     order = [i for i in np.argsort(share, kind="stable") if share[i] > 0.01]
     style = {"cmap": cmap, "vmin": -0.1 * maximum, "vmax": maximum, "lw": 0, "zorder": 5}
-    points = [x[i] for i in order], [y[i] for i in order]
-    dots = axes.scatter(*points, c=weights[order], s=size * (8 + 42 * share[order]), **style)
+    dots = axes.scatter(x[order], y[order], c=weights[order], s=size * (8 + 42 * share[order]), **style)
     below = np.flatnonzero(share < -0.01)
     if len(below):
-        sizes = size * (8 - 42 * share[below])
-        hollow = axes.scatter([x[i] for i in below], [y[i] for i in below], sizes, marker="v", zorder=5)
+        hollow = axes.scatter(x[below], y[below], size * (8 - 42 * share[below]), marker="v", zorder=5)
         hollow.set(facecolors="none", edgecolors=NEGATIVE_COLOR, label=f"negative {label}")
-    bar = figure.colorbar(dots, ax=axes, shrink=0.8, aspect=30)
-    bar.set_label(label, color=ink)
-    bar.ax.set_ylim(0, maximum)
-    bar.ax.tick_params(colors=ink, labelsize=8)
-    bar.outline.set_visible(False)
-
-
-def set_title(figure: Figure, title: str, ink: str = INK) -> None:
-    """Set the title of a figure, in bold and aligned with the left edge."""
-    figure.suptitle(title, x=0.02, ha="left", fontsize=12, color=ink, fontweight="bold")
+    add_color_bar(figure, dots, axes, shrink=0.8, aspect=30, label=label).ax.set_ylim(0, maximum)
 
 
 def trim_height(figure: Figure) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
@@ -77,22 +77,12 @@ _HANS = "Hans said that he likes Mary because she is kind"
 _BANK = "He sat on the bank of the river", "He took money from the bank"
 
 
+_SPREAD = "Rollout multiplies the layers, which spreads the weight."
 _PAIRS = (
-    GalleryPair(
-        "previous", "The previous token", _OWNER, 0, 2, "owner", "his", "A token attends to the one before it."
-    ),
+    GalleryPair("previous", "The previous token", _OWNER, 0, 2, "owner", "his", "A token attends to the one before."),
     GalleryPair("pronoun", "A pronoun and its name", _HANS, 1, 3, "he", "hans", "The pronoun attends to the name."),
     GalleryPair("sink", "An attention sink", _OWNER, 1, 11, "dog", "[CLS]", "Weight goes to a token without meaning."),
-    GalleryPair(
-        "rollout",
-        "Six layers at once",
-        _HANS,
-        -1,
-        1,
-        "she",
-        "mary",
-        "Rollout multiplies the layers, which spreads the weight.",
-    ),
+    GalleryPair("rollout", "Six layers at once", _HANS, -1, 1, "she", "mary", _SPREAD),
 )
 
 
@@ -125,17 +115,10 @@ def write_gallery(folder: str | os.PathLike[str], progress: Progress | None = No
         raise DataError(f"the folder of the gallery must be new or empty, got {str(target)!r}. Name another folder.")
     model = load_text_model(None)
     target.mkdir(parents=True, exist_ok=True)
-    views: dict[str, View] = {}
-
-    def view_of(text: str) -> View:
-        if text not in views:
-            (view,) = text_views(model, [text])
-            assert isinstance(view, View)
-            views[text] = view
-        return views[text]
-
+    texts = (_OWNER, _HANS, *_BANK)
+    views = {text: view for text, view in zip(texts, text_views(model, texts), strict=True) if isinstance(view, View)}
     cards = []
-    for card in _write_pages(target, view_of):
+    for card in _write_pages(target, views):
         cards.append(card)
         report(progress, "writing the gallery", len(cards), 10)
     for card in cards:
@@ -144,39 +127,31 @@ def write_gallery(folder: str | os.PathLike[str], progress: Progress | None = No
     return target / "index.html"
 
 
-def _write_pages(target: Path, view_of: Callable[[str], View]) -> Iterator[_Card]:
+def _write_pages(target: Path, views: Mapping[str, View]) -> Iterator[_Card]:
     for pair in _PAIRS:
-        yield _write_pair(target, pair, view_of(pair.text))
-    yield _write_comparison(target, *map(view_of, _BANK))
+        yield _write_pair(target, pair, views[pair.text])
+    river, money = (views[text] for text in _BANK)
+    (most,) = difference(river, money).heads(1)
+    see = "The same head in two texts; of all heads, it differs most between the bank of a river and that with money."
+    bank = GalleryPair("two-texts", "Two meanings of a word", _BANK[0], most.layer, most.head, "bank", "bank", see)
+    yield _write_pair(target, bank, river, money)
     yield from (_write_pair(target, pair, view) for pair, view in recorded_pages())
     yield from _write_answers(target)
 
 
-def _write_pair(target: Path, pair: GalleryPair, view: View) -> _Card:
+def _write_pair(target: Path, pair: GalleryPair, view: View, other: View | None = None) -> _Card:
+    """Write the page of one text, or that of two texts."""
     layer = pair.layer % len(view.layers)
-    queries, keys = ([token.lower() for token in axis.tokens] for axis in (view.queries, view.keys or view.queries))
+    queries, keys = ([token.lower() for token in axis.tokens] for axis in (view.queries, view.columns))
     query, key = queries.index(pair.query.lower()), keys.index(pair.key.lower())
     weight = float(view.weights(layer, pair.head)[query, key])
     head = f"{view.layers[layer].name}, {view.layers[layer].heads[pair.head]}"
     see = f"{pair.see} In {head}, “{pair.query}” gives {weight:.0%} of its weight to “{pair.key}”."
-    export_html(Page.from_views(view, pair.title), target / f"{pair.name}.html")
+    export_html(Page.from_views([view, *([other] if other else [])], pair.title), target / f"{pair.name}.html")
     place = {"view": 0, "layer": layer, "head": pair.head, "query": query, "key": key}
-    return _Card(pair.name, f"{pair.name}.html#{urlencode(place)}", pair.title, see, _picture(view, layer, pair.head))
-
-
-def _write_comparison(target: Path, river: View, money: View) -> _Card:
-    """Write the page of two texts, which opens on the head that differs most between them."""
-    (most,) = difference(river, money).heads(1)
-    layer, head = most.layer, most.head
-    export_html(Page.from_views([river, money], "Two meanings of a word"), target / "two-texts.html")
-    bank = river.queries.tokens.index("bank")
-    place = {"view": 0, "layer": layer, "head": head, "compare": 1, "query": bank, "key": bank}
-    see = (
-        f"The same head in two texts, side by side. Of all heads, {river.layers[layer].name}, "
-        f"{river.layers[layer].heads[head]} differs most between the bank of a river and the bank with money."
-    )
-    address = f"two-texts.html#{urlencode(place)}"
-    return _Card("two-texts", address, "Two meanings of a word", see, _picture(river, layer, head))
+    address = f"{pair.name}.html#{urlencode(place | ({'compare': 1} if other else {}))}"
+    picture = figure_png(plot_view(view, layer, pair.head, width="single", title=""), 120)
+    return _Card(pair.name, address, pair.title, see, picture)
 
 
 def _write_answers(target: Path) -> Iterator[_Card]:
@@ -201,10 +176,6 @@ def _write_answers(target: Path) -> Iterator[_Card]:
         page = AnswerPage(database, source, query=query)
         export_answers(page, target / f"{name}.html")
         yield _Card(name, f"{name}.html", title, see, page.picture())
-
-
-def _picture(view: View, layer: int, head: int) -> bytes:
-    return figure_png(plot_view(view, layer, head, width="single", title=""), 120)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -59,16 +59,6 @@ class PairProduct(NamedTuple):
     weight: float
     value_norm: float = float("nan")
 
-    def meta(self) -> dict[str, object]:
-        """Return the pair as a JSON-serializable dictionary, in which numbers that are not finite are None."""
-        return {
-            **{name: [float(f"{x:.6g}") for x in getattr(self, name)] for name in ("query", "key", "product")},
-            **{
-                name: float(f"{x:.6g}") if np.isfinite(x := getattr(self, name)) else None
-                for name in ("scale", "weight", "value_norm", "logit")
-            },
-        }
-
 
 class HeadCall(NamedTuple):
     """The attention call of one head.
@@ -86,13 +76,11 @@ class HeadCall(NamedTuple):
     @classmethod
     def of_record(cls, record: AttentionRecord, element: int = 0) -> tuple[HeadCall, ...] | None:
         """Return the calls of the heads of a recorded call; None if the record has no saved inputs."""
-        saved = record.saved
-        if saved is None:
+        if (saved := record.saved) is None:
             return None
         sums = saved.log_sum_exp
-        return tuple(
-            cls(saved.bind(element, head), None if sums is None else sums[element, head]) for head in record.heads
-        )
+        every = ((saved.bind(element, head), None if sums is None else sums[element, head]) for head in record.heads)
+        return tuple(cls(*one) for one in every)
 
     def logits(self, rows: tuple[int, int]) -> Float[np.ndarray, "q k"]:
         """Return the prepared logits of a range of queries of the view, −∞ for masked pairs."""

@@ -9,6 +9,7 @@ import html
 import itertools
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -27,27 +28,10 @@ from qkv.look.views import LayerMaps, View
 
 HTML_SUFFIXES = (".html", ".htm")
 
-_HEAD = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<main id="look">loading …</main>
-<noscript>This page needs JavaScript. Enable it in the browser.</noscript>
-<script type="application/json" id="data">{data}</script>
-"""
+_FILES = re.compile(r'<link rel="stylesheet".*<script type="module"[^\n]*\n', re.DOTALL)
+"""The files of the served page, in place of which an exported page has their contents."""
 _LETTERS = bytes.maketrans(b"\0\r<", b"\x80\x81\x82")
 _PART = '<script type="text/plain" id="{name}">{data}</script>\n'
-_TAIL = """<script type="module">{script}</script>
-</body>
-</html>
-"""
 
 
 def export_html(page: Page, path: str | os.PathLike[str], *, small: bool = False) -> Path:
@@ -135,12 +119,15 @@ def document_pieces(
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
+    head, body = _FILES.split(read_web_file("page.html"))
+    named = head.replace("<title>qkv", f"<title>{html.escape(title, quote=False)}")
+    yield f'{named}<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>\n'
     # A token may contain "</script>", so "<", which starts every tag, is escaped.
     data = json.dumps(meta, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    yield _HEAD.format(policy=policy, title=html.escape(title, quote=False), style=style, data=data)
+    yield body.replace("</body>\n</html>\n", f'<script type="application/json" id="data">{data}</script>\n')
     for name, content in parts:
         yield _PART.format(name=name, data=content)
-    yield _TAIL.format(script=script)
+    yield f'<script type="module">{script}</script>\n</body>\n</html>\n'
 
 
 def _by_significance(codes: Num[np.ndarray, "*shape"]) -> bytes:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from qkv.look.views import ALL_HEADS, Opening, View
 if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
-    from transformers import PreTrainedTokenizerBase
 
 
 def image_views(
@@ -71,18 +70,7 @@ def open_image(path: Path) -> Image:
         ) from None
 
 
-class _Processor(Protocol):
-    """Interface of the processors of transformers, some attributes of which may be missing."""
-
-    image_mean: Sequence[float]
-    image_std: Sequence[float]
-    tokenizer: PreTrainedTokenizerBase
-    image_processor: object
-
-    def __call__(self, *, images: Image, return_tensors: str, text: str = ...) -> Mapping[str, torch.Tensor]: ...
-
-
-def _load(folder: Path, texts: bool) -> tuple[_Processor, torch.nn.Module]:
+def _load(folder: Path, texts: bool) -> tuple[Any, torch.nn.Module]:
     """Load a vision model, or a model of texts and images, with its processor."""
     from transformers import AutoImageProcessor, AutoModel, AutoModelForImageTextToText, AutoProcessor
 
@@ -90,8 +78,8 @@ def _load(folder: Path, texts: bool) -> tuple[_Processor, torch.nn.Module]:
     noun, remedy = "a vision model and its image processor", ""
     if texts:
         noun, remedy = "a model of texts and images with its processor", ", or omit the texts for a vision transformer"
-    read = cast("Callable[..., _Processor]", (AutoProcessor if texts else AutoImageProcessor).from_pretrained)
-    load = cast("Callable[..., torch.nn.Module]", (AutoModelForImageTextToText if texts else AutoModel).from_pretrained)
+    read: Any = (AutoProcessor if texts else AutoImageProcessor).from_pretrained
+    load: Any = (AutoModelForImageTextToText if texts else AutoModel).from_pretrained
     try:
         with without_progress_bars():
             processor = read(str(folder), backend="pil", **options)
@@ -220,37 +208,43 @@ def image_text_views(
     return views
 
 
-def text_with_image(processor: object, text: str) -> str:
+def text_with_image(processor: Any, text: str) -> str:
     """Return a text with the image token of a processor: before the text, if the text has none."""
     token = getattr(processor, "image_token", None)
     token = getattr(token, "content", token)
     if not isinstance(token, str) or token in text:
         return text
-    tokenizer = cast("_Processor", processor).tokenizer
     marks = ["<|vision_start|>", "<|vision_end|>"]
-    known = set(tokenizer.get_vocab())
+    known = set(processor.tokenizer.get_vocab())
     return f"{marks[0]}{token}{marks[1]}{text}" if known.issuperset(marks) else f"{token}{text}"
 
 
 def _views(
-    module: torch.nn.Module, processor: _Processor, encoded: Mapping[str, torch.Tensor], picture: Image, name: str
+    module: torch.nn.Module, processor: Any, encoded: Mapping[str, torch.Tensor], picture: Image, name: str
 ) -> list[View]:
     """Return the view of the text with the image, and that of the image alone if its patches are known."""
-    tokenizer = processor.tokenizer
-    image_token = _image_token(module, processor)
-    numbers = encoded["input_ids"][0]
-    found = find_patches((numbers == image_token).cpu().numpy(), getattr(module, "config", None), encoded)
-    axis = token_axis(tokenizer, {"input_ids": encoded["input_ids"]})
+    import torch
+
+    numbers, inputs = encoded["input_ids"][0], dict(encoded)
+    image = (numbers == _image_token(module, processor)).cpu().numpy()
+    found = find_patches(image, getattr(module, "config", None), encoded)
+    axis = token_axis(processor.tokenizer, {"input_ids": encoded["input_ids"]})
     seen = None if found is None else _seen(encoded, found, processor, picture)
     axis = axis if found is None else _with_patches(axis, found, seen)
-    inputs = dict(encoded)
     views: list[View] = []
     for view in model_views(module, inputs, queries=axis, name=name, picture=seen):
-        if len(view.queries.tokens) == len(axis.tokens):
-            view = _with_predictions(view, module, inputs, numbers, tokenizer)
-            views.insert(0, replace(view, opening=_opening(view)))
-        elif view.queries.patches is not None:
-            views.append(replace(view, name=f"{name} (image)"))
+        if len(view.queries.tokens) != len(axis.tokens):
+            if view.queries.patches is not None:
+                views.append(replace(view, name=f"{name} (image)"))
+            continue
+        with torch.no_grad():
+            output = call_module(module, inputs)
+        if getattr(output, "logits", None) is not None and view.live is not None:
+            # Tokens of the image are no targets.
+            targets = np.append(np.where(image[1:], -1, numbers[1:].cpu().numpy()), -1)
+            live = replace(view.live, targets=targets, kind="next", tokenizer=processor.tokenizer)
+            view = replace(view, live=live, predictions=live.predict(output))
+        views.insert(0, replace(view, opening=_opening(view)))
     return views
 
 
@@ -269,22 +263,17 @@ def _image_token(module: torch.nn.Module, processor: object) -> int:
 def _with_patches(axis: Axis, found: ImagePatches, pixels: Num[np.ndarray, "height width 3"] | None) -> Axis:
     """Return the tokens of a text, of which those of the image are named by row and column of their patch."""
     columns = found.grid[1]
-    names = [
-        token if patch < 0 else f"{patch // columns},{patch % columns}"
-        for token, patch in zip(axis.tokens, found.patches, strict=True)
-    ]
     last = max(axis.words, default=-1) + 1
-    words = tuple(word if patch < 0 else last + patch for word, patch in zip(axis.words, found.patches, strict=True))
-    special = tuple(mark and patch < 0 for mark, patch in zip(axis.special, found.patches, strict=True))
-    pieces = tuple(
-        piece if name == token else name for piece, token, name in zip(axis.pieces, axis.tokens, names, strict=True)
-    )
-    patches = Patches(found.grid, found.patches, pixels)
-    return Axis(tuple(names), pieces, words, special, patches=patches)
+    rows = []
+    for *own, patch in zip(axis.tokens, axis.pieces, axis.words, axis.special, found.patches, strict=True):
+        name = f"{patch // columns},{patch % columns}"
+        rows.append(own if patch < 0 else [name, name, last + patch, False])
+    tokens, pieces, words, special = zip(*rows, strict=True)
+    return Axis(tokens, pieces, words, special, patches=Patches(found.grid, found.patches, pixels))
 
 
 def _seen(
-    encoded: Mapping[str, torch.Tensor], found: ImagePatches, processor: _Processor, picture: Image
+    encoded: Mapping[str, torch.Tensor], found: ImagePatches, processor: Any, picture: Image
 ) -> Num[np.ndarray, "height width 3"]:
     """Return the image as the model sees it: without normalization, resized and cropped by the processor."""
     values = encoded["pixel_values"].float().cpu().numpy()
@@ -294,27 +283,6 @@ def _seen(
         return np.asarray(picture.resize((columns * found.side, rows * found.side)), np.uint8)
     values = values.reshape(-1, *values.shape[-3:])
     return seen_picture(values[found.tile], processor.image_processor)
-
-
-def _with_predictions(
-    view: View,
-    module: torch.nn.Module,
-    inputs: Mapping[str, torch.Tensor],
-    numbers: torch.Tensor,
-    tokenizer: PreTrainedTokenizerBase,
-) -> View:
-    """Return a view with the next tokens that the model predicts; those of image tokens have no target."""
-    import torch
-
-    with torch.no_grad():
-        output = call_module(module, inputs)
-    if getattr(output, "logits", None) is None or view.live is None:
-        return view
-    targets = np.append(numbers[1:].cpu().numpy(), -1)
-    if view.queries.patches is not None:
-        targets[:-1][np.array(view.queries.patches.places)[1:] >= 0] = -1
-    live = replace(view.live, targets=targets, kind="next", tokenizer=tokenizer)
-    return replace(view, live=live, predictions=live.predict(output))
 
 
 def _opening(view: View) -> Opening | None:
@@ -327,11 +295,7 @@ def _opening(view: View) -> Opening | None:
     patches = patches[patches <= query]
     if not len(patches):
         return view.opening
-    heads = [
-        (float(view.weights(i, head)[query, patches].max()), i, head)
-        for i, layer in enumerate(view.layers)
-        if layer.name != ALL_HEADS
-        for head in range(len(layer.heads))
-    ]
-    _, layer, head = max(heads, key=lambda one: (one[0], -one[1], -one[2]))
+    own = [(i, len(layer.heads)) for i, layer in enumerate(view.layers) if layer.name != ALL_HEADS]
+    heads = [(i, head) for i, count in own for head in range(count)]
+    layer, head = max(heads, key=lambda at: view.weights(*at)[query, patches].max())
     return Opening(layer, head, query, int(patches[view.weights(layer, head)[query, patches].argmax()]))

@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 
 from qkv.core.printable import printable
-from qkv.core.typing import Float
+from qkv.core.typing import Num
 from qkv.look.color_range import automatic_range, color_cells, format_weight
 from qkv.look.quantize import MASKED, dequantize, thumbnails
 from qkv.look.token_text import shortened
@@ -45,7 +45,7 @@ def map_svg(view: BaseView, layer: int | None = None, head: int | None = None) -
     view.check_head(layer, head)
     maps = view.layers[layer]
     codes, extent = maps.preview(head), maps.ranges[head]
-    rows, columns = view.queries.tokens, (view.keys or view.queries).tokens
+    rows, columns = view.queries.tokens, view.columns.tokens
     named = isinstance(view, View) and max(codes.shape) <= _MOST_CELLS
     shown = codes if named else thumbnails(codes[None])[0]
     weights, masked = dequantize(shown, extent.exponent), shown == MASKED
@@ -91,11 +91,11 @@ def map_image(view: BaseView) -> str:
 BaseView._repr_html_ = map_image  # the picture imports the views
 
 
-def _cells(colors: Float[np.ndarray, "q k 4"], left: float, side: float) -> list[str]:
+def _cells(colors: Num[np.ndarray, "q k 3"], left: float, side: float) -> list[str]:
     """Return rectangles, of which one covers neighbours of the same color."""
     down, across = side / len(colors), side / colors.shape[1]
     rectangles = []
-    for y, row in enumerate(np.rint(colors[..., :3] * 255).astype(int).tolist()):
+    for y, row in enumerate(colors.tolist()):
         x = 0
         for (red, green, blue), same in groupby(row):
             count = len(list(same))

@@ -115,10 +115,8 @@ class LiveModel:
                         raise OptionError(
                             f"layer must be between 0 and {last}, got {layer}. Maps over all heads have no model."
                         )
-                named: dict[tuple[str | int, int], float]
-                named = {(self.layers[layer], head): factor for (layer, head), factor in factors.items()}
                 before = self._rows()
-                with scale_heads(self.module, named):
+                with scale_heads(self.module, {(self.layers[i], head): one for (i, head), one in factors.items()}):
                     after = self._rows()
                 # One change at a time is in memory: its rows are requested one after the other.
                 self._last.clear()
@@ -150,22 +148,17 @@ class LiveModel:
             return Effect(before, after, None, change.double().cpu().numpy())
         logs, changed = before.log_softmax(dim=-1), after.log_softmax(dim=-1)
         divergence = (logs.exp() * (logs - changed)).sum(dim=-1).clamp(min=0)
-        both = (
-            predict(before, self.targets, self.kind, self.tokenizer),
-            predict(after, self.targets, self.kind, self.tokenizer),
-        )
-        return Effect(before, after, both, divergence.double().cpu().numpy(), self.tokenizer)
+        first, second = (predict(rows, self.targets, self.kind, self.tokenizer) for rows in (before, after))
+        return Effect(before, after, (first, second), divergence.double().cpu().numpy(), self.tokenizer)
 
 
 def output_rows(output: object, first_row: int = 0, element: int = 0) -> Float[Tensor, "q outputs"]:
     """Return the logits of a model's output, or the vectors of its last layer, of one batch element in float32."""
     import torch
 
-    found: Shaped[torch.Tensor, "*_"] | None = None
+    found: Shaped[torch.Tensor, "*_"] | None = output if isinstance(output, torch.Tensor) else None
     for name in ("logits", "last_hidden_state"):
         found = getattr(output, name, None) if found is None else found
-    if found is None and isinstance(output, torch.Tensor):
-        found = output
     if found is None or found.ndim != 3:
         raise DataError(
             "the model must return logits or last_hidden_state of shape (batch, tokens, …), got "

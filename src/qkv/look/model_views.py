@@ -72,14 +72,15 @@ def model(
         group = groups.setdefault((call.kind, *call.weights.shape[1:]), RecordedLayers())
         group.add(call, call.name or type(module).__name__)
 
-    libraries = {kind.__module__.split(".")[0] for kind in type(module).__mro__}
-    if not libraries & {"torch", "keras", "flax"}:
+    libraries = {kind.__module__.split(".")[0] for kind in type(module).__mro__} & {"torch", "keras", "flax"}
+    if not libraries:
         raise OptionError(
             f"module must be a model of PyTorch, Keras or Flax, got {module!r:.60}. Create or load the model, and pass "
             "the object."
         )
-    if libraries & {"keras", "flax"}:
-        _run_arrays(module, inputs, element, "keras" if "keras" in libraries else "flax", collect)
+    arrays = next((name for name in ("keras", "flax") if name in libraries), "")
+    if arrays:
+        _run_arrays(module, inputs, element, arrays, collect)
     else:
         run_dense(cast("torch.nn.Module", module), inputs, collect, element)
     if not groups:
@@ -88,8 +89,8 @@ def model(
             "its weights to View.from_weights."
         )
     rows, columns = (None if x is None else Axis.from_words(x) for x in (queries, keys))
-    if rows is not None and all(len(rows.tokens) != q for _, q, _ in groups):
-        counts = sorted({q for _, q, _ in groups})
+    counts = sorted({q for _, q, _ in groups})
+    if rows is not None and len(rows.tokens) not in counts:
         raise ShapeError(
             f"queries must have as many tokens as a layer has queries, {', '.join(map(str, counts))}, got "
             f"{len(rows.tokens)}. Pass one token for each query."
@@ -101,10 +102,8 @@ def model(
     views = []
     for (kind, q, k), group in groups.items():
         group.maps = _numbered(group.maps)
-        live = None
-        if not libraries & {"keras", "flax"}:
-            modules = tuple(group.modules)
-            live = LiveModel(cast("torch.nn.Module", module), inputs, modules, element=element, queries=q)
+        torch_module, names = cast("torch.nn.Module", module), tuple(group.modules)
+        live = None if arrays else LiveModel(torch_module, inputs, names, element=element, queries=q)
         shares = all(one.normalized for layer in group.maps for one in layer.ranges)
         all_heads = kind == "self" and q == k and len(group.maps) > 1 and shares
         query_axis = _fitting(rows, q, grid, picture)

@@ -17,7 +17,7 @@ import numpy as np
 from qkv.core.extras import require_packages
 from qkv.errors import OptionError, QkvError
 from qkv.look.difference import align_views, rank_differences
-from qkv.look.quantize import THUMBNAIL_SIZE
+from qkv.look.quantize import THUMBNAIL_SIZE, jsonable
 from qkv.look.tiled_map import TiledView
 from qkv.look.views import View
 
@@ -34,27 +34,23 @@ def _rows(view: View, start: int, stop: int) -> bytes:
 
 def _value_norms(view: View, layer: int) -> bytes:
     """Return the norms of the values of the heads of a layer as JSON, heads × keys."""
-    norms = view.layers[layer].value_norms
-    if norms is None:
+    if (norms := view.layers[layer].value_norms) is None:
         raise IndexError
-    return _json([[float(f"{norm:.6g}") for norm in head] for head in norms])
+    return _json(norms)
 
 
 def _predictions(view: View) -> bytes:
-    """Return the predicted tokens of all queries as JSON."""
     if view.predictions is None:
         raise IndexError
-    return _json(view.predictions.meta())
-
-
-def _pair(view: View | TiledView, layer: int, head: int, query: int, key: int) -> bytes:
-    """Return query, key and product of a pair as JSON."""
-    return _json(view.pair(layer, head, query, key).meta())
+    return _json({"kind": view.predictions.kind, "rows": view.predictions.rows()})
 
 
 def _weight(view: View | TiledView, layer: int, head: int, query: int, key: int) -> bytes:
-    """Return one weight as JSON, a text with all digits of its float32 number."""
-    return _json(_all_digits(view.weight(layer, head, query, key)))
+    """Return one weight as JSON, the shortest text that names this number and no other one of float32."""
+    weight = view.weight(layer, head, query, key)
+    if 0 < abs(weight) < 1e-4:
+        return _json(np.format_float_scientific(weight, trim="-", exp_digits=1))
+    return _json(np.format_float_positional(weight, trim="-"))
 
 
 def _effect(view: View, query: int, *heads: int) -> bytes:
@@ -67,38 +63,30 @@ def _effect(view: View, query: int, *heads: int) -> bytes:
         raise IndexError
     factors = {(heads[i], heads[i + 1]): heads[i + 2] / 100 for i in range(0, len(heads), 3)}
     found = view.live.effect(factors)
-    if not 0 <= query < len(found.divergence):
+    change = found.divergence
+    if not 0 <= query < len(change):
         raise IndexError
-    order = np.argsort(-found.divergence, kind="stable")[:_TOP]
-    answer: dict[str, object] = {
-        "kind": None,
-        "loss": None,
-        "divergence": _digits(found.divergence[query]),
-        "mean": _digits(float(found.divergence.mean())),
-        "most": [[int(i), _digits(found.divergence[i])] for i in order],
-    }
+    most = [(int(i), change[i]) for i in np.argsort(-change, kind="stable")[:_TOP]]
+    answer = {"kind": None, "loss": None, "divergence": change[query], "mean": change.mean(), "most": most}
     if found.predictions is not None and found.loss is not None:
-        targets = [one.row(query) for one in found.predictions]
+        before, after = (one.rows()[query] for one in found.predictions)
         answer |= {
             "kind": found.predictions[0].kind,
-            "loss": [_digits(one) for one in found.loss] if np.isfinite(found.loss).all() else None,
-            "tokens": [[name, _digits(before), _digits(after)] for name, before, after in found.tokens(query, _TOP)],
-            "target": [targets[0]["target"], *(row["probability"] for row in targets)],
+            "loss": found.loss if np.isfinite(found.loss).all() else None,
+            "tokens": found.tokens(query, _TOP),
+            "target": [before["target"], before["probability"], after["probability"]],
         }
-    return _json(answer)
+    return _json(answer, 4)
 
 
 def _differences(first: View, second: View) -> bytes:
     """Return the heads by decreasing distance between two views, and the pairs that differ most, as JSON."""
-    heads, pairs = rank_differences(first, second, _TOP)
-    return _json(
-        [[[*one[:-1], _digits(one.distance)] for one in heads], [[*p[:4], *map(_digits, p[4:])] for p in pairs]]
-    )
+    return _json([[list(one) for one in listed] for listed in rank_differences(first, second, _TOP)], 4)
 
 
 def _aligned(first: View | TiledView, second: View | TiledView) -> bytes:
     """Return for the queries and the keys of two views the pair of groups to which each token belongs, as JSON."""
-    counts = [[len(axis.tokens) for axis in (view.queries, view.keys or view.queries)] for view in (first, second)]
+    counts = [[len(axis.tokens) for axis in (view.queries, view.columns)] for view in (first, second)]
     found = []
     for axis, alignment in enumerate(align_views(first, second)):
         places = [[-1] * counts[side][axis] for side in (0, 1)]
@@ -110,26 +98,15 @@ def _aligned(first: View | TiledView, second: View | TiledView) -> bytes:
     return _json(found)
 
 
-def _digits(number: float) -> float:
-    return float(f"{number:.4g}")
-
-
-def _all_digits(weight: np.float32) -> str:
-    """Return the shortest text that names this number and no other one of float32."""
-    if 0 < abs(weight) < 1e-4:
-        return np.format_float_scientific(weight, trim="-", exp_digits=1)
-    return np.format_float_positional(weight, trim="-")
-
-
-def _json(answer: object) -> bytes:
-    return json.dumps(answer, ensure_ascii=False).encode()
+def _json(answer: object, digits: int = 6) -> bytes:
+    return json.dumps(jsonable(answer, digits), ensure_ascii=False).encode()
 
 
 QUESTIONS: dict[str, Callable[..., bytes]] = {
     "rows": _rows,
     "value_norms": _value_norms,
     "predictions": _predictions,
-    "pair": _pair,
+    "pair": lambda view, layer, head, query, key: _json(view.pair(layer, head, query, key)),
     "weight": _weight,
     "effect": _effect,
     "differences": _differences,
@@ -168,13 +145,9 @@ def font_subset(characters: str) -> bytes:
     from matplotlib import get_data_path
 
     font = ttLib.TTFont(f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf")
-    options = subset.Options(
-        notdef_outline=True,
-        layout_features=[],
-        drop_tables=["FFTM", "GSUB", "GPOS", "GDEF", "kern"],
-        name_IDs=[1, 2, 6],
-        hinting=False,
-    )
+    dropped = ["FFTM", "GSUB", "GPOS", "GDEF", "kern"]
+    common = {"notdef_outline": True, "layout_features": [], "name_IDs": [1, 2, 6], "hinting": False}
+    options = subset.Options(drop_tables=dropped, **common)
     subsetter = subset.Subsetter(options)
     subsetter.populate(text=_ALWAYS + characters)
     subsetter.subset(font)
@@ -240,17 +213,20 @@ class Page:
             LookupError: `request` is not one of `REQUESTS`, an index is invalid, or the model cannot answer.
         """
         try:
-            view, *arguments = map(int, indices)
-            if request not in REQUESTS or min(view, *arguments, 0) < 0:
-                raise IndexError
-            method = self._method(request, view, arguments)
-            signature(method).bind(*arguments)
-        except (AttributeError, IndexError, TypeError, ValueError):  # such as a tile of a view that is not tiled
-            raise self._not_found(request, indices) from None
-        try:
+            try:
+                view, *arguments = map(int, indices)
+                if request not in REQUESTS or min(view, *arguments, 0) < 0:
+                    raise IndexError
+                method = self._method(request, view, arguments)
+                signature(method).bind(*arguments)
+            except (AttributeError, TypeError, ValueError):  # such as a tile of a view that is not tiled
+                raise IndexError from None
             return method(*arguments)
         except IndexError:
-            raise self._not_found(request, indices) from None
+            raise LookupError(
+                f"request must be one of {', '.join(REQUESTS)} with indices that exist on this page, got {request!r} "
+                f"with indices {indices!r}. The indices of a map, tile or row start with those of view, layer and head."
+            ) from None
         except QkvError as error:
             raise LookupError(str(error)) from error
 
@@ -273,10 +249,3 @@ class Page:
         if request not in ("pair", "weight", "aligned") and any(isinstance(one, TiledView) for one in views):
             raise IndexError
         return partial(QUESTIONS[request], *views)
-
-    @staticmethod
-    def _not_found(request: str, indices: Sequence[str | int]) -> LookupError:
-        return LookupError(
-            f"request must be one of {', '.join(REQUESTS)} with indices that exist on this page, got {request!r} "
-            f"with indices {indices!r}. The indices of a map, tile or row start with those of view, layer and head."
-        )

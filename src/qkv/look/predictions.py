@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from qkv.core.typing import Float, Int
+from qkv.look.quantize import jsonable
 from qkv.look.token_text import is_byte_level, shown_bytes
 
 if TYPE_CHECKING:
@@ -52,20 +53,11 @@ class Predictions:
         with np.errstate(divide="ignore"):
             return float(-np.log(self.target_probabilities[known]).mean()) if known.any() else float("nan")
 
-    def row(self, query: int) -> dict[str, object]:
-        """Return the predictions of one query as a JSON-serializable dictionary."""
-        target = self.targets[query]
-        return {
-            "tokens": list(self.tokens[query]),
-            "probabilities": [float(f"{p:.4g}") for p in self.probabilities[query]],
-            "target": target,
-            "probability": None if target is None else float(f"{self.target_probabilities[query]:.4g}"),
-            "rank": int(self.target_ranks[query]),
-        }
-
-    def meta(self) -> dict[str, object]:
-        """Return the predictions of all queries as a JSON-serializable dictionary."""
-        return {"kind": self.kind, "rows": [self.row(i) for i in range(len(self.tokens))]}
+    def rows(self) -> list[dict[str, object]]:
+        """Return the predictions of each query as a JSON-serializable dictionary."""
+        names = ("tokens", "probabilities", "target", "probability", "rank")
+        columns = (self.tokens, self.probabilities, self.targets, self.target_probabilities, self.target_ranks)
+        return [jsonable(dict(zip(names, row, strict=True)), 4) for row in zip(*columns, strict=True)]
 
 
 def predict(

@@ -14,6 +14,7 @@ there is no weight, and weights that are not finite.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -58,15 +59,11 @@ def quantize(
     array = to_numpy(weights)
     *maps, q, k = array.shape
     panels = array.reshape(-1, q, k)
-    visible = None if allowed is None else np.broadcast_to(allowed, array.shape).reshape(-1, q, k)
-    codes = np.empty((len(panels), q, k), np.uint16)
-    given = None if exponents is None else np.broadcast_to(exponents, tuple(maps)).reshape(-1)
-    used = np.empty(len(panels), np.int16)
+    visible = np.broadcast_to(True if allowed is None else allowed, array.shape).reshape(-1, q, k)
+    given = list(map(exponent_of, panels)) if exponents is None else np.broadcast_to(exponents, tuple(maps)).reshape(-1)
+    used, codes = np.asarray(given, np.int16), np.empty((len(panels), q, k), np.uint16)
     for i, panel in enumerate(panels):  # one map at a time, because the intermediate arrays are in float64
-        used[i] = exponent_of(panel) if given is None else given[i]
-        codes[i] = _encode(panel, int(used[i]))
-        if visible is not None:
-            codes[i][~visible[i]] = MASKED
+        codes[i] = np.where(visible[i], _encode(panel, int(used[i])), MASKED)
     return codes.reshape(array.shape), used.reshape(maps)
 
 
@@ -99,9 +96,8 @@ def dequantize(codes: Num[np.ndarray, "*maps q k"], exponents: ArrayLike) -> Flo
 @lru_cache(maxsize=16)
 def code_table(exponent: int) -> Float[np.ndarray, " codes"]:
     """Return the weight in float32 that each of the 65,536 codes of a map with this exponent represents."""
-    table: Float[np.ndarray, " codes"] = dequantize(np.arange(2**16, dtype=np.uint16)[None], exponent)[0].astype(
-        np.float32
-    )
+    codes = np.arange(2**16, dtype=np.uint16)[None]
+    table: Float[np.ndarray, " codes"] = dequantize(codes, exponent)[0].astype(np.float32)
     table.setflags(write=False)
     return table
 
@@ -147,8 +143,10 @@ def max_pool(panel: Num[np.ndarray, "*maps q k"], rows: int, columns: int) -> Nu
     return panel
 
 
-def pool_largest(panel: Float[np.ndarray, "q k"], rows: int, columns: int) -> Float[np.ndarray, "rows columns"]:
-    """Reduce a map to at most `rows` × `columns` cells, each the weight of largest magnitude; NaN if all are NaN."""
+def pool_largest(
+    panel: Float[np.ndarray, "*maps q k"], rows: int, columns: int
+) -> Float[np.ndarray, "*maps rows columns"]:
+    """Reduce each map to at most `rows` × `columns` cells, each the weight of largest magnitude; NaN if all are NaN."""
     empty = np.isnan(panel)
     most = max_pool(np.where(empty, -np.inf, panel), rows, columns)
     least = -max_pool(np.where(empty, -np.inf, -panel), rows, columns)
@@ -164,6 +162,26 @@ def to_numpy(array: ArrayLike, dtype: type[np.floating] | None = None) -> Shaped
         small = array.is_floating_point() and array.element_size() <= 2
         array = (array.float() if small else array).detach().cpu()
     return np.asarray(array, dtype)
+
+
+def jsonable(value: object, digits: int = 6) -> Any:
+    """Return a value as JSON has it: numbers with some significant digits, or None if they are not finite.
+
+    Example:
+        >>> jsonable({"a": np.array([1 / 3, np.inf]), "b": 2}, 3)
+        {'a': [0.333, None], 'b': 2}
+    """
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {name: jsonable(one, digits) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(one, digits) for one in value]
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if np.isfinite(value) else None
+    return value
 
 
 def _encode(weights: Num[np.ndarray, "q k"], exponent: int) -> Num[np.ndarray, "q k"]:

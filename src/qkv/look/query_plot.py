@@ -29,13 +29,15 @@ from qkv.look.figure import (
     DATA_COLOR,
     INK,
     NEGATIVE_COLOR,
+    add_color_bar,
     check_figure_path,
+    draw_answer,
+    draw_curve,
     draw_weighted_points,
-    label_axes,
+    extension,
     new_figure,
     save_figure,
-    set_title,
-    style_axes,
+    style_figure,
 )
 from qkv.look.plot_axis import PlotAxis
 from qkv.look.token_text import shortened
@@ -60,7 +62,7 @@ _PAIRS, _LEAST_CELLS, _MOST_CELLS = 2 * 10**8, 150, 1500
 _MAP_COLORS = "cividis"
 
 
-def draw_one_key(figure: Figure, database: Queryable, answer: Answer, options: Mapping[str, Any]) -> list[Axes]:
+def draw_one_key(figure: Figure, database: Queryable, answer: Answer, options: Mapping[str, Any]) -> None:
     """Draw rows, estimate and prediction interval along a key column, and the rows with weight in an answer."""
     axes = figure.add_subplot()
     key, value = map(PlotAxis, database.complete_columns(options.get("where")))
@@ -79,15 +81,10 @@ def draw_one_key(figure: Figure, database: Queryable, answer: Answer, options: M
     draw_weighted_points(figure, axes, points[0], points[1], weights, size=size)
     (place,) = _query_coordinates(answer.query, key)
     estimate, error = value.coordinate(answer.value), value.length(answer.standard_error)
-    axes.axvline(place, color=ANSWER_COLOR, lw=1, ls=(0, (4, 3)), zorder=4)
-    bar, label = (None, "answer") if np.isnan(error) else ([error], "answer ± standard error")
-    axes.errorbar(
-        [place], [estimate], yerr=bar, fmt="o", ms=7, color=ANSWER_COLOR, mec="white", capsize=4, zorder=6, label=label
-    )
+    draw_answer(axes, place, estimate, error, "answer" if np.isnan(error) else "answer ± standard error")
     key.format(axes.xaxis)
     value.format(axes.yaxis)
-    label_axes(axes, key.label, value.label)
-    return [axes]
+    axes.set(xlabel=key.label, ylabel=value.label)
 
 
 def _draw_density(axes: Axes, x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> None:
@@ -111,21 +108,17 @@ def _draw_estimate(
     some = keys[np.linspace(0, len(keys) - 1, min(len(keys), _KEY_QUERIES)).astype(int)]
     grid = np.union1d(np.linspace(keys[0], keys[-1], _LINE_QUERIES), some)
     curve = list(database.ask(key.keys(grid), **options, top=1))
-    # A point without a match is NaN, at which matplotlib interrupts lines and areas.
     line = np.array([value.coordinate(one.value) for one in curve])
+    ends = np.array([[value.coordinate(end) for end in one.prediction_interval or (None, None)] for one in curve]).T
     label = "local linear fit" if options.get("aggregate") == "local-linear" else "weighted mean"
-    axes.plot(grid, line, color=CURVE_COLOR, lw=1.8, zorder=3, label=label)
+    # A point without a match is NaN.
+    draw_curve(axes, grid, line, (ends[0], ends[1]), (label, "90% prediction interval"))
     known = np.isfinite(np.concatenate([[np.nan], line, [np.nan]]))
     alone = known[1:-1] & ~known[:-2] & ~known[2:]
     axes.plot(grid[alone], line[alone], "_", color=CURVE_COLOR, ms=6, mew=1.8, zorder=3)
-    ends = [one.prediction_interval or (None, None) for one in curve]
-    lower, upper = (np.array([value.coordinate(end[side]) for end in ends]) for side in (0, 1))
-    if np.isfinite(lower).any():
-        band = axes.fill_between(grid, lower, upper, where=np.isfinite(lower + upper), color=CURVE_COLOR, alpha=0.13)
-        band.set(lw=0, zorder=2, label="90% prediction interval")
 
 
-def draw_map(figure: Figure, database: Queryable, answer: Answer, options: Mapping[str, Any]) -> list[Axes]:
+def draw_map(figure: Figure, database: Queryable, answer: Answer, options: Mapping[str, Any]) -> None:
     """Draw three maps: the values of all rows, the answers in the same area, and the part around the query enlarged.
 
     The colors of all maps have one scale, which leaves out the smallest and the largest percent of the values. The
@@ -170,8 +163,8 @@ def draw_map(figure: Figure, database: Queryable, answer: Answer, options: Mappi
         if style != "-":
             title += "\n(dashed: negative)"
     for axes, text in ((whole, "values"), (field, "answers"), (near, title)):
-        axes.set_title(text, loc="left", fontsize=9, color=INK)
-        axes.set_xlabel(across.label, color=INK)
+        axes.set_title(text, loc="left", fontsize=9)
+        axes.set_xlabel(across.label)
         across.format(axes.xaxis, max(2, int(0.4 * figure.get_figwidth())))
         up.format(axes.yaxis, 5)
         if axes is not near:
@@ -180,15 +173,11 @@ def draw_map(figure: Figure, database: Queryable, answer: Answer, options: Mappi
             axes.add_patch(frame)
         size = 12 if axes is near else 7
         axes.plot([center[0]], [center[1]], "*", ms=size, color=ANSWER_COLOR, mec="white", mew=0.6, zorder=5)
-    whole.set_ylabel(up.label, color=INK)
+    whole.set_ylabel(up.label)
     field.set_yticklabels([])
-    beyond = (z.min() < least, z.max() > most)
-    extend = {(True, True): "both", (True, False): "min", (False, True): "max"}.get(beyond, "neither")
-    bar = figure.colorbar(drawn[1], ax=near, label=value.label, shrink=0.9, extend=extend)
+    extend = extension(z.min() < least, z.max() > most)
+    bar = add_color_bar(figure, drawn[1], near, label=value.label, shrink=0.9, extend=extend)
     value.format(bar.ax.yaxis)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(colors=INK, labelsize=8)
-    return [whole, field, near]
 
 
 def _draw_field(
@@ -279,17 +268,12 @@ def plot_query(
     figure = new_figure(size)
     if drawn:
         detailed = database.ask([answer.query], **options, top=min(database.table.num_rows, _MAX_ROWS))[0]
-        if len(columns) == 1:
-            axes = draw_one_key(figure, database, detailed, options)
-        else:
-            axes = draw_map(figure, database, detailed, options)
+        draw = draw_one_key if len(columns) == 1 else draw_map
+        draw(figure, database, detailed, options)
     else:
-        axes = [figure.add_subplot()]
-        draw_weight_bars(axes[0], answer)
-    set_title(figure, textwrap.fill(answer_title(answer), int(10 * size[0])))
+        draw_weight_bars(figure.add_subplot(), answer)
     set_footer(figure, answer)
-    for each in axes:
-        style_axes(each)
+    style_figure(figure, textwrap.fill(answer_title(answer), int(10 * size[0])))
     return figure
 
 
@@ -338,7 +322,7 @@ def answer_title(answer: Answer) -> str:
     return f"{query}  →  {shortened(format_estimate(answer), 60)}"
 
 
-def set_footer(figure: Figure, answer: Answer, ink: str = INK) -> None:
+def set_footer(figure: Figure, answer: Answer) -> None:
     """Write the number of rows, the effective rows and the bandwidth of an answer below a figure."""
     parts = [answer.notes[0]]
     if answer.effective_rows:
@@ -355,10 +339,10 @@ def set_footer(figure: Figure, answer: Answer, ink: str = INK) -> None:
         else:
             lines.append(part)
     text = "\n".join(textwrap.fill(line, width) for line in lines)
-    figure.supxlabel(text, x=0.02, ha="left", fontsize=8, color=ink, linespacing=1.4)
+    figure.supxlabel(text, x=0.02, ha="left", fontsize=8, linespacing=1.4, parse_math=False)
 
 
-def draw_weight_bars(axes: Axes, answer: Answer, ink: str = INK) -> None:
+def draw_weight_bars(axes: Axes, answer: Answer) -> None:
     """Draw the weights of the first evidence rows, at most 12, as horizontal bars with the value of each row.
 
     Bars of negative weights have another color; some are among the bars if the answer has such rows. If the answer has
@@ -371,7 +355,7 @@ def draw_weight_bars(axes: Axes, answer: Answer, ink: str = INK) -> None:
     rows = _bar_rows(answer)
     if not rows:
         text = textwrap.fill(answer.reason or "no row", 60)
-        axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=ink)
+        axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
         axes.set_axis_off()
         return
     names = [shortened(", ".join(format_value(row.record[name]) for name in answer.keys), 32) for row in rows]
@@ -382,15 +366,16 @@ def draw_weight_bars(axes: Axes, answer: Answer, ink: str = INK) -> None:
     shares = weights / maximum
     colors = [(*(_RING if share >= 0 else to_rgb(NEGATIVE_COLOR)), 0.25 + 0.75 * abs(share)) for share in shares]
     axes.barh(places, weights, color=colors, height=0.66)
-    axes.set_yticks(places, names)
+    axes.set_yticks(places, names, parse_math=False)
     axes.invert_yaxis()
     # Leave space after the longest bar for its label.
     axes.set_xlim(min(0.0, 1.1 * weights.min()), 1.25 * maximum)
     axes.set_xticks([tick for tick in axes.get_xticks() if tick <= 1.02 * maximum])
     for place, weight, text in zip(places, weights, values, strict=True):
         end = (max(weight, 0), place)
-        axes.annotate(text, end, xytext=(5, 0), textcoords="offset points", va="center", fontsize=9, color=ink)
-    axes.set_xlabel(f"weight of the row, labelled with its {answer.value_name}", color=ink)
+        label = axes.annotate(text, end, xytext=(5, 0), textcoords="offset points", va="center", fontsize=9)
+        label.set_parse_math(False)
+    axes.set_xlabel(f"weight of the row, labelled with its {answer.value_name}")
 
 
 def _bar_rows(answer: Answer) -> list[Evidence]:

@@ -121,49 +121,42 @@ class RecordedLayers:
 
     def add(self, call: DenseCall, name: str | None = None) -> None:
         """Add a layer under a name; None: its number, such as `layer 0`."""
-        weights, allowed = call.weights, call.allowed
+        _, _, weights, allowed, value_norms, calls = call
         name = f"layer {len(self.maps)}" if name is None else name
-        self.maps.append(LayerMaps.from_weights(name, weights, None, allowed, call.value_norms, call.calls))
+        self.maps.append(LayerMaps.from_weights(name, weights, None, allowed, value_norms, calls))
         self.modules.append(call.name)
         self.means.append(weights.mean(axis=0))
-        shape = weights.shape[1:]
-        pairs = np.ones((1, *shape), bool) if allowed is None else allowed.reshape(-1, *shape)
-        self.masks.append(np.logical_or.reduce(pairs, axis=0))
-
-    def all_heads(self) -> tuple[LayerMaps, Float[np.ndarray, "layers n n"] | None, str]:
-        """Return a layer with the mean over all heads and layers, the rollout and, for short texts, the flow.
-
-        All methods need only the means over the heads of each layer. For longer texts, the means and a remark for the
-        page are returned with the layer, so that the flow of single pairs can be computed.
-
-        Example:
-            >>> found = RecordedLayers(means=[np.eye(3), np.eye(3)], masks=[np.ones((3, 3), bool)] * 2)
-            >>> found.all_heads()[0].heads
-            ('mean', 'rollout', 'flow')
-        """
-        stacked = np.stack(self.means)[:, None]
-        combined = {"mean": stacked.mean(axis=(0, 1), dtype=np.float64), "rollout": rollout(stacked)}
-        note, layer_means = "", None
-        if stacked.shape[-1] <= _MAX_FLOW_TOKENS:
-            combined["flow"] = flow(stacked)
-        else:
-            note = (
-                f"For more than {_MAX_FLOW_TOKENS} tokens, attention flow is computed for single pairs: select a pair "
-                "in the map and press “Flow of this pair”. Exported files do not offer it."
-            )
-            layer_means = stacked[:, 0].astype(np.float32)
-        # Tokens reach only earlier tokens in any number of causal layers; other masks may combine to more.
-        causal = not any(np.triu(mask, 1).any() for mask in self.masks)
-        allowed = np.tril(np.ones_like(self.masks[0])) if causal else None
-        maps = LayerMaps.from_weights(ALL_HEADS, np.stack(list(combined.values())), list(combined), allowed)
-        return maps, layer_means, note
+        pairs = np.ones(weights.shape, bool) if allowed is None else np.broadcast_to(allowed, weights.shape)
+        self.masks.append(np.asarray(pairs.any(axis=0)))
 
     def view(
         self, name: str, model: str, kind: str, queries: Axis, keys: Axis | None, all_heads: bool, **fields: Any
     ) -> View:
-        """Return a view of the layers, with the maps over all heads if `all_heads`."""
-        maps, means, note = list(self.maps), None, ""
+        """Return a view of the layers, with another layer of maps over all heads if `all_heads`.
+
+        These are the mean over all heads and layers, the rollout and, for short texts, the flow. They need only the
+        means over the heads of each layer, with which the page computes the flow of single pairs of longer texts.
+
+        Example:
+            >>> words, maps = Axis.from_words("abc"), [LayerMaps.from_weights("layer 0", np.eye(3)[None])]
+            >>> found = RecordedLayers(maps, means=[np.eye(3)], masks=[np.ones((3, 3), bool)])
+            >>> found.view("three words", "", "self", words, None, True).layers[1].heads
+            ('mean', 'rollout', 'flow')
+        """
+        maps = list(self.maps)
         if all_heads:
-            combined, means, note = self.all_heads()
-            maps.append(combined)
-        return View(name, model, kind, queries, keys, tuple(maps), note=note, layer_means=means, **fields)
+            stacked = np.stack(self.means)[:, None]
+            combined = {"mean": stacked.mean(axis=(0, 1), dtype=np.float64), "rollout": rollout(stacked)}
+            if stacked.shape[-1] <= _MAX_FLOW_TOKENS:
+                combined["flow"] = flow(stacked)
+            else:
+                note = (
+                    f"For more than {_MAX_FLOW_TOKENS} tokens, attention flow is computed for single pairs: select a "
+                    "pair in the map and press “Flow of this pair”. Exported files do not offer it."
+                )
+                fields |= {"note": note, "layer_means": stacked[:, 0].astype(np.float32)}
+            # Tokens reach only earlier tokens in any number of causal layers; other masks may combine to more.
+            causal = not any(np.triu(mask, 1).any() for mask in self.masks)
+            allowed = np.tril(np.ones_like(self.masks[0])) if causal else None
+            maps.append(LayerMaps.from_weights(ALL_HEADS, np.stack(list(combined.values())), list(combined), allowed))
+        return View(name, model, kind, queries, keys, tuple(maps), **fields)

@@ -14,19 +14,7 @@ import numpy as np
 
 from qkv.errors import DataError, OptionError
 from qkv.estimators.features import Features, decode_columns, encode_columns
-from qkv.look.figure import (
-    ANSWER_COLOR,
-    CURVE_COLOR,
-    DARK,
-    DATA_COLOR,
-    INK,
-    PAPER,
-    draw_weighted_points,
-    label_axes,
-    new_figure,
-    set_title,
-    style_axes,
-)
+from qkv.look.figure import DATA_COLOR, draw_answer, draw_curve, draw_weighted_points, new_figure, style_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,42 +81,31 @@ def plot_regression(
     if index in plan.get("dates", ()):  # columns of dates as text hold microseconds, here in the precision of float32
         day = 86_400e6
         unit = "D" if np.ptp(x[present]) > 30 * day else "m"
-        shown_at = str(
-            np.datetime64(round(at + (day if unit == "D" else 60e6) / 2), "us").astype(f"datetime64[{unit}]")
-        )
+        rounded = np.datetime64(round(at + (day if unit == "D" else 60e6) / 2), "us")
+        shown_at = str(rounded.astype(f"datetime64[{unit}]"))
         x, grid, (at,) = (np.asarray(each).astype("datetime64[us]") for each in (x, grid, [at]))
 
-    ink, paper = (DARK["ink"], DARK["paper"]) if dark else (INK, PAPER)
-    figure = new_figure((7.2, 4.4), paper=paper)
-    axes = figure.add_subplot(facecolor=paper)
+    figure = new_figure((7.2, 4.4), dark=dark)
+    axes = figure.add_subplot()
     sample = np.flatnonzero(present)
     sample = sample[:: max(1, len(sample) // _MAX_DOTS)]
     axes.plot(x[sample], y[sample], "o", ms=3.5, color=DATA_COLOR, alpha=0.45, mew=0, zorder=1, label="fitted rows")
-    axes.plot(grid, curve, color=CURVE_COLOR, lw=1.8, zorder=3, label="estimate")
-    if np.isfinite(band).all():
-        opacity, label = 0.3 if dark else 0.15, "± expected error"
-        axes.fill_between(
-            grid, curve - band, curve + band, color=CURVE_COLOR, alpha=opacity, lw=0, zorder=2, label=label
-        )
+    ends = curve - band, curve + band
+    draw_curve(axes, grid, curve, ends, ("estimate", "± expected error"), 0.3 if dark else 0.15)
     colors = "inferno" if dark else "Reds"
     visible = present[explained.rows[0]]
     weighted, weights = explained.rows[0][visible], explained.weights[0][visible]
-    draw_weighted_points(figure, axes, x[weighted], y[weighted], weights, "weight in the answer", ink, colors)
-    axes.axvline(at, color=ANSWER_COLOR, lw=1, ls=(0, (4, 3)), zorder=4)
-    bar = [error] if np.isfinite(error) else None
-    axes.errorbar(
-        [at], [answer], yerr=bar, fmt="X", ms=9, color=ANSWER_COLOR, mec="white", capsize=4, zorder=6, label="answer"
-    )
+    draw_weighted_points(figure, axes, x[weighted], y[weighted], weights, "weight in the answer", colors)
+    draw_answer(axes, at, answer, error, "answer", "X", 9)
     if x.dtype.kind == "M":
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
         locator = AutoDateLocator(maxticks=7)
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
-    label_axes(axes, name, "value" if len(model.y_mean_) == 1 else f"value {output}", ink)
-    style_axes(axes, ink)
+    axes.set(xlabel=name, ylabel="value" if len(model.y_mean_) == 1 else f"value {output}")
     prediction = f"{answer:.3g} ± {error:.3g}" if np.isfinite(error) else f"{answer:.3g}"
-    set_title(figure, f"{shown_at}  →  {prediction}", ink)
+    style_figure(figure, f"{shown_at}  →  {prediction}", dark=dark)
     return figure
 
 

@@ -158,24 +158,21 @@ def norm_weighted(
         [[[2.5, 0.0]]]
     """
     weights, values = to_numpy(weights, np.float64), to_numpy(values, np.float64)
-    transported = values if output_map is None else _project(values, to_numpy(output_map, np.float64))
+    transported = values
+    if output_map is not None:
+        output_map = to_numpy(output_map, np.float64)
+        if output_map.ndim != 3 or output_map.shape[:2] != (values.shape[-3], values.shape[-1]):
+            raise ShapeError(
+                f"output_map must have shape ({values.shape[-3]}, {values.shape[-1]}, width) for values of shape "
+                f"{values.shape}, got {output_map.shape}. Split W_O into one block per head."
+            )
+        transported = values @ output_map
     if transported.shape[:-1] != (*weights.shape[:-2], weights.shape[-1]):
         raise ShapeError(
             f"values must have shape (*batch, heads, k, value_width) for weights (*batch, heads, q, k), got values of "
             f"shape {values.shape} and weights of shape {weights.shape}. Use the values of the same heads and keys."
         )
     return np.asarray(weights * np.linalg.norm(transported, axis=-1)[..., None, :])
-
-
-def _project(
-    values: Float[np.ndarray, "*batch k value_width"], output_map: Float[np.ndarray, "*shape"]
-) -> Float[np.ndarray, "*batch k width"]:
-    if output_map.ndim != 3 or output_map.shape[:2] != (values.shape[-3], values.shape[-1]):
-        raise ShapeError(
-            f"output_map must have shape ({values.shape[-3]}, {values.shape[-1]}, width) for values of shape "
-            f"{values.shape}, got {output_map.shape}. Split W_O into one block per head."
-        )
-    return np.asarray(values @ output_map)
 
 
 def _mix_with_identity(weights: ArrayLike, residual: float) -> Float[np.ndarray, "layers tokens tokens"]:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qkv.core.typing import Float
 from qkv.errors import DataError
 from qkv.look.axis import Axis
 from qkv.look.quantize import dequantize
@@ -83,34 +82,31 @@ def search(
     for i, view in enumerate(views):
         if isinstance(view, TiledView):
             continue
-        keys = view.keys or view.queries
+        keys = view.columns
         found = _find(keys, key)
         if not found:
             continue
         inside = {token for group in found for token in group}
         others = [group for group in group_tokens(keys, "words") if inside.isdisjoint(group)]
+        layers = [(i, one) for i, one in enumerate(view.layers) if one.name != ALL_HEADS]
         for group in _find(view.queries, query):
-            for layer, head, sums in _sums(view, group, [*found, *others]):
+            rows = tuple(range(len(group)))
+            for layer, maps, head in ((i, one, j) for i, one in layers for j in range(len(one.heads))):
+                weights = dequantize(maps.codes[head, list(group)], maps.ranges[head].exponent)
+                sums = merge(weights, [rows], [*found, *others])[0]
                 of_key, of_others = sums[: len(found)], sums[len(found) :]
-                weight = float(of_key.sum())
-                rank = 1 + int((of_others > weight).sum())
-                place = MatchPlace(i, group, found[int(np.argmax(of_key))], weight, rank)
+                weight, best = float(of_key.sum()), found[int(np.argmax(of_key))]
+                place = MatchPlace(i, group, best, weight, 1 + int((of_others > weight).sum()))
                 places.setdefault((view.model, view.kind, layer, head), []).append(place)
     if not places:
         raise DataError(
             f"query and key must occur as words in the same text, got {query!r} and {key!r}, which no text with "
             "dense maps contains both. Write the words as in the text."
         )
-    matches = [
-        HeadMatch(
-            model,
-            layer,
-            head,
-            float(np.mean([place.weight for place in of_head])),
-            tuple(sorted(of_head, key=lambda place: -place.weight)),
-        )
-        for (model, _, layer, head), of_head in places.items()
-    ]
+    matches = []
+    for (model, _, layer, head), own in places.items():
+        mean = float(np.mean([place.weight for place in own]))
+        matches.append(HeadMatch(model, layer, head, mean, tuple(sorted(own, key=lambda place: -place.weight))))
     # Weights that are not numbers come last.
     return sorted(matches, key=lambda match: -match.weight if match.weight == match.weight else np.inf)[:count]
 
@@ -120,15 +116,3 @@ def _find(axis: Axis, span: str | Group) -> list[Group]:
     if isinstance(span, str):
         return find_phrase(axis, span)
     return [tuple(span)] if span and max(span) < len(axis.tokens) else []
-
-
-def _sums(view: View, query: Group, keys: Sequence[Group]) -> list[tuple[int, int, Float[np.ndarray, " keys"]]]:
-    """Return layer, head and the weights from one group of queries to groups of keys, of each head."""
-    rows = list(query)
-    return [
-        (i, j, merge(weights.astype(np.float64), [tuple(range(len(rows)))], keys)[0])
-        for i, maps in enumerate(view.layers)
-        if maps.name != ALL_HEADS
-        for j in range(len(maps.heads))
-        for weights in (dequantize(maps.codes[j, rows], maps.ranges[j].exponent),)
-    ]

@@ -101,11 +101,10 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
 
     def meta(_: Request) -> Response:
         served.opened.set()
-        error = served.error
-        answer = JSONResponse({"error": error} if error else served.state(), status_code=500 if error else 200)
-        if error:
+        state = served.state()
+        if "error" in state:
             served.reported.set()
-        return answer
+        return JSONResponse(state, status_code=500 if "error" in state else 200)
 
     def data(request: Request) -> Response:
         if served.page is None:

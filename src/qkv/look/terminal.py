@@ -15,18 +15,11 @@ import numpy as np
 
 from qkv.core.printable import printable
 from qkv.core.typing import Bool, Float
-from qkv.look.color_range import ColorRange, automatic_range, format_weight, share_one
-from qkv.look.quantize import max_pool, pool_largest
+from qkv.look.color_range import ColorRange, automatic_range, color_cells, format_weight, share_one
+from qkv.look.quantize import pool_largest
 from qkv.look.token_text import shortened
 
 _AXES = "query ↓ key →"
-_HALF = "▀"
-_POSITIVE = np.array([[24, 24, 28], [44, 24, 32], [110, 24, 44], [190, 30, 45], [250, 140, 80], [255, 245, 220]])
-_NEGATIVE = np.array(
-    [[24, 24, 28], [24, 34, 48], [24, 60, 110], [30, 110, 190], [80, 190, 250], [220, 245, 255]], float
-)
-_MASKED_COLOR = (84, 86, 92)
-_INVALID_COLOR = (255, 80, 190)
 _MASKED, _INVALID = "·", "?"
 
 
@@ -69,21 +62,21 @@ def text_map(
     allowed = np.ones(weights.shape, bool) if allowed is None else np.broadcast_to(allowed, weights.shape)
     finite = np.isfinite(weights)
     signed = bool((np.where(allowed & finite, weights, 0) < 0).any())
-    names = _pair_names(queries) if color else list(queries)
+    names = list(queries)
+    if color:  # two queries share a line
+        short = [_aligned(name, min(9, len(name))) for name in queries]
+        names = ["/".join(short[top : top + 2]) for top in range(0, len(short), 2)]
     margin = min(19 if color else 14, max(map(len, names), default=0))
     available = max(1, width - margin - 2)
     cell_width = max(1, min(3, available // max(1, len(keys)))) if color else 2 if signed else 1
-    masked = max_pool(allowed.astype(np.uint8), len(weights), available // cell_width) == 0
-    cells = pool_largest(np.where(allowed & finite, weights, 0.0), len(weights), available // cell_width)
-    invalid = max_pool((allowed & ~finite).astype(np.uint8), len(weights), available // cell_width) > 0
-    cells = np.where(invalid, np.nan, cells)
-    known = cells[~masked]
-    columns = cells.shape[1]
+    known = np.where(allowed, np.where(finite, weights, np.inf), np.nan)
+    cells = pool_largest(known, len(weights), available // cell_width)
+    masked, cells, columns = np.isnan(cells), np.where(np.isinf(cells), np.nan, cells), cells.shape[1]
     counts = allowed.sum(axis=1) if share_one(weights, allowed) else None
-    colors = automatic_range(known, counts, pooled=columns < len(keys))
+    colors = automatic_range(cells[~masked], counts, pooled=columns < len(keys))
     lines = _header(colors, color, width)
     if color:
-        shades = _shades(colors.shares(cells), masked)
+        shades = color_cells(cells, masked, colors, True).tolist()
         pairs = zip_longest(shades[::2], shades[1::2], fillvalue=[None] * columns)
         rows = ["".join(_block(*pair) * cell_width for pair in zip(*both, strict=True)) + "\x1b[0m" for both in pairs]
     else:
@@ -100,8 +93,8 @@ def _header(colors: ColorRange, color: bool, width: int) -> list[str]:
     """Return the lines above the map, which state the range of the weights."""
     scale = f"largest {'magnitude ' if colors.signed else ''}{format_weight(colors.largest)}"
     if colors.largest > 0 and color:
-        blue = "; blue: negative" if colors.signed else ""
-        scale = f"faint below {format_weight(colors.start)}, brightest from {format_weight(colors.top)}, {scale}{blue}"
+        ends = f"faint below {format_weight(colors.start)}, brightest from {format_weight(colors.top)}"
+        scale = f"{ends}, {scale}{'; orange: negative' if colors.signed else ''}"
     elif colors.largest > 0:
         scale = f"9: from {format_weight(0.9 * _limit(colors))}, {scale}"
     line = f"{_AXES}   {scale}"
@@ -120,33 +113,13 @@ def _digits(cells: Float[np.ndarray, "q k"], masked: Bool[np.ndarray, "q k"], li
     return shown
 
 
-def _shades(shares: Float[np.ndarray, "q k"], masked: Bool[np.ndarray, "q k"]) -> list[list[tuple[int, int, int]]]:
-    """Return the red, green and blue of each cell."""
-    places = np.linspace(0, 1, len(_POSITIVE))
-    share = np.abs(np.nan_to_num(shares))
-    stops = np.where((shares < 0)[..., None, None], _NEGATIVE, _POSITIVE)
-    high = np.clip(np.searchsorted(places, share), 1, len(places) - 1)
-    part = ((share - places[high - 1]) / (places[high] - places[high - 1]))[..., None]
-    rows, columns = np.indices(share.shape)
-    shades = (1 - part) * stops[rows, columns, high - 1] + part * stops[rows, columns, high]
-    shades = np.where(np.isnan(shares)[..., None], _INVALID_COLOR, np.rint(shades))
-    shades = np.where(masked[..., None], _MASKED_COLOR, shades)
-    return [[(int(r), int(g), int(b)) for r, g, b in row] for row in shades]
-
-
-def _pair_names(words: Sequence[str]) -> list[str]:
-    """Join the names of each two consecutive queries, which share a line, and truncate each name to 9 characters."""
-    short = [_aligned(word, min(9, len(word))) for word in words]
-    return ["/".join(short[top : top + 2]) for top in range(0, len(short), 2)]
-
-
 def _aligned(word: str, margin: int) -> str:
     return shortened(word, margin).rjust(margin)
 
 
-def _block(upper: tuple[int, int, int] | None, lower: tuple[int, int, int] | None) -> str:
-    r, g, b = upper or (0, 0, 0)
+def _block(upper: list[int], lower: list[int] | None) -> str:
+    r, g, b = upper
     if lower is None:
-        return f"\x1b[0m\x1b[38;2;{r};{g};{b}m{_HALF}"
+        return f"\x1b[0m\x1b[38;2;{r};{g};{b}m▀"
     r2, g2, b2 = lower
-    return f"\x1b[38;2;{r};{g};{b};48;2;{r2};{g2};{b2}m{_HALF}"
+    return f"\x1b[38;2;{r};{g};{b};48;2;{r2};{g2};{b2}m▀"

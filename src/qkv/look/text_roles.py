@@ -101,7 +101,7 @@ def content_words(axis: Axis) -> list[list[int]]:
 def _words(axis: Axis) -> list[tuple[str, list[int]]]:
     """Return the text in lower case and the tokens of each word that is not a special token."""
     words = [group for group in group_tokens(axis, "words") if axis.words[group[0]] >= 0 and not axis.special[group[0]]]
-    return [("".join(axis.pieces[i] for i in group).strip().lower(), list(group)) for group in words]
+    return [(axis.name(group).strip().lower(), list(group)) for group in words]
 
 
 def _layer_scores(
@@ -109,7 +109,7 @@ def _layer_scores(
 ) -> dict[str, tuple[Float[np.ndarray, " heads"], Float[np.ndarray, " heads"]]]:
     """Return for each role the scores and the baselines of the heads of a layer."""
     allowed = (layer.codes != MASKED).any(axis=0)
-    weights = _weights(layer)
+    weights = np.stack([code_table(one.exponent)[codes] for one, codes in zip(layer.ranges, layer.codes, strict=True)])
     if not np.isfinite(weights).all():
         return {}
     ids = np.unique(np.array(axis.pieces), return_inverse=True)[1]
@@ -165,23 +165,17 @@ def _weights_of_others(
     return mean
 
 
-def _weights(layer: LayerMaps) -> Float[np.ndarray, "heads q k"]:
-    """Return the weights of a layer in float32."""
-    return np.stack([code_table(one.exponent)[codes] for one, codes in zip(layer.ranges, layer.codes, strict=True)])
-
-
 def _opening(view: View, roles: Mapping[tuple[int, int], Sequence[HeadRole]]) -> Opening | None:
     """Return the head of the clearest role, and its row of the last content word; None for views without words."""
     if view.queries.numbered:
         return None
-    candidates = [
-        (role.role in _PLAIN_ROLES, role.score - role.baseline, head, role) for head in roles for role in roles[head]
+    clear = [
+        (role.role in _PLAIN_ROLES, role.score - role.baseline, -layer, -head, role.role)
+        for (layer, head), own in roles.items()
+        for role in own
     ]
-    if candidates:
-        _, _, (layer, head), role = max(candidates, key=lambda one: (one[:2], (-one[2][0], -one[2][1])))
-        name = role.role
-    else:
-        (layer, head), name = _sharpest(view), ""
+    best = max(clear, default=None)
+    layer, head, name = (*_sharpest(view), "") if best is None else (-best[2], -best[3], best[4])
     patches = view.queries.patches
     if view.queries.groups is not None:
         # The class token, which represents an image, or the patch or sample in the middle.
@@ -198,14 +192,12 @@ def _opening(view: View, roles: Mapping[tuple[int, int], Sequence[HeadRole]]) ->
 
 def _sharpest(view: View) -> tuple[int, int]:
     """Return the head whose tokens give the largest part of their weight to a key that is not a special token."""
-    columns = np.flatnonzero(~np.array((view.keys or view.queries).special))
-    best, place = -1.0, (0, 0)
+    columns = np.flatnonzero(~np.array(view.columns.special))
+    found = [(0.0, 0, 0)]
     for i, layer in enumerate(view.layers):
         if layer.name == ALL_HEADS or not len(columns) or not all(one.normalized for one in layer.ranges):
             continue
         largest = layer.codes[:, :, columns].max(axis=-1)[:, None]  # codes increase with the weights
         sharp = np.nan_to_num(dequantize(largest, [one.exponent for one in layer.ranges]).mean(axis=(1, 2)))
-        head = int(sharp.argmax())
-        if sharp[head] > best:
-            best, place = float(sharp[head]), (i, head)
-    return place
+        found.append((float(sharp.max()), i, int(sharp.argmax())))
+    return max(found, key=lambda one: one[0])[1:]

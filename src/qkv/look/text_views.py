@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from qkv.look.roles import RoleTable
 
 
-def generation_views(
-    text_model: TextModel, encoded: Mapping[str, Int[torch.Tensor, "1 tokens"]], tokens: Axis, name: str, count: int
-) -> list[View]:
-    """Generate tokens from a text with a model, and return views of the attention weights of the model.
+_Run = tuple["Int[torch.Tensor, '1 inputs']", "Int[torch.Tensor, '1 outputs']"]
+"""The tokens that a decoder reads, and those that it predicts from the last of them."""
 
-    An encoder-decoder model gives three views: cross-attention to the text, self-attention to previously generated
-    tokens, and self-attention of the encoder. A decoder-only model gives one view: self-attention to all previous
-    tokens.
+
+def _generate(
+    text_model: TextModel, encoded: Mapping[str, Int[torch.Tensor, "1 tokens"]], name: str, count: int
+) -> _Run:
+    """Generate tokens from a text.
 
     Raises:
         DataError: the model cannot generate text, or generates no tokens.
@@ -56,22 +56,17 @@ def generation_views(
         generated = cast("Callable[..., torch.Tensor]", model.generate)(
             **encoded, max_new_tokens=count, do_sample=False, num_beams=1, pad_token_id=_padding_token(text_model)
         )[:1]
-        start = 1 if text_model.encoder_decoder else encoded["input_ids"].shape[1]
-        if generated.shape[1] <= start:
-            raise DataError(
-                f"the model must generate at least one token, got none from {text_model.name} for the text {name!r}. "
-                "Try another text or another model."
-            )
-    return _sequence_views(text_model, encoded, tokens, name, generated[:, :-1], generated[:, start:], "generated")
+    start = 1 if text_model.encoder_decoder else encoded["input_ids"].shape[1]
+    if generated.shape[1] <= start:
+        raise DataError(
+            f"the model must generate at least one token, got none from {text_model.name} for the text {name!r}. "
+            "Try another text or another model."
+        )
+    return generated[:, :-1], generated[:, start:]
 
 
-def target_views(
-    text_model: TextModel, encoded: Mapping[str, Int[torch.Tensor, "1 tokens"]], tokens: Axis, name: str, target: str
-) -> list[View]:
-    """Return views of the attention weights of a model that reads a text and predicts each token of a target text.
-
-    The views are those of `generation_views`, with the tokens of the target instead of generated tokens. The target of
-    a decoder-only model continues the text.
+def _continue(text_model: TextModel, encoded: Mapping[str, Int[torch.Tensor, "1 tokens"]], target: str) -> _Run:
+    """Return the tokens of a target text, which continues the text if the model has only a decoder.
 
     Raises:
         DataError: the model has no decoder, or the target is empty or longer than the context of the model.
@@ -98,7 +93,7 @@ def target_views(
             f"target (--target on the command line) must fit in the context of {text_model.name}, "
             f"{text_model.max_tokens:,} tokens, got {count:,} tokens. Shorten the target."
         )
-    return _sequence_views(text_model, encoded, tokens, name, inputs, labels, "target")
+    return inputs, labels
 
 
 def _shifted(model: PreTrainedModel, labels: Int[torch.Tensor, "1 tokens"]) -> Int[torch.Tensor, "1 tokens"]:
@@ -109,14 +104,8 @@ def _shifted(model: PreTrainedModel, labels: Int[torch.Tensor, "1 tokens"]) -> I
     shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     if shift is not None:
         return cast("torch.Tensor", shift(labels=labels))
-    first = next(
-        (
-            token
-            for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id")
-            if (token := getattr(model.config, name, None)) is not None
-        ),
-        0,
-    )
+    names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
+    first = next((token for name in names if (token := getattr(model.config, name, None)) is not None), 0)
     return torch.cat([torch.full_like(labels[:, :1], first), labels[:, :-1]], dim=1)
 
 
@@ -125,11 +114,15 @@ def _sequence_views(
     encoded: Mapping[str, Int[torch.Tensor, "1 tokens"]],
     tokens: Axis,
     name: str,
-    inputs: Int[torch.Tensor, "1 inputs"],
-    outputs: Int[torch.Tensor, "1 outputs"],
+    run: _Run,
     origin: str,
 ) -> list[View]:
-    """Return views of one run of a model whose decoder reads `inputs` and predicts `outputs` from the last of them."""
+    """Return views of one run of a model whose decoder predicts tokens.
+
+    Those of an encoder-decoder model are cross-attention to the text, self-attention to previous tokens of the decoder,
+    and self-attention of the encoder; that of a decoder-only model is self-attention to all previous tokens.
+    """
+    inputs, outputs = run
     model = text_model.model
     encoder_decoder = text_model.encoder_decoder
     start = inputs.shape[1] - outputs.shape[1] + 1
@@ -163,10 +156,9 @@ def _sequence_views(
         if kind in groups:
             shape = len(queries.tokens), len((keys or queries).tokens)
             check_shapes(model, text_model.name, [one.codes.shape[1:] for one in groups[kind].maps], shape)
-            layers, steps_shown = tuple(groups[kind].maps), keys is not None
-            title = f"{name} ({part})"
-            note = STEP_NOTE if steps_shown and origin == "generated" else ""
-            view = View(title, text_model.name, kind, queries, keys, layers, steps=steps_shown, note=note)
+            note = STEP_NOTE if keys is not None and origin == "generated" else ""
+            layers, title = tuple(groups[kind].maps), f"{name} ({part})"
+            view = View(title, text_model.name, kind, queries, keys, layers, steps=keys is not None, note=note)
             if keys is not None:
                 tokenizer, names = text_model.tokenizer if has_head else None, tuple(groups[kind].modules)
                 live = LiveModel(model, whole, names, start - 1, targets, "step", tokenizer)
@@ -184,8 +176,7 @@ def _padding_token(text_model: TextModel) -> int | None:
     The result is None if the model has neither. Without a padding token, `generate` warns on every call.
     """
     config = text_model.model.generation_config
-    padding = getattr(config, "pad_token_id", None)
-    end = getattr(config, "eos_token_id", None)
+    padding, end = (getattr(config, name, None) for name in ("pad_token_id", "eos_token_id"))
     return padding if padding is not None else end[0] if isinstance(end, list) else end
 
 
@@ -242,7 +233,12 @@ def text_views(
     """
     views: list[View | TiledView] = []
     all_layers, heads, _ = model_dimensions(text_model.model)
-    _check_layers(text_model, layers, all_layers)
+    for layer in layers or ():
+        if not 0 <= layer < all_layers:
+            raise OptionError(
+                f"layers (--layers on the command line) must be between 0 and {all_layers - 1} for {text_model.name}, "
+                f"got {layer}. Omit this layer."
+            )
     if targets is not None and generate:
         raise OptionError(
             f"generate must be 0 if targets are given, which take the place of generated tokens, got {generate}. Omit "
@@ -264,9 +260,11 @@ def text_views(
         count = len(tokens.tokens)
         if generate:
             _check_generated_length(text_model, count, generate)
-            views += generation_views(text_model, inputs, tokens, title, generate)
+            generated = _generate(text_model, inputs, title, generate)
+            views += _sequence_views(text_model, inputs, tokens, title, generated, "generated")
         elif targets is not None:
-            views += target_views(text_model, inputs, tokens, title, targets[i])
+            target = _continue(text_model, inputs, targets[i])
+            views += _sequence_views(text_model, inputs, tokens, title, target, "target")
         elif _BYTES_PER_WEIGHT * all_layers * heads * count**2 <= memory_bytes(memory):
             if layers is not None and notify is not None:
                 notify(f"--layers has no effect on a text of {count:,} tokens, so all layers are shown")
@@ -281,15 +279,6 @@ def text_views(
             own = {(i, head): found.get((layer, head), ()) for i, layer in enumerate(shown) for head in range(heads)}
             views.append(mark_roles(long, None if labels is None else own))
     return views
-
-
-def _check_layers(text_model: TextModel, layers: Sequence[int] | None, count: int) -> None:
-    for layer in layers or ():
-        if not 0 <= layer < count:
-            raise OptionError(
-                f"layers (--layers on the command line) must be between 0 and {count - 1} for {text_model.name}, "
-                f"got {layer}. Omit this layer."
-            )
 
 
 def _check_generated_length(text_model: TextModel, count: int, generate: int) -> None:

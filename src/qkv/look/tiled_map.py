@@ -17,27 +17,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from qkv.core.arrays import library, namespace, zeros
 from qkv.core.equation import BoundCall, bind_call
-from qkv.core.positions import Positions
 from qkv.core.typing import Array, Bool, Float, Num
 from qkv.engine import explain, observe
 from qkv.errors import OptionError
 from qkv.look.allowed_pairs import excluded_cells, key_counts
-from qkv.look.axis import Axis
 from qkv.look.head_call import HeadCall
 from qkv.look.quantize import MASKED, exponent_of, quantize, to_numpy
 from qkv.look.token_groups import Group, group_tokens
-from qkv.look.views import BaseView, HeadRole, LayerMaps, MapRange, Opening, View
-from qkv.masks import Mask
-from qkv.normalizers import Normalizer, Softmax
+from qkv.look.views import BaseView, LayerMaps, MapRange, View
+from qkv.normalizers import Softmax
 from qkv.readouts import LogSumExp, PooledMap, Readout
 from qkv.scores import ScaledDot
-from qkv.scores.base import Score
 
 if TYPE_CHECKING:
     import torch
@@ -56,15 +52,6 @@ _CELL_TOKENS = 32
 _MOST_SENTENCES = 2000
 """Number of sentences from which on the page (`web/heads.js`) has no map of them, which would take 16 MB."""
 _LOG2_E = math.log2(math.e)
-
-
-class CallParts(TypedDict, total=False):
-    """Keyword arguments of `qkv.attend` that a map may have."""
-
-    score: Score
-    normalizer: Normalizer
-    mask: Mask | None
-    positions: Positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +78,7 @@ class TiledMap:
         *,
         size: int | None = None,
         memory: int | str | None = None,
-        **parts: Unpack[CallParts],
+        **parts: Any,
     ) -> TiledMap:
         """Create the map of one head from its query and key arrays.
 
@@ -116,8 +103,8 @@ class TiledMap:
         value = key[:, :1]
         readouts = _readouts(size, query.shape[-2], key.shape[-2])
         mean, maximum, log_sum_exp = observe(query, key, value, readouts=readouts, memory=memory, **parts).readouts
-        defaults: CallParts = {"score": ScaledDot(), "normalizer": Softmax(), "mask": None}
-        bound = bind_call(query, key, value, **(defaults | parts))
+        parts = {"score": ScaledDot(), "normalizer": Softmax(), "mask": None} | parts
+        bound = bind_call(query, key, value, **parts)
         return cls(bound, log_sum_exp, to_numpy(mean), to_numpy(maximum))
 
     @classmethod
@@ -166,14 +153,9 @@ class TiledMap:
         return self.base + max(0, math.ceil(math.log2(max(self.mean_overview.shape) / TILE_SIZE)))
 
     @cached_property
-    def max_weight(self) -> float:
-        """The largest weight of the map."""
-        return float(self.max_overview.max(initial=0.0))
-
-    @cached_property
     def range(self) -> MapRange:
         """The range of the weights, which also determines the codes of all tiles."""
-        return MapRange(self.max_weight, 0.0, exponent_of(self.max_overview), True)
+        return MapRange(exponent_of(self.max_overview), True)
 
     @cached_property
     def key_counts(self) -> Num[np.ndarray, " q"]:
@@ -253,7 +235,7 @@ class TiledMap:
         found = []
         for level in range(self.base, self.levels + 1):
             down, across = (-(-cells // (TILE_SIZE << (level - self.base))) for cells in self.mean_overview.shape)
-            found += [self.tile(level, y, x) for y in range(down) for x in range(across)]
+            found += [self.tile(level, y, x) for y, x in np.ndindex(down, across)]
         return found
 
     def coarsest(self) -> Num[np.ndarray, "rows columns"]:
@@ -331,36 +313,15 @@ class TiledLayer(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TiledView(BaseView):
-    """The attention maps of one long text in one model. Tiles are computed on demand; a `View` stores all weights.
+    """The attention maps of one long text in one model. Tiles are computed on demand; a `View` stores all weights."""
 
-    Attributes:
-        name: title of the view.
-        model: name of the model.
-        queries: tokens of the rows.
-        keys: tokens of the columns; None: the same as `queries`.
-        layers: the maps of each layer.
-        roles, note, opening: as in `View`.
-    """
-
-    name: str
-    model: str
-    queries: Axis
-    keys: Axis | None
     layers: tuple[TiledLayer, ...]
-    roles: dict[tuple[int, int], tuple[HeadRole, ...]] = field(default_factory=dict)
-    note: str = ""
-    opening: Opening | None = None
-
-    @property
-    def kind(self) -> str:  # type: ignore[override]
-        """Whether the queries and keys are tokens of one text, "self" or "cross"."""
-        return "self" if self.keys is None else "cross"
 
     def beginning(self, count: int) -> View:
         """Return the exact maps of the first `count` tokens; their rows lack the weights of later keys."""
         queries, keys = (None if axis is None else axis.beginning(count) for axis in (self.queries, self.keys))
         assert queries is not None
-        rows, columns = (len(axis.tokens) for axis in (queries, keys or queries))
+        rows, columns = len(queries.tokens), len((keys or queries).tokens)
         edges = np.arange(rows + 1), np.arange(columns + 1)
         layers = []
         for name, heads in self.layers:
@@ -374,7 +335,7 @@ class TiledView(BaseView):
 
         The weights of one head are computed a few groups at a time, as long as those of its overview.
         """
-        q, k = group_tokens(self.queries, unit), group_tokens(self.keys or self.queries, unit)
+        q, k = group_tokens(self.queries, unit), group_tokens(self.columns, unit)
         layers = []
         for name, heads in self.layers:
             weights, allowed = zip(*(head.merged(q, k) for head in heads.values()), strict=True)
@@ -388,7 +349,7 @@ class TiledView(BaseView):
         Raises:
             IndexError: the head does not exist, or there are 2,000 sentences or more.
         """
-        rows, columns = (group_tokens(axis, "sentences") for axis in (self.queries, self.keys or self.queries))
+        rows, columns = (group_tokens(axis, "sentences") for axis in (self.queries, self.columns))
         if max(len(rows), len(columns)) >= _MOST_SENTENCES:
             raise IndexError(f"there must be fewer than {_MOST_SENTENCES:,} sentences. Read a part of the text.")
         weights, allowed = self.head(layer, head).merged(rows, columns)

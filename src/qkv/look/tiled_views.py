@@ -5,6 +5,7 @@ The required memory is predicted and limited in advance, and no array of all q Ã
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -25,6 +26,10 @@ from qkv.masks import Causal, Mask
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
+
+
+_MODEL_CELLS = 256, 1024
+"""Least and most cells along each side of the overviews of a model, which has many heads."""
 
 
 def read_array(path: str | os.PathLike[str]) -> Float[np.ndarray, "*heads tokens width"]:
@@ -63,10 +68,9 @@ def arrays_required_bytes(
     query: Float[np.ndarray, "*heads q width"], key: Float[np.ndarray, "*groups k key_width"]
 ) -> int:
     """Predict the bytes that `arrays_view` allocates in addition to the arrays."""
-    heads = query.shape[0] if query.ndim == 3 else 1
-    q, k = query.shape[-2], key.shape[-2]
-    one = TiledMap.required_bytes(q, k, query.shape[-1], library="torch" if find_spec("torch") else "numpy")
-    return one + (heads - 1) * _overview_bytes(q, k, overview_size(max(q, k)))
+    (*heads, q, width), k = query.shape, key.shape[-2]
+    one = TiledMap.required_bytes(q, k, width, library="torch" if find_spec("torch") else "numpy")
+    return one + (math.prod(heads) - 1) * _overview_bytes(q, k, overview_size(max(q, k)))
 
 
 def arrays_view(
@@ -97,11 +101,11 @@ def arrays_view(
     mask: Mask | None = Causal(align="end") if causal else None
     maps = {}
     for head, rows in enumerate(track(queries, "reading heads", progress)):
-        group = keys[head * len(keys) // len(queries)]
-        maps[f"head {head}"] = TiledMap.from_arrays(_to_fastest_library(rows), _to_fastest_library(group), mask=mask)
+        pair = map(_to_fastest_library, (rows, keys[head * len(keys) // len(queries)]))
+        maps[f"head {head}"] = TiledMap.from_arrays(*pair, mask=mask)
     q, k = queries.shape[-2], keys.shape[-2]
-    columns = None if q == k else Axis.from_count(k)
-    return TiledView(name, "", Axis.from_count(q), columns, (TiledLayer("arrays", maps),))
+    kind, columns = ("self", None) if q == k else ("cross", Axis.from_count(k))
+    return TiledView(name, "", kind, Axis.from_count(q), columns, (TiledLayer("arrays", maps),))
 
 
 def model_dimensions(model: PreTrainedModel) -> tuple[int, int, int]:
@@ -118,15 +122,9 @@ def heads_required_bytes(tokens: int, width: int, heads: int) -> int:
 
     For each head, these are the query, the key, the log-sum-exp and the overview.
     """
-    return heads * (4 * tokens * (2 * width + 1) + _overview_bytes(tokens, tokens, _model_overview_size(tokens)))
-
-
-def _model_overview_size(tokens: int) -> int:
-    """Return the number of cells along each side of the overview of each head of a model.
-
-    It is smaller than for a single map, because a model has many heads.
-    """
-    return overview_size(tokens, 256, 1024)
+    return heads * (
+        4 * tokens * (2 * width + 1) + _overview_bytes(tokens, tokens, overview_size(tokens, *_MODEL_CELLS))
+    )
 
 
 def recorded_view(
@@ -149,7 +147,7 @@ def recorded_view(
     from qkv.interop import record
     from qkv.readouts import PooledMap
 
-    size = _model_overview_size(len(tokens.tokens))
+    size = overview_size(len(tokens.tokens), *_MODEL_CELLS)
     readouts = [PooledMap(size), PooledMap(size, "max")]
     with torch.no_grad(), record(model, readouts, layers=layers, save_inputs=True) as recorded:
         model(**inputs)
@@ -165,7 +163,7 @@ def recorded_view(
             )
         maps = {f"head {head}": TiledMap.from_record(last, head) for head in last.heads}
         result.append(TiledLayer(f"layer {number}", maps))
-    return TiledView(name, model_name, tokens, None, tuple(result))
+    return TiledView(name, model_name, "self", tokens, None, tuple(result))
 
 
 def check_memory(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +23,8 @@ Group = tuple[int, ...]
 
 _Place = tuple[int, tuple[float, float]]
 """A token with the beginning and the end of its place in a text."""
-_MAX_CELLS = 4_000_000
-"""Maximum size of the table of the alignment, which takes 16 MB."""
+_MAX_CELLS = 2**30
+"""Maximum size of the table of the alignment, which takes 128 MiB of bits."""
 _REGION = re.compile(r"(\d+),(\d+)\s*[–-]\s*(\d+),(\d+)")
 """A rectangle of patches, from the row and column of one corner to those of the opposite one."""
 
@@ -67,7 +67,7 @@ def find_phrase(axis: Axis, phrase: str) -> list[Group]:
     if not phrase_words:
         return []
     groups = group_tokens(axis, "words")
-    words = ["".join(axis.pieces[i] for i in group).strip().casefold() for group in groups]
+    words = [axis.name(group).strip().casefold() for group in groups]
     found: list[Group] = []
     at = 0
     while at + len(phrase_words) <= len(words):
@@ -214,45 +214,45 @@ def align_tokens(first: Sequence[str], second: Sequence[str]) -> list[tuple[int,
         >>> align_tokens("the dog was happy".split(), "the old dog was sad".split())
         [(0, 0), (1, 2), (2, 3), (3, 4)]
     """
-    start = 0
-    shorter = min(len(first), len(second))
-    while start < shorter and first[start] == second[start]:
-        start += 1
-    end = 0
-    while end < shorter - start and first[-1 - end] == second[-1 - end]:
-        end += 1
-    a, b = first[start : len(first) - end], second[start : len(second) - end]
-    anchors = [(i, i) for i in range(start)]
-    anchors += [(start + i, start + j) for i, j in _common(a, b)]
-    anchors += [(len(first) - end + i, len(second) - end + i) for i in range(end)]
-    pairs: list[tuple[int, int]] = []
-    last = (-1, -1)
-    for anchor in [*anchors, (len(first), len(second))]:
-        gap = anchor[0] - last[0]
-        if gap == anchor[1] - last[1]:
-            pairs += [(last[0] + i, last[1] + i) for i in range(1, gap)]
-        pairs.append(anchor)
-        last = anchor
-    return pairs[:-1]
+    start = _shared(first, second)
+    end = _shared(first[start:][::-1], second[start:][::-1])
+    a, b = (list(side[start : len(side) - end]) for side in (first, second))
+    common = _common(a, b) if len(a) * len(b) <= _MAX_CELLS else []
+    pairs = [(i, i) for i in range(start)]
+    last = start, start
+    for i, j, size in [*((i, j, 1) for i, j in common), (len(a), len(b), end)]:
+        place = start + i, start + j
+        if place[0] - last[0] == place[1] - last[1]:
+            pairs += zip(range(last[0], place[0]), range(last[1], place[1]), strict=True)
+        pairs += ((place[0] + n, place[1] + n) for n in range(size))
+        last = place[0] + size, place[1] + size
+    return pairs
 
 
-def _common(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
-    """Return a longest common subsequence as pairs of indices."""
-    if len(a) * len(b) > _MAX_CELLS:
-        return []
-    numbers = {token: i for i, token in enumerate({*a, *b})}
-    first, second = (np.array([numbers[token] for token in side], int) for side in (a, b))
-    lengths = np.zeros((len(a) + 1, len(b) + 1), np.int32)
-    for i in range(len(a) - 1, -1, -1):
-        longer = np.maximum(lengths[i + 1, :-1], lengths[i + 1, 1:] + (second == first[i]))
-        lengths[i, :-1] = np.maximum.accumulate(longer[::-1])[::-1]
+def _shared(first: Sequence[str], second: Sequence[str]) -> int:
+    """Return the number of tokens with which both sequences begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+
+
+def _common(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the pairs of indices of a longest common subsequence, by the bits of Hyyrö 2004.
+
+    A bit of row j, the lowest for the last token i, is 0 if that of first[i:] and second[j:] is longer than without i.
+    """
+    count, places = len(first), dict[str, int]()
+    for i, token in enumerate(first):
+        places[token] = places.get(token, 0) | 1 << (count - 1 - i)
+    rows = [(1 << count) - 1]
+    for token in reversed(second):
+        matches = rows[0] & places.get(token, 0)
+        rows.insert(0, (rows[0] + matches | rows[0] - matches) & ((1 << count) - 1))
     found: list[tuple[int, int]] = []
     i = j = 0
-    while i < len(a) and j < len(b):
-        if a[i] == b[j]:
+    while i < count and j < len(second):
+        if first[i] == second[j]:
             found.append((i, j))
             i, j = i + 1, j + 1
-        elif lengths[i + 1, j] >= lengths[i, j + 1]:
+        elif rows[j] >> (count - 1 - i) & 1:
             i += 1
         else:
             j += 1

@@ -16,29 +16,31 @@ from qkv.look.color_range import (
     automatic_range,
     color_cells,
     color_norm,
+    color_table,
     label_range,
     range_norm,
     share_one,
     table_colormap,
 )
-from qkv.look.figure import CURVE_COLOR, DARK, INK, PAPER, PRINT_DPI, column_inches, new_figure, trim_height
+from qkv.look.figure import (
+    CURVE_COLOR,
+    INKS,
+    PRINT_DPI,
+    add_color_bar,
+    color_figure,
+    column_inches,
+    extension,
+    new_figure,
+    trim_height,
+)
 from qkv.look.quantize import MASKED, THUMBNAIL_SIZE, dequantize, pool_largest, to_numpy
-from qkv.look.tiled_map import TiledLayer, TiledView
+from qkv.look.tiled_map import TiledView
 from qkv.look.token_text import shortened
-from qkv.look.views import BaseView, LayerMaps, View
+from qkv.look.views import BaseView, View
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-    from matplotlib.colorbar import Colorbar
     from matplotlib.figure import Figure
-
-
-def _style_bar(bar: Colorbar, ink: str, points: float) -> None:
-    # Left-aligned: centered on such narrow axes, the label would overlap the map.
-    bar.ax.set_xlabel("weight", color=ink, fontsize=points, loc="left")
-    bar.ax.tick_params(colors=ink, labelsize=points)
-    bar.outline.set_visible(False)
 
 
 _MIN_PANEL_INCHES = 1.35
@@ -113,29 +115,30 @@ def heatmaps(
     """
     panels = _panels(weights)
     down, across, q, k = panels.shape
-    _check_names(
-        ("titles", titles, across, "column of panels"),
-        ("rows", rows, down, "row of panels"),
-        ("queries", queries, q, "query"),
-        ("keys", keys, k, "key"),
-    )
+    counts_of = {"column of panels": across, "row of panels": down, "query": q, "key": k}
+    given = {"titles": titles, "rows": rows, "queries": queries, "keys": keys}
+    for (argument, names), (item, count) in zip(given.items(), counts_of.items(), strict=True):
+        if names is not None and len(names) != count:
+            raise ShapeError(f"{argument} must have {count} elements, got {len(names)}. Pass one for each {item}.")
     inches = None if width is None else column_inches(width)
-    limit = _color_limit(panels, vmax)
+    _check_limit(vmax)
+    limit = float(vmax or np.abs(panels).max(initial=1.0, where=np.isfinite(panels)))
     signed = bool((panels < 0).any())
     norm = color_norm(scale, limit, signed)
     size = _figure_size(figsize, inches, panels.shape)
     cells = max(1, int(min(size[0] / across, size[1] / down) * _DPI / _MIN_CELL_PIXELS))
     if scale == "auto":
-        panels = _without_masked(panels)
-    pooled = np.array([[pool_largest(panel, cells, cells) for panel in row] for row in panels])
+        # Masked pairs are NaN, if the weights show a causal mask.
+        causal = None if np.isnan(panels).any() else infer_causal(list(panels))
+        panels = panels if causal is None else np.where(causal, panels, np.nan)
+    pooled = pool_largest(panels, cells, cells)
     if scale == "auto":
         allowed = ~np.isnan(panels)
         counts = allowed.sum(axis=-1).ravel() if share_one(panels, allowed) else None
         colors = automatic_range(pooled, counts, pooled.size < panels.size, vmax or 0.0)
         norm, limit = range_norm(colors), colors.top
-    ink, paper = (DARK["ink"], DARK["paper"]) if dark else (INK, PAPER)
     ticks, labels, headings = _TEXT_POINTS[inches is not None]
-    figure = new_figure(size, _DPI if inches is None else PRINT_DPI, paper)
+    figure = new_figure(size, _DPI if inches is None else PRINT_DPI, dark)
     if inches is not None:
         figure.set_layout_engine("compressed")
     from matplotlib import colormaps
@@ -148,42 +151,41 @@ def heatmaps(
         colormap = colormaps[cmap]
     colormap = colormap.with_extremes(bad=MASKED_COLORS[dark])
     grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+    aspect, extent = "auto" if min(q, k) * 4 < max(q, k) else "equal", (-0.5, k - 0.5, q - 0.5, -0.5)
+    style = {"cmap": colormap, "norm": norm, "interpolation": "nearest", "aspect": aspect, "extent": extent}
     for (i, j), axes in np.ndenumerate(grid):
-        image = axes.imshow(
-            pooled[i, j],
-            cmap=colormap,
-            norm=norm,
-            interpolation="nearest",
-            aspect="auto" if min(q, k) * 4 < max(q, k) else "equal",
-            extent=(-0.5, k - 0.5, q - 0.5, -0.5),
-        )
+        image = axes.imshow(pooled[i, j], **style)
         if i == down - 1:
-            axes.set_xlabel(xlabel, color=ink, fontsize=labels)
+            axes.set_xlabel(xlabel, fontsize=labels)
         if j == 0:
-            axes.set_ylabel(ylabel if rows is None else f"{rows[i]}\n{ylabel}", color=ink, fontsize=labels)
+            axes.set_ylabel(ylabel if rows is None else f"{rows[i]}\n{ylabel}", fontsize=labels)
         if i == 0 and titles is not None:
-            axes.set_title(_escaped(titles[j]), color=ink, fontsize=headings if size[0] > 0.7 * across else ticks)
-        axes.tick_params(colors=ink, labelsize=ticks)
-        for side in axes.spines.values():
-            side.set_color(ink)
-            side.set_linewidth(0.5)
-        axes.set_facecolor(paper)
+            axes.set_title(titles[j], fontsize=headings if size[0] > 0.7 * across else ticks, parse_math=False)
+        axes.tick_params(labelsize=ticks)
+        axes.spines[:].set_linewidth(0.5)
         _label_axis(axes.xaxis, keys, size[0] / across, 90, ticks)
         _label_axis(axes.yaxis, queries, size[1] / down, 0, ticks)
-    outside = [bool((panels > limit).any()), bool((panels < -limit).any())]
-    extend = {(True, True): "both", (True, False): "max", (False, True): "min"}.get((outside[0], outside[1]), "neither")
-    bar = figure.colorbar(image, ax=grid, shrink=0.8 if down == 1 else 0.6, extend=extend)
+    extend = extension(bool((panels < -limit).any()), bool((panels > limit).any()))
+    bar = _add_bar(figure, image, grid, ticks, shrink=0.8 if down == 1 else 0.6, extend=extend)
     if scale == "auto":
         label_range(bar, colors)
-    _style_bar(bar, ink, ticks)
     if title is not None:
-        figure.suptitle(_escaped(title), color=ink, fontsize=headings + 1, fontweight="bold")
+        figure.suptitle(title, fontsize=headings + 1, fontweight="bold", parse_math=False)
+    color_figure(figure, dark)
     if inches is not None:
         trim_height(figure)
         panel = grid[0, 0].get_window_extent()
         _label_axis(grid[0, 0].xaxis, keys, panel.width / figure.dpi, 90, ticks)
         _label_axis(grid[0, 0].yaxis, queries, panel.height / figure.dpi, 0, ticks)
     return figure
+
+
+def _add_bar(figure: Figure, image: Any, axes: Any, points: float, **options: Any) -> Any:
+    bar = add_color_bar(figure, image, axes, **options)
+    # Left-aligned: centered on such narrow axes, the label would overlap the map.
+    bar.ax.set_xlabel("weight", fontsize=points, loc="left")
+    bar.ax.tick_params(labelsize=points)
+    return bar
 
 
 def attention(
@@ -284,20 +286,11 @@ def _panels(weights: ArrayLike) -> Float[np.ndarray, "rows columns q k"]:
     return array.reshape((1,) * (4 - array.ndim) + array.shape)
 
 
-def _check_names(*arguments: tuple[str, Sequence[str] | None, int, str]) -> None:
-    for argument, names, count, item in arguments:
-        if names is not None and len(names) != count:
-            raise ShapeError(f"{argument} must have {count} elements, got {len(names)}. Pass one for each {item}.")
-
-
-def _color_limit(panels: Float[np.ndarray, "rows columns q k"], vmax: float | None) -> float:
-    if vmax is None:
-        return float(np.abs(panels).max(initial=1.0, where=np.isfinite(panels)))
-    if not vmax > 0:
+def _check_limit(vmax: float | None) -> None:
+    if vmax is not None and not vmax > 0:
         raise OptionError(
             f"vmax must be positive, got {vmax!r}. Pass the upper end of the color scale, or None to use the weights."
         )
-    return float(vmax)
 
 
 def _figure_size(figsize: tuple[float, float], inches: float | None, shape: tuple[int, ...]) -> tuple[float, float]:
@@ -309,12 +302,6 @@ def _figure_size(figsize: tuple[float, float], inches: float | None, shape: tupl
     return inches, min(_MAX_PRINT_HEIGHT, inches / across * ratio * down + 1.2)
 
 
-def _without_masked(panels: Float[np.ndarray, "rows columns q k"]) -> Float[np.ndarray, "rows columns q k"]:
-    """Return the panels with NaN for masked pairs, if their weights show a causal mask."""
-    allowed = None if np.isnan(panels).any() else infer_causal(list(panels))
-    return panels if allowed is None else np.where(allowed, panels, np.nan)
-
-
 def _label_axis(axis: Axis, labels: Sequence[str] | None, inches: float, rotation: float, points: float) -> None:
     """Set every n-th tick label of an axis, with the smallest n for which they fit. Without labels, show indices."""
     if labels is None:
@@ -324,12 +311,7 @@ def _label_axis(axis: Axis, labels: Sequence[str] | None, inches: float, rotatio
         return
     step = max(1, -(-len(labels) * points * _LABEL_INCHES // inches))
     places = range(0, len(labels), int(step))
-    axis.set_ticks(places, [_escaped(labels[place]) for place in places], rotation=rotation)
-
-
-def _escaped(text: str) -> str:
-    # matplotlib would parse text after an unescaped dollar sign as a formula.
-    return text.replace("$", r"\$")
+    axis.set_ticks(places, [labels[place] for place in places], rotation=rotation, parse_math=False)
 
 
 _GAP = 2
@@ -378,8 +360,7 @@ def plot_view(
         ('three words: layer 0, head 0', 3.5)
     """
     inches = column_inches(width)
-    if vmax is not None and not vmax > 0:
-        raise OptionError(f"vmax must be positive, got {vmax!r}. Pass the weight from which on the color is strongest.")
+    _check_limit(vmax)
     if (layer is None) != (head is None):
         raise OptionError(f"layer and head must be given together, got layer={layer!r} and head={head!r}.")
     if layer is None or head is None:
@@ -392,26 +373,18 @@ def plot_view(
     view.check_head(layer, head)
     maps = view.layers[layer]
     weights, allowed = view.weights(layer, head), view.allowed(layer, head)
-    keys = (view.keys or view.queries).tokens
-    figure = attention(
-        keys,
-        np.ma.masked_array(weights, ~allowed),
-        queries=view.queries.tokens,
-        title=_title(title, view, f"{maps.name}, {maps.heads[head]}", inches) or None,
-        scale="auto",
-        width=width,
-        vmax=vmax,
-        dark=dark,
-        xlabel="key (attended)",
-        ylabel="query (attends)",
-    )
-    if (curve := (view.keys or view.queries).curve) is not None:
+    title = _title(title, view, f"{maps.name}, {maps.heads[head]}", inches) or None
+    options = {"scale": "auto", "width": width, "vmax": vmax, "dark": dark}
+    options |= {"xlabel": "key (attended)", "ylabel": "query (attends)"}
+    masked = np.ma.masked_array(weights, ~allowed)
+    figure = attention(view.columns.tokens, masked, queries=view.queries.tokens, title=title, **options)
+    if (curve := view.columns.curve) is not None:
         axes = figure.axes[0]
         strip = axes.inset_axes((0.0, 1.02, 1.0, 0.14), sharex=axes)
         strip.fill_between(range(len(curve.low)), curve.low, curve.high, color=CURVE_COLOR, lw=0.8)
         strip.text(0.0, 1.0, curve.name, transform=strip.transAxes, color=CURVE_COLOR, fontsize=_TEXT_POINTS[True][0])
         strip.set_axis_off()
-        axes.set_title(axes.get_title(), y=1.22, color=axes.title.get_color(), fontsize=axes.title.get_fontsize())
+        axes.set_title(axes.get_title(), y=1.22, color=INKS[dark], fontsize=_TEXT_POINTS[True][2], parse_math=False)
         figure.set_size_inches(inches, figure.get_size_inches()[1] + 1.0)
         trim_height(figure)
     invalid = np.ma.masked_array(np.ones(weights.shape), ~(np.isnan(weights) & allowed))
@@ -440,65 +413,47 @@ def _grid(view: BaseView, inches: float, title: str, vmax: float | None, dark: b
     weights = dequantize(codes, [one.exponent for one in flat])
     masked = codes == MASKED
     shares = np.array([one.normalized for one in flat])
-    q, k = len(view.queries.tokens), len((view.keys or view.queries).tokens)
+    q, k = len(view.queries.tokens), len(view.columns.tokens)
     counts = np.full(1, k)
     common = automatic_range(weights[shares][~masked[shares]], counts, max(q, k) > THUMBNAIL_SIZE, vmax or 0.0)
     own = [common if one.normalized else automatic_range(panel, None) for panel, one in zip(weights, flat, strict=True)]
-    pictures = [
-        color_cells(panel, hidden, colors, dark) for panel, hidden, colors in zip(weights, masked, own, strict=True)
-    ]
-    ink, paper = (DARK["ink"], DARK["paper"]) if dark else (INK, PAPER)
     pitch, across = THUMBNAIL_SIZE + _GAP, max(map(len, ranges))
-    sheet = np.zeros((len(ranges) * pitch - _GAP, across * pitch - _GAP, 4))
-    place = iter(pictures)
-    for i, row in enumerate(ranges):
-        for j in range(len(row)):
-            sheet[i * pitch :, j * pitch :][:THUMBNAIL_SIZE, :THUMBNAIL_SIZE] = next(place)
-    figure = new_figure((inches, min(9.0, inches * len(ranges) / across + 1.2)), PRINT_DPI, paper)
+    sheet = np.full((len(ranges) * pitch - _GAP, across * pitch - _GAP, 3), color_table(False, dark)[0])
+    corners = [(i * pitch, j * pitch) for i, row in enumerate(ranges) for j in range(len(row))]
+    for (top, left), panel, hidden, colors in zip(corners, weights, masked, own, strict=True):
+        sheet[top:, left:][:THUMBNAIL_SIZE, :THUMBNAIL_SIZE] = color_cells(panel, hidden, colors, dark)
+    figure = new_figure((inches, min(9.0, inches * len(ranges) / across + 1.2)), PRINT_DPI, dark)
     figure.set_layout_engine("compressed")
     axes = figure.subplots()
     axes.imshow(sheet, interpolation="nearest")
     axes.set(xlim=(-1.5, sheet.shape[1] + 0.5), ylim=(sheet.shape[0] + 0.5, -1.5))
-    _draw_frames(axes, view.layers, across, ink)
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    frames = [Rectangle((left - 0.5, top - 0.5), THUMBNAIL_SIZE, THUMBNAIL_SIZE) for top, left in corners]
+    axes.add_collection(PatchCollection(frames, facecolor="none", edgecolor=INKS[dark], linewidth=0.25))
+    for i, layer in enumerate(view.layers):
+        if len(layer.heads) < across and layer.heads != tuple(f"head {j}" for j in range(len(layer.heads))):
+            # Maps that are not heads are named beside their row.
+            named = zip(layer.heads, layer.ranges, strict=True)
+            text = ", ".join(f"{head}{'' if one.normalized else ' (own scale)'}" for head, one in named)
+            axes.text(len(layer.heads) * pitch + 2, i * pitch + THUMBNAIL_SIZE / 2, text, fontsize=6.5, va="center")
     middle = THUMBNAIL_SIZE / 2 - 0.5
     step = max(1, round(0.16 * across / inches + 0.49))
     axes.set_xticks([j * pitch + middle for j in range(0, across, step)], [str(j) for j in range(0, across, step)])
     axes.set_yticks([i * pitch + middle for i in range(len(ranges))], [shortened(one.name, 16) for one in view.layers])
-    axes.set_xlabel("head", color=ink, fontsize=7.5)
+    axes.set_xlabel("head", fontsize=7.5)
     axes.xaxis.set_label_position("top")
-    axes.tick_params(colors=ink, labelsize=6.5, length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
-    for side in axes.spines.values():
-        side.set_visible(False)
-    axes.set_facecolor(paper)
+    axes.tick_params(labelsize=6.5, length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+    axes.spines[:].set_visible(False)
     if title:
-        figure.suptitle(title.replace("$", r"\$"), color=ink, fontsize=8.5)
+        figure.suptitle(title, fontsize=8.5, parse_math=False)
     if shares.any():
         from matplotlib.cm import ScalarMappable
 
-        extend = "max" if common.largest > common.top * 1.0005 else "neither"
+        extend = extension(False, common.largest > common.top * 1.0005)
         mappable = ScalarMappable(range_norm(common), table_colormap(common.signed, dark))
-        bar = figure.colorbar(mappable, ax=axes, extend=extend, shrink=0.8, aspect=25)
-        label_range(bar, common)
-        _style_bar(bar, ink, 6.5)
+        label_range(_add_bar(figure, mappable, axes, 6.5, extend=extend, shrink=0.8, aspect=25), common)
+    color_figure(figure, dark)
     trim_height(figure)
     return figure
-
-
-def _draw_frames(axes: Axes, layers: Sequence[LayerMaps | TiledLayer], across: int, ink: str) -> None:
-    """Draw a frame around each map of the grid, and name maps that are not heads beside their row."""
-    from matplotlib.collections import PatchCollection
-    from matplotlib.patches import Rectangle
-
-    pitch = THUMBNAIL_SIZE + _GAP
-    frames = [
-        Rectangle((j * pitch - 0.5, i * pitch - 0.5), THUMBNAIL_SIZE, THUMBNAIL_SIZE)
-        for i, layer in enumerate(layers)
-        for j in range(len(layer.heads))
-    ]
-    axes.add_collection(PatchCollection(frames, facecolor="none", edgecolor=ink, linewidth=0.25))
-    for i, layer in enumerate(layers):
-        if len(layer.heads) < across and layer.heads != tuple(f"head {j}" for j in range(len(layer.heads))):
-            named = zip(layer.heads, layer.ranges, strict=True)
-            text = ", ".join(f"{head}{'' if one.normalized else ' (own scale)'}" for head, one in named)
-            place = len(layer.heads) * pitch + 2, i * pitch + THUMBNAIL_SIZE / 2
-            axes.text(*place, text, color=ink, fontsize=6.5, va="center")

@@ -35,34 +35,13 @@ class MapRange:
     """The range of the weights of one attention map.
 
     Attributes:
-        maximum: the largest weight, at least 0.
-        minimum: the smallest weight, at most 0.
         exponent: the decimal exponent of the codes, from `qkv.look.quantize.exponent_of`.
         normalized: whether no weight is negative and no row sums to more than 1, so that 1 / (number of keys) is the
             weight of uniform attention.
     """
 
-    maximum: float
-    minimum: float
     exponent: int
     normalized: bool
-
-    @classmethod
-    def from_weights(cls, weights: Num[np.ndarray, "q k"]) -> MapRange:
-        """Compute the range of the finite weights of a map, `(q, k)`."""
-        finite = np.isfinite(weights)
-        most = float(weights.max(initial=0.0, where=finite))
-        least = float(weights.min(initial=0.0, where=finite))
-        return cls(most, least, exponent_of(weights), share_one(weights, finite))
-
-    def meta(self) -> dict[str, object]:
-        """Return the range as a JSON-serializable dictionary."""
-        return {
-            "maximum": float(f"{self.maximum:.6g}"),
-            "minimum": float(f"{self.minimum:.6g}"),
-            "exponent": self.exponent,
-            "normalized": self.normalized,
-        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +76,7 @@ class LayerMaps:
     ) -> LayerMaps:
         """Create the maps of a layer by quantizing weights `(heads, q, k)` of any supported array library."""
         array = to_numpy(weights)
-        ranges = tuple(map(MapRange.from_weights, array))
+        ranges = tuple(MapRange(exponent_of(one), share_one(one, np.isfinite(one))) for one in array)
         codes, _ = quantize(array, allowed, [one.exponent for one in ranges])
         return cls(name, tuple(heads or (f"head {i}" for i in range(len(codes)))), codes, ranges, value_norms, calls)
 
@@ -127,23 +106,41 @@ class Opening:
     key: int = 0
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class BaseView:
-    """Base class of views, whose maps are dense in `View` and computed on demand in `TiledView`."""
+    """Base class of views, whose maps are dense in `View` and computed on demand in `TiledView`.
+
+    Attributes:
+        name: title of the view, usually the text.
+        model: name of the model.
+        kind: `"self"`, `"cross"` or `"decoder"`.
+        queries: tokens of the rows.
+        keys: tokens of the columns; None: the same as `queries`.
+        layers: the maps of each layer.
+        roles: roles of heads by (layer, head), shown as badges.
+        note: a remark shown beside the maps.
+        opening: what the page shows first; None: the first head and the first token.
+    """
 
     name: str
     model: str
+    kind: str
     queries: Axis
     keys: Axis | None
     layers: tuple[LayerMaps | TiledLayer, ...]
-    roles: dict[tuple[int, int], tuple[HeadRole, ...]]
-    note: str
-    opening: Opening | None
-    kind: str
+    roles: dict[tuple[int, int], tuple[HeadRole, ...]] = field(default_factory=dict)
+    note: str = ""
+    opening: Opening | None = None
     _repr_html_: ClassVar[Callable[[BaseView], str]]
+
+    @property
+    def columns(self) -> Axis:
+        """The tokens of the columns: the keys, or the queries if these are the same."""
+        return self.keys or self.queries
 
     def __repr__(self) -> str:
         maps, q = sum(len(layer.heads) for layer in self.layers), len(self.queries.tokens)
-        k = len((self.keys or self.queries).tokens)
+        k = len(self.columns.tokens)
         return f"{type(self).__name__}({self.name!r}, {len(self.layers)} layers, {maps} maps of {q} queries × {k} keys)"
 
     def check_head(self, layer: int, head: int) -> None:
@@ -205,7 +202,7 @@ class BaseView:
             "queries": self.queries.meta(),
             "keys": None if self.keys is None else self.keys.meta(),
             "layers": [{"name": layer.name, "heads": list(layer.heads)} for layer in self.layers],
-            "ranges": [[one.meta() for one in layer.ranges] for layer in self.layers],
+            "ranges": [[asdict(one) for one in layer.ranges] for layer in self.layers],
             "note": self.note,
             "pairs": any(layer.calls is not None for layer in self.layers),
             "opening": None if self.opening is None else asdict(self.opening),
@@ -218,35 +215,18 @@ class View(BaseView):
     """The quantized attention maps of one text in one model.
 
     Attributes:
-        name: title of the view, usually the text.
-        model: name of the model.
-        kind: `"self"`, `"cross"` or `"decoder"`.
-        queries: tokens of the rows.
-        keys: tokens of the columns; None: the same as `queries`.
-        layers: the maps of each layer.
-        roles: roles of heads by (layer, head), shown as badges.
         steps: whether the queries are generated tokens, through which the user can step on the page.
-        note: a remark shown beside the maps.
         layer_means: `(layers, q, k)`, the mean over the heads of each layer, from which the attention flow of single
             pairs is computed; None: the page does not offer it.
         predictions: the predicted tokens of a language model at each query.
         live: the model with its inputs, which is run again to ablate heads and to read query and key vectors.
-        opening: what the page shows first; None: the first head and the first token.
     """
 
-    name: str
-    model: str
-    kind: str
-    queries: Axis
-    keys: Axis | None
     layers: tuple[LayerMaps, ...]
-    roles: dict[tuple[int, int], tuple[HeadRole, ...]] = field(default_factory=dict)
     steps: bool = False
-    note: str = ""
     layer_means: Float[np.ndarray, "layers q k"] | None = None
     predictions: Predictions | None = None
     live: LiveModel | None = None
-    opening: Opening | None = None
 
     @classmethod
     def from_weights(
@@ -285,10 +265,8 @@ class View(BaseView):
         arrays = _check_shapes(weights, rows, columns)
         names = layers or [f"layer {i}" for i in range(len(arrays))]
         masks = _layer_masks(arrays, mask)
-        maps = tuple(
-            LayerMaps.from_weights(layer, array, None, allowed)
-            for layer, array, allowed in zip(names, arrays, masks, strict=True)
-        )
+        every = zip(names, arrays, masks, strict=True)
+        maps = tuple(LayerMaps.from_weights(layer, array, None, allowed) for layer, array, allowed in every)
         return cls(name, model, "self" if columns is None else "cross", rows, columns, maps)
 
     @classmethod
@@ -319,12 +297,8 @@ class View(BaseView):
             DataError: the record contains no dense weights of layers of this kind.
         """
         last = [calls[-1] for calls in record.layers.values() if calls[-1].kind == kind]
-        maps = [
-            readout[element]
-            for call in last
-            for readout in call.readouts[:1]
-            if np.shape(readout)[-2:] == (call.queries, call.keys)
-        ]
+        first = [(call.readouts[0], (call.queries, call.keys)) for call in last if call.readouts]
+        maps = [readout[element] for readout, shape in first if np.shape(readout)[-2:] == shape]
         if not maps or len(maps) < len(last):
             raise DataError(
                 f"record must contain dense weights of all {kind}-attention layers, got weights of {len(maps)} out of "
@@ -332,18 +306,11 @@ class View(BaseView):
             )
         rows, columns = Axis.from_words(queries), None if keys is None else Axis.from_words(keys)
         arrays = _check_shapes(maps, rows, columns)
-        layers = tuple(
-            LayerMaps.from_weights(
-                f"layer {i}",
-                weights,
-                None,
-                allowed_of_record(call, weights, element),
-                None,
-                HeadCall.of_record(call, element),
-            )
-            for i, (weights, call) in enumerate(zip(arrays, last, strict=True))
-        )
-        return cls(name, model, "self" if columns is None else "cross", rows, columns, layers)
+        layers = []
+        for i, (weights, call) in enumerate(zip(arrays, last, strict=True)):
+            allowed, calls = allowed_of_record(call, weights, element), HeadCall.of_record(call, element)
+            layers.append(LayerMaps.from_weights(f"layer {i}", weights, None, allowed, None, calls))
+        return cls(name, model, "self" if columns is None else "cross", rows, columns, tuple(layers))
 
     @property
     def image(self) -> Num[np.ndarray, "height width 3"] | None:
@@ -402,21 +369,16 @@ class View(BaseView):
             >>> view.queries.tokens, view.weights(0, 0).tolist()
             (('the cat', 'sat'), [[1.0, 0.0], [0.9, 0.1]])
         """
-        columns = self.keys or self.queries
         same = self.keys is None and keys is None
-        q, k = _groups(self.queries, queries), _groups(columns, queries if keys is None else keys)
-        layers = tuple(
-            LayerMaps.from_weights(
-                maps.name,
-                np.stack([merge(self.weights(i, j).astype(np.float64), q, k) for j in range(len(maps.heads))]),
-                maps.heads,
-                merge_allowed(maps.codes != MASKED, q, k),
-            )
-            for i, maps in enumerate(self.layers)
-        )
+        q, k = _groups(self.queries, queries), _groups(self.columns, queries if keys is None else keys)
+        layers = []
+        for i, (maps, heads) in enumerate((layer, range(len(layer.heads))) for layer in self.layers):
+            weights = np.stack([merge(self.weights(i, j).astype(np.float64), q, k) for j in heads])
+            allowed = merge_allowed(maps.codes != MASKED, q, k)
+            layers.append(LayerMaps.from_weights(maps.name, weights, maps.heads, allowed))
         units = [unit if isinstance(unit, str) else "" for unit in (queries, queries if keys is None else keys)]
-        axes = self.queries.grouped(q, units[0]), None if same else columns.grouped(k, units[1])
-        return View(self.name, self.model, self.kind, *axes, layers, self.roles, note=self.note)
+        axes = self.queries.grouped(q, units[0]), None if same else self.columns.grouped(k, units[1])
+        return View(self.name, self.model, self.kind, *axes, tuple(layers), self.roles, note=self.note)
 
     def map(self, layer: int, head: int) -> bytes:
         """Return the codes of one head as bytes in row-major order, two bytes per weight, the lower byte first."""
@@ -488,9 +450,9 @@ def _layer_masks(
     if mask is None:
         return [infer_causal(weights)] * len(weights)
     allowed = to_numpy(mask)
-    if allowed.ndim == 4:
-        allowed = allowed if len(allowed) == len(weights) else np.repeat(allowed, len(weights), axis=0)
     try:
+        if allowed.ndim == 4:
+            allowed = np.broadcast_to(allowed, (len(weights), *allowed.shape[1:]))
         return [
             np.broadcast_to(allowed[i] if allowed.ndim == 4 else allowed, layer.shape).astype(bool)
             for i, layer in enumerate(weights)

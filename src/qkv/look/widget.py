@@ -87,31 +87,17 @@ def widget(page: Page | View | TiledView | Sequence[View | TiledView]) -> AnyWid
     """
     shown = page if isinstance(page, Page) else Page.from_views(page)
     picture = partial(static_picture, shown.views[0])
-    return page_widget("heads.js", ("style.css",), shown.meta(), partial(respond, shown), picture)
-
-
-def page_widget(
-    script: str,
-    styles: tuple[str, ...],
-    meta: dict[str, object],
-    respond: Callable[[object], tuple[dict[str, object], list[bytes]]],
-    image: Callable[[], tuple[dict[str, str], dict[str, object]] | None],
-) -> AnyWidget:
-    """Create a notebook widget that shows a page.
-
-    Args:
-        script: the JavaScript module of the page.
-        styles: its style sheets.
-        meta: its metadata.
-        respond: returns the response to a message of the browser.
-        image: returns the static picture that is displayed with the widget.
-    """
-    require_packages("the widget needs", "look", "anywidget")
-    return _widget_class(script, styles)(meta, respond, image)
+    return page_widget("heads.js", "style.css")(shown.meta(), partial(respond, shown), picture)
 
 
 @cache
-def _widget_class(script: str, styles: tuple[str, ...]) -> Callable[..., AnyWidget]:
+def page_widget(script: str, *styles: str) -> Callable[..., AnyWidget]:
+    """Return the class of notebook widgets that show a page of a JavaScript module and style sheets.
+
+    Its arguments are the metadata of the page, a function that returns the response to a message of the browser, and
+    one that returns the static picture that is displayed with the widget.
+    """
+    require_packages("the widget needs", "look", "anywidget")
     import anywidget
     import traitlets
 
@@ -130,28 +116,19 @@ def _widget_class(script: str, styles: tuple[str, ...]) -> Callable[..., AnyWidg
             self.on_msg(lambda _, message, buffers: self.send(*respond(message)))
 
         def _ipython_display_(self) -> None:
-            display_with_picture(self, self._image())
+            """Display the widget and the picture, which the widget hides, and which saved notebooks keep."""
+            from IPython import display
+
+            picture = self._image()
+            if picture is not None:
+                self.picture = picture[0]["image/png"][-_TAIL:]
+            bundles = self._repr_mimebundle_()
+            # ipywidgets returns the data, anywidget the data and the metadata.
+            data, metadata = bundles if isinstance(bundles, tuple) else (bundles, {})
+            for shown, more in [(data, metadata), *([] if picture is None else [picture])]:
+                display.display(shown, metadata=more, raw=True)  # type: ignore[no-untyped-call]
 
     return PageWidget
-
-
-def display_with_picture(widget: AnyWidget, image: tuple[dict[str, str], dict[str, object]] | None) -> None:
-    """Display a widget and a static picture, which the widget hides, and which saved notebooks keep.
-
-    Args:
-        widget: the widget, whose field `picture` becomes the end of the picture.
-        image: a MIME bundle with metadata; None: no picture.
-    """
-    from IPython import display
-
-    if image is not None:
-        widget.picture = image[0]["image/png"][-_TAIL:]
-    bundles = widget._repr_mimebundle_()
-    # ipywidgets returns the data, anywidget the data and the metadata.
-    data, metadata = bundles if isinstance(bundles, tuple) else (bundles, {})
-    display.display(data, metadata=metadata, raw=True)  # type: ignore[no-untyped-call]
-    if image is not None:
-        display.display(image[0], metadata=image[1], raw=True)  # type: ignore[no-untyped-call]
 
 
 def respond(page: Page, message: object) -> tuple[dict[str, object], list[bytes]]:

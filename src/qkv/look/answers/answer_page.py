@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -70,12 +71,6 @@ class TablePoints:
         codes = {cell: i for i, cell in enumerate(cells[shown].tolist())}
         return cls(database, axes, None, (*labels, *["other values"] * more), codes)
 
-    def value_meta(self) -> dict[str, object]:
-        """Return what the browser needs to draw the axis of the values."""
-        if self.value is not None:
-            return self.value.meta()
-        return {"name": self.database.value, "label": self.database.value, "labels": list(self.labels)}
-
     def read(self, where: str | None) -> dict[str, object]:
         """Return the rows that satisfy a predicate as points, in two bytes per coordinate.
 
@@ -86,9 +81,9 @@ class TablePoints:
         if count > _MOST_POINTS:
             rows = np.sort(np.random.default_rng(0).permutation(count)[:_MOST_POINTS])
             columns = tuple(column.take(rows) for column in columns)
-        keys = [axis.codes(axis.coordinates(column.cells)) for axis, column in zip(self.axes, columns, strict=False)]
+        keys, values = self._codes([column.cells for column in columns])
         out = {"count": count, "shown": len(columns[0].cells)}
-        return out | {"keys": [_packed(key) for key in keys], "values": _packed(self._value_codes(columns[-1].cells))}
+        return out | {"keys": list(map(_packed, keys)), "values": _packed(values)}
 
     def weighted(self, answer: Answer) -> dict[str, object]:
         """Return the rows with at least 0.2 % of the largest weight as points, with their share of it."""
@@ -109,14 +104,9 @@ class TablePoints:
                 for name, column in zip(names, columns, strict=True)
             ]
             parts = [np.array([each.cells[0] for each in cells[i :: len(names)]]) for i in range(len(names))]
-        keys = [axis.codes(axis.coordinates(part)) for axis, part in zip(self.axes, parts, strict=False)]
-        largest = float(np.abs(weights).max(initial=0.0)) or 1.0
-        return {
-            "keys": [key.tolist() for key in keys],
-            "values": self._value_codes(parts[-1]).tolist(),
-            "weights": np.round(weights / largest, 3).tolist(),
-            "largest": largest,
-        }
+        keys, values = self._codes(parts)
+        shares = np.round(weights / (float(np.abs(weights).max(initial=0.0)) or 1.0), 3)
+        return {"keys": [key.tolist() for key in keys], "values": values.tolist(), "weights": shares.tolist()}
 
     def place(self, value: object) -> float | None:
         """Return the coordinate of a value of an answer; None if values have labels."""
@@ -141,12 +131,13 @@ class TablePoints:
             ],
         }
 
-    def _value_codes(self, cells: Float[np.ndarray, "n ..."] | np.ndarray) -> Int[np.ndarray, " n"]:
+    def _codes(self, columns: Sequence[np.ndarray]) -> tuple[list[Int[np.ndarray, " n"]], Int[np.ndarray, " n"]]:
+        """Return the places of rows on the axes of the keys, and on that of the values or among the labels."""
+        keys = [axis.codes(axis.coordinates(cells)) for axis, cells in zip(self.axes, columns, strict=False)]
         if self.value is not None:
-            return self.value.codes(self.value.coordinates(cells))
-        other = max(0, len(self.labels) - 1)
-        given = cells.tolist() if self.codes else [None] * len(cells)
-        return np.array([self.codes.get(cell, other) for cell in given], np.int64)
+            return keys, self.value.codes(self.value.coordinates(columns[-1]))
+        other, given = max(0, len(self.labels) - 1), columns[-1].tolist() if self.codes else [None] * len(columns[-1])
+        return keys, np.array([self.codes.get(cell, other) for cell in given], np.int64)
 
 
 def _finite(number: float) -> float | None:
@@ -169,7 +160,6 @@ def describe_answer(answer: Answer, points: TablePoints) -> dict[str, object]:
         "found": answer.found,
         "estimate": format_estimate(answer) if answer.found else "",
         "reason": answer.reason,
-        "invalid": answer.invalid,
         "statistics": format_statistics(answer) if answer.found else [],
         "gradient": format_gradient(answer) if answer.found else [],
         "failure": format_failure(answer),
@@ -277,7 +267,8 @@ class AnswerPage:
         self._columns = database.complete_columns()
         kinds = [column.kind for column in self._columns[:-1]]
         numeric = len(kinds) <= 2 and all(kind in ("number", "timestamp", "cyclic") for kind in kinds)
-        first = query or self._typical_query()
+        middle = len(self._columns[0].cells) // 2
+        first = query or _joined([column.text(middle) for column in self._columns[:-1]])
         self._first = self._ask([first], self.options(self.settings))[0]
         by_equality = any(note.startswith(("compared by equality", "compared by Exact")) for note in self._first.notes)
         self.axes = tuple(map(QueryAxis, self._columns[:-1])) if numeric and not by_equality else ()
@@ -294,6 +285,7 @@ class AnswerPage:
         kind = self._columns[0].kind
         texts = any(column.kind in ("text", "category") for column in self._columns[:-1])
         single = len(self._columns) == 2
+        name, value = self.database.value, self.points.value
         scores = _NUMBER_SCORES if self.axes else _TEXT_SCORES if single and kind == "text" else ("exact",)
         return {
             "title": self.title,
@@ -302,7 +294,7 @@ class AnswerPage:
             "left_out": self.database.table.num_rows - len(self.database),
             "keys": [axis.meta() for axis in self.axes],
             "key_names": list(self.database.key),
-            "value": self.points.value_meta(),
+            "value": value.meta() if value else {"name": name, "label": name, "labels": list(self.points.labels)},
             "query": self.query,
             "settings": self.settings.__dict__,
             "scores": list(scores),
@@ -396,11 +388,6 @@ class AnswerPage:
         # Similarities are at most 1, so that the softmax needs a low temperature, see `keys.choose`.
         return settings.options("0.02" if "text" in kinds else "0.05" if "vector" in kinds else "")
 
-    def _typical_query(self) -> str:
-        """Return the key of the row in the middle of the rows."""
-        row = len(self._columns[0].cells) // 2
-        return _joined([column.text(row) for column in self._columns[:-1]])
-
     def query_at(self, coordinates: Sequence[float]) -> str:
         """Return the query at coordinates on the axes, as text."""
         return _joined([axis.text(each) for axis, each in zip(self.axes, coordinates, strict=True)])
@@ -448,11 +435,8 @@ def _joined(texts: Sequence[str]) -> str:
 
 def _coordinates(places: object, width: int) -> Float[np.ndarray, "n width"]:
     """Return the coordinates in a request as a matrix."""
-    try:
+    with contextlib.suppress(TypeError, ValueError):
         out = np.array(places, np.float64)
-        valid = out.ndim == 2 and out.shape[1] == width > 0 and len(out) <= _MOST_PLACES and np.isfinite(out).all()
-    except (TypeError, ValueError):
-        valid = False
-    if not valid:
-        raise OptionError(f"places must be lists of {width} finite numbers, got {str(places)[:80]!r}. Reload the page.")
-    return out
+        if out.ndim == 2 and out.shape[1] == width > 0 and len(out) <= _MOST_PLACES and np.isfinite(out).all():
+            return out
+    raise OptionError(f"places must be lists of {width} finite numbers, got {str(places)[:80]!r}. Reload the page.")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from dataclasses import dataclass, fields
@@ -66,10 +67,8 @@ class TableSource:
         arguments = ", ".join([source, *(f"{name}={text!r}" for name, text in options.items())])
         call = f"Database.{'open' if sql is None else 'sql'}({arguments})"
         call += "" if version is None else f".at({version})"
-        return cls(
-            ("qkv", "ask", *(files if sql is None else ("--sql", sql)), *words),
-            f"from qkv import Database\ndatabase = {call}",
-        )
+        named = files if sql is None else ("--sql", sql)
+        return cls(("qkv", "ask", *named, *words), f"from qkv import Database\ndatabase = {call}")
 
     def shell(self, query: str, options: AskArguments) -> str:
         """Return the command that answers a query, quoted for a POSIX shell; empty if the table is only in memory."""
@@ -201,13 +200,10 @@ def command_options(options: AskArguments) -> list[str]:
 
 def _number(name: str, text: str) -> str:
     """Return the text of a positive number, without spaces."""
-    try:
-        valid = 0 <= float(text) < float("inf")
-    except ValueError:
-        valid = False
-    if not valid:
-        raise OptionError(f"{name} must be a number that is at least 0, got {text!r}. Write, for example, 0.5.")
-    return text.replace(" ", "")
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) < float("inf"):
+            return text.replace(" ", "")
+    raise OptionError(f"{name} must be a number that is at least 0, got {text!r}. Write, for example, 0.5.")
 
 
 def _integer(name: str, text: str) -> int:

@@ -58,4 +58,4 @@ def explorer(
     def image() -> tuple[dict[str, str], dict[str, object]]:
         return {"image/png": base64.b64encode(page.picture()).decode(), "text/plain": repr(page)}, {}
 
-    return page_widget("answers.js", ("style.css", "answers.css"), page.meta(), respond, image)
+    return page_widget("answers.js", "style.css", "answers.css")(page.meta(), respond, image)

@@ -124,12 +124,5 @@ class QueryAxis(PlotAxis):
 
     def meta(self) -> dict[str, object]:
         """Return what the browser needs to draw the axis."""
-        return {
-            "name": self.column.name,
-            "label": self.label,
-            "kind": self.kind,
-            "low": self.low,
-            "span": self.span,
-            "ends": self.ends,
-            "step": self.step,
-        }
+        names = ("label", "kind", "low", "span", "ends", "step")
+        return {"name": self.column.name, **{name: getattr(self, name) for name in names}}

@@ -86,15 +86,12 @@ def _choices(settings: AnswerSettings, meta: dict[str, object]) -> list[AnswerSe
 
 def _grid(page: AnswerPage) -> tuple[list[str], list[list[float]]]:
     """Return the queries of the grid with the first query of the page at the end, and their coordinates."""
-    axes = page.axes
-    if len(axes) == 1:
-        places = [[float(at)] for at in np.linspace(*axes[0].ends, _PLACES)]
+    if len(page.axes) == 1:
+        places = [[at] for at in np.linspace(*page.axes[0].ends, _PLACES).tolist()]
+        queries = list(dict.fromkeys(map(page.query_at, places)))
     else:
-        steps = [np.linspace(*axis.ends, 2 * _CELLS + 1)[1::2].tolist() for axis in axes]
-        places = [[across, up] for up in steps[1] for across in steps[0]]
-    queries = [page.query_at(place) for place in places]
-    if len(axes) == 1:
-        queries = list(dict.fromkeys(queries))
+        steps = [np.linspace(*axis.ends, 2 * _CELLS + 1)[1::2].tolist() for axis in page.axes]
+        queries = [page.query_at([across, up]) for up in steps[1] for across in steps[0]]
     queries.append(page.query)
     found = [page.place_of(query) for query in queries]
     return queries, [place if place is not None else [math.inf] for place in found]
@@ -105,13 +102,12 @@ def _parts(
 ) -> Iterator[tuple[str, str]]:
     points = page.respond({"what": "points", "settings": {"where": page.settings.where}})
     yield "points", part_text(_encoded(points))
-    total = len(choices) * len(queries)
     for number, choice in enumerate(choices):
         answers: list[dict[str, object]] = []
         for start in range(0, len(queries), _QUERIES_AT_ONCE):
             some = queries[start : start + _QUERIES_AT_ONCE]
             answers += page.describe(some, page.options(choice), _MOST_DRAWN)
-            report(progress, "answering", number * len(queries) + len(answers), total)
+            report(progress, "answering", number * len(queries) + len(answers), len(choices) * len(queries))
         yield f"answers/{number}", part_text(_encoded(answers))
 
 

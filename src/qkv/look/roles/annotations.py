@@ -188,7 +188,8 @@ def read_winobias(
         mentions = [span for span in spans if span not in pronouns]
         if len(mentions) != 1:
             continue  # two occupations in brackets do not define a question
-        others = tuple(m.span() for m in known.finditer(text) if not _overlap(m.span(), mentions[0]))
+        start, end = mentions[0]
+        others = tuple(found.span() for found in known.finditer(text) if found.end() <= start or end <= found.start())
         inner = known.search(text, *mentions[0])
         head = inner.span() if inner else mentions[0]
         if others and pronouns:
@@ -273,7 +274,3 @@ def _remove_brackets(marked: str) -> tuple[str, list[Span]]:
     pieces = re.split(r"[][]", marked)
     ends = list(accumulate(map(len, pieces)))
     return "".join(pieces), list(zip(ends[::2], ends[1::2], strict=False))
-
-
-def _overlap(a: Span, b: Span) -> bool:
-    return a[0] < b[1] and b[0] < a[1]

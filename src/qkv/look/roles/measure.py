@@ -15,16 +15,15 @@ import numpy as np
 from qkv.core.files import write_atomic
 from qkv.core.formatting import counted
 from qkv.core.progress import Progress, report
-from qkv.core.typing import Float, Int
+from qkv.core.typing import Float
 from qkv.errors import DataError
-from qkv.look.figure import INK, new_figure
+from qkv.look.figure import add_color_bar, color_figure, new_figure
 from qkv.look.roles.annotations import AnnotatedSentence, Question, Span
 from qkv.look.roles.scoring import EncodedSentence, QuestionResult, position_scores, score_question
 from qkv.look.text_model import TextModel
 from qkv.look.views import HeadRole
 
 if TYPE_CHECKING:
-    import torch
     from matplotlib.figure import Figure
 
     from qkv.interop.huggingface.attention_record import AttentionRecord
@@ -114,15 +113,13 @@ class RoleTable:
         least 0.5, and at least 30 sentences or questions were counted. For the role `broad`, the lower end must be at
         least 0.9 instead.
         """
-        labels: dict[tuple[int, int], list[HeadRole]] = {}
+        labels: dict[tuple[int, int], tuple[HeadRole, ...]] = {}
         for row in self.rows:
-            if row.group != "all" or row.count < _MIN_COUNT:
-                continue
-            clear = row.low >= 0.9 if row.role == "broad" else row.low >= row.baseline + _MARGIN
-            if clear and row.score >= 0.5:
+            clear = row.low >= (0.9 if row.role == "broad" else row.baseline + _MARGIN)
+            if row.group == "all" and row.count >= _MIN_COUNT and clear and row.score >= 0.5:
                 role = HeadRole(row.role, round(row.score, 3), round(row.baseline, 3), row.count)
-                labels.setdefault((row.layer, row.head), []).append(role)
-        return {place: tuple(roles) for place, roles in labels.items()}
+                labels[row.layer, row.head] = (*labels.get((row.layer, row.head), ()), role)
+        return labels
 
     def to_text(self, best: int = 3, groups: bool = False) -> str:
         """Return a text table with the scores of the best heads of each role.
@@ -131,19 +128,17 @@ class RoleTable:
             best: number of heads per role.
             groups: also include the scores of each group of sentences.
         """
-        lines = [f"{self.model}, {counted(self.sentences, 'sentence', 'sentences')}; scores with 95 % intervals", ""]
-        lines.append(
-            f"{'role':<13}{'sentences':<14}{'head':<7}{'score':<7}{'interval':<13}{'baseline':<10}{'neither':<9}count"
-        )
+        lines: list[tuple[object, ...]] = [
+            ("role", "sentences", "head", "score", "interval", "baseline", "neither", "count")
+        ]
         for role in self.roles():
             for group in self.groups(role) if groups else ["all"]:
-                lines += [
-                    f"{role:<13}{group:<14}{f'{row.layer}.{row.head}':<7}{row.score:<7.3f}"
-                    f"{f'{row.low:.3f}–{row.high:.3f}':<13}{row.baseline:<10.3f}"
-                    f"{'' if row.neither is None else f'{row.neither:.3f}':<9}{row.count}"
-                    for row in self.ranked(role, group)[:best]
-                ]
-        return "\n".join(lines)
+                for row in self.ranked(role, group)[:best]:
+                    numbers = f"{row.score:.3f}", f"{row.low:.3f}–{row.high:.3f}", f"{row.baseline:.3f}"
+                    neither = "" if row.neither is None else f"{row.neither:.3f}"
+                    lines.append((role, group, f"{row.layer}.{row.head}", *numbers, neither, row.count))
+        title = f"{self.model}, {counted(self.sentences, 'sentence', 'sentences')}; scores with 95 % intervals"
+        return "\n".join([title, "", *("{:<13}{:<14}{:<7}{:<7}{:<13}{:<10}{:<9}{}".format(*line) for line in lines)])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the table to a JSON file atomically.
@@ -191,16 +186,18 @@ class RoleTable:
             axes.set_axis_off()
         for axes, role in zip(grid.flat, chosen, strict=False):
             rows = self.ranked(role)
-            layers, heads = (1 + max(getattr(row, name) for row in rows) for name in ("layer", "head"))
-            scores = [[float("nan")] * heads for _ in range(layers)]
+            scores = np.full((1 + max(row.layer for row in rows), 1 + max(row.head for row in rows)), np.nan)
             for row in rows:
-                scores[row.layer][row.head] = row.score
+                scores[row.layer, row.head] = row.score
             image = axes.imshow(scores, cmap="Reds", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-            axes.set_title(f"{role}\nbaseline {rows[0].baseline:.2f}", fontsize=9, color=INK)
-            axes.set_xlabel("head", fontsize=8, color=INK)
-            axes.set_ylabel("layer", fontsize=8, color=INK)
-            axes.tick_params(labelsize=7, colors=INK)
-        figure.colorbar(image, ax=grid, shrink=0.7, label="score")
+            axes.set_title(f"{role}\nbaseline {rows[0].baseline:.2f}", fontsize=9)
+            axes.set_xlabel("head", fontsize=8)
+            axes.set_ylabel("layer", fontsize=8)
+            axes.tick_params(labelsize=7)
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.get_major_locator().set_params(integer=True)
+        add_color_bar(figure, image, grid, shrink=0.7, label="score")
+        color_figure(figure)
         return figure
 
 
@@ -296,6 +293,7 @@ def _run_model(
         longest.
     """
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
     from qkv.interop import record
     from qkv.readouts import Dense
@@ -306,9 +304,8 @@ def _run_model(
     for numbers in _batches([len(rows[number]["input_ids"]) for number in order], padding is not None):
         batch = [order[at] for at in numbers]
         given = [rows[number] for number in batch]
-        width = max(len(row["input_ids"]) for row in given)
         inputs = {
-            name: _padded([row[name] for row in given], width, padding or 0 if name == "input_ids" else 0)
+            name: pad_sequence([torch.tensor(row[name]) for row in given], True, (padding or 0) * (name == "input_ids"))
             for name in given[0]
             if name != "special_tokens_mask"
         }
@@ -329,14 +326,9 @@ def _run_model(
 
 def _tokenize(text_model: TextModel, text: str) -> tuple[dict[str, list[int]], tuple[Span, ...]]:
     """Return the inputs of the model and the mask of special tokens as lists, and the span of each token."""
-    encoded = text_model.tokenizer(
-        text,
-        return_offsets_mapping=True,
-        return_special_tokens_mask=True,
-        return_attention_mask=True,
-        truncation=text_model.max_tokens is not None,
-        max_length=text_model.max_tokens,
-    )
+    wanted = {f"return_{name}": True for name in ("offsets_mapping", "special_tokens_mask", "attention_mask")}
+    most = text_model.max_tokens
+    encoded = text_model.tokenizer(text, **wanted, truncation=most is not None, max_length=most)
     spans = tuple((int(start), int(end)) for start, end in encoded["offset_mapping"])
     return {name: list(encoded[name]) for name in encoded if name != "offset_mapping"}, spans
 
@@ -349,12 +341,6 @@ def _batches(lengths: Sequence[int], padded: bool) -> Iterator[range]:
         if full or (not padded and lengths[end] != lengths[begin]):
             yield range(begin, end)
             begin = end
-
-
-def _padded(rows: Sequence[list[int]], width: int, filler: int) -> Int[torch.Tensor, "rows width"]:
-    import torch
-
-    return torch.tensor([[*row, *[filler] * (width - len(row))] for row in rows])
 
 
 def _position_rows(role: str, group: str, heads: list[tuple[int, int]], measured: list[_Mass]) -> list[HeadScore]:

@@ -25,8 +25,7 @@ export function alignGroups(places, groups) {
     const of = tokens.map((token) => places[side][token]).filter((place) => place >= 0);
     return of.length ? [{ side, tokens, start: Math.min(...of), stop: Math.max(...of) + 1 }] : [];
   })).sort((a, b) => a.start - b.start);
-  /** @type {[number[], number[]][]} */
-  const unions = [];
+  const unions = /** @type {[number[], number[]][]} */ ([]);
   let end = -Infinity;
   for (const { side, tokens, start, stop } of found) {
     if (start >= end) unions.push([[], []]);

@@ -105,8 +105,7 @@ export class AxisChart extends AnswerChart {
 
 /** Return the runs of neighbours that are known. @param {number[]} indices @param {(i: number) => boolean} known @returns {number[][]} */
 function runsOf(indices, known) {
-  /** @type {number[][]} */
-  const runs = [[]];
+  const runs = /** @type {number[][]} */ ([[]]);
   for (const i of indices) known(i) ? runs[runs.length - 1].push(i) : runs.push([]);
   return runs.filter((run) => run.length);
 }

@@ -35,13 +35,11 @@ export class AnswerChart {
     /** the labels of values that are not on an axis @type {string[] | null} */
     this.labels = meta.value.labels || null;
     this.dark = false;
-    /** @type {any} */
-    this.answer = null;
-    /** @type {{keys: Uint16Array[], values: Uint16Array, count: number, shown: number} | null} */
-    this.points = null;
+    this.answer = /** @type {any} */ (null);
+    this.points = /** @type {{keys: Uint16Array[], values: Uint16Array, count: number, shown: number} | null} */ (null);
     this.at = /** @type {number[] | null} */ (null);
-    this.rows = /** @type {HTMLCanvasElement} */ (createElement("canvas", { class: "plate", "aria-hidden": "true" }));
-    this.weights = /** @type {HTMLCanvasElement} */ (createElement("canvas", { class: "plate", "aria-hidden": "true" }));
+    this.rows = createElement("canvas", { class: "plate", "aria-hidden": "true" });
+    this.weights = createElement("canvas", { class: "plate", "aria-hidden": "true" });
     this.drawing = createShape("svg", { class: "plate", "aria-hidden": "true" });
     this.handle = createElement("button", { class: "handle", type: "button" });
     this.element = createElement("div", { class: "chart", "data-mode": meta.mode }, [this.rows, this.weights, this.drawing, this.handle]);
@@ -88,23 +86,14 @@ export class AnswerChart {
     if (!this.at || event.ctrlKey || event.metaKey || event.altKey) return;
     const steps = event.shiftKey || event.key.startsWith("Page") ? 50 : 5;
     const [across, up] = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1], PageUp: [1, 0], PageDown: [-1, 0] }[event.key] || [0, 0];
-    const at = [...this.at];
-    if (event.key === "Home") at[0] = this.meta.keys[0].low;
-    else if (event.key === "End") at[0] = this.meta.keys[0].low + this.meta.keys[0].span;
-    else if (!across && !up) return;
+    const { keys } = this.meta;
+    const end = { Home: keys[0].low, End: keys[0].low + keys[0].span }[event.key];
+    if (end === undefined && !across && !up) return;
     event.preventDefault();
-    if (at.length === 1) at[0] += (across + up) * steps * this.stepOf(0);
-    else {
-      at[0] += across * steps * this.stepOf(0);
-      at[1] += up * steps * this.stepOf(1);
-    }
-    this.set(at);
-  }
-
-  /** The least step by keyboard: that of queries, or a thousandth of the axis. @param {number} axis */
-  stepOf(axis) {
-    const { step, span } = this.meta.keys[axis];
-    return Math.max(step / 5, span / 1000);
+    const moves = this.at.length === 1 ? [across + up] : [across, up];
+    // The least step is that of queries, or a thousandth of the axis.
+    const at = this.at.map((each, i) => each + moves[i] * steps * Math.max(keys[i].step / 5, keys[i].span / 1000));
+    this.set(end === undefined ? at : [end, ...at.slice(1)]);
   }
 
   /** Move the query, within the ends of the axes. @param {number[]} at */
@@ -122,26 +111,17 @@ export class AnswerChart {
     this.drawAnswer();
   }
 
-  /** Return the pen of an empty canvas. @param {HTMLCanvasElement} canvas */
-  clear(canvas) {
-    return screenPen(canvas, this.width, this.height);
-  }
-
   /** The edges of the area of both axes, in pixels. */
   get area() { return { left: 0, right: this.width, top: 0, bottom: this.height }; }
 
   /** @param {number} coordinate */
   x(coordinate) {
-    const [low, high] = this.across.ends;
-    const { left, right } = this.area;
-    return left + ((coordinate - low) / (high - low)) * (right - left);
+    return placed(this.across, coordinate, this.area.left, this.area.right);
   }
 
   /** @param {number} coordinate */
   y(coordinate) {
-    const [low, high] = this.up.ends;
-    const { top, bottom } = this.area;
-    return bottom - ((coordinate - low) / (high - low)) * (bottom - top);
+    return placed(this.up, coordinate, this.area.bottom, this.area.top);
   }
 
   /** Return the coordinates of the query at a place of the chart. @param {number} x @param {number} y @returns {number[]} */
@@ -162,7 +142,7 @@ export class AnswerChart {
    *  @param {[number, number]} radius without weight, and how much more with the largest @param {[number, number]} opacity likewise
    *  @param {(context: CanvasRenderingContext2D, share: number, x: number) => void} draw the outline of a row */
   discs([least, more], [faint, strong], draw) {
-    const context = this.clear(this.weights);
+    const context = screenPen(this.weights, this.width, this.height);
     const drawn = this.answer?.drawn;
     for (let i = (drawn?.weights.length ?? 0) - 1; i >= 0; i--) {
       const share = Math.abs(drawn.weights[i]);
@@ -232,8 +212,7 @@ export class AnswerChart {
   }
 
   drawAnswer() {
-    /** @type {SVGElement[]} */
-    const shapes = [];
+    const shapes = /** @type {SVGElement[]} */ ([]);
     this.fill((tag, given, text) => shapes.push(createShape(tag, given, text)));
     this.drawing.replaceChildren(...shapes);
     this.placeHandle();
@@ -242,6 +221,11 @@ export class AnswerChart {
   /** Draw the axes and the answer. @param {Add} add */
   fill(add) { add("g", {}); }
   placeHandle() {}
-  drawRows() { this.dots(this.clear(this.rows), () => this.colours.rows); }
+  drawRows() { this.dots(screenPen(this.rows, this.width, this.height), () => this.colours.rows); }
   drawWeights() {}
+}
+
+/** Return the place between two pixels of a coordinate of an axis. @param {any} axis @param {number} coordinate @param {number} start @param {number} stop */
+function placed({ ends: [low, high] }, coordinate, start, stop) {
+  return start + ((coordinate - low) / (high - low)) * (stop - start);
 }

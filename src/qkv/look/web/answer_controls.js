@@ -6,51 +6,42 @@ import { createElement, createSelect } from "./dom.js";
  *  @param {any} meta @param {Record<string, string>} settings which the controls change
  *  @param {() => void} change called after a change */
 export function createControls(meta, settings, change) {
-  const named = (/** @type {string[]} */ names, /** @type {string} */ current) =>
-    /** @type {[string, string][]} */ ([["", "automatic"], ...new Set([...names, ...(current ? [current] : [])])].map((name) => (Array.isArray(name) ? name : [name, name])));
   const set = (/** @type {string} */ name) => (/** @type {string} */ value) => {
     settings[name] = value;
-    refresh();
+    bandwidth?.refresh();
     change();
   };
-  const group = (/** @type {(Node | null)[]} */ children, /** @type {string} */ hint) =>
-    createElement("div", { class: "setting" }, [...children, hint ? createElement("p", { class: "hint", text: hint }) : null]);
-  const parts = [];
-  const { saved } = meta;
-  if (!saved) {
-    const what = meta.kernels.length ? "how the weight falls with the distance" : "how query and key are compared";
-    parts.push(group([createSelect("Score", named(meta.scores, settings.score), settings.score, set("score"))], what));
-  }
-  const bandwidth = meta.bandwidth.length ? createBandwidth(meta, settings, set("bandwidth")) : null;
-  if (bandwidth) parts.push(group([bandwidth.element], "rows within about this distance count"));
-  const neighbours = createNeighbours(meta, settings, set("neighbours"));
-  if (neighbours) parts.push(group([neighbours], "rows that may get weight; empty: all that match"));
-  if (!saved) {
-    parts.push(group([createSelect("Normalizer", named(meta.normalizers, settings.normalizer), settings.normalizer, set("normalizer"))], "how scores become weights"));
-    /** @type {[string, string][]} */
-    const aggregates = [["", "automatic"], ["mean", "mean of the values"], ["vote", "vote"]];
-    if (meta.lines) aggregates.push(["local-linear", "line through the rows"]);
-    parts.push(group([createSelect("Answer", aggregates, settings.aggregate, set("aggregate"))], ""));
-    parts.push(group([createField("Filter", "where", "SQL", "text")], `SQL predicate, such as ${exampleOf(meta)}`));
-    const [limit, name] = meta.mode === "typed" ? ["Least similarity", "min_similarity"] : ["Largest distance", "max_distance"];
-    parts.push(group([createField(limit, name, "automatic", "number")], "of a match"));
-    parts.push(group([createField("Rows shown", "top", "10", "number")], ""));
-  }
-
+  /** @param {string} label @param {string} name @param {[string, string][]} options */
+  const choice = (label, name, options) => createSelect(label, [["", "automatic"], ...options], settings[name], set(name));
+  const named = (/** @type {string} */ label, /** @type {string} */ name, /** @type {string[]} */ names) =>
+    choice(label, name, [...new Set([...names, settings[name]])].filter(Boolean).map((one) => [one, one]));
   /** @param {string} label @param {string} name @param {string} placeholder @param {string} type */
-  function createField(label, name, placeholder, type) {
-    const box = /** @type {HTMLInputElement} */ (createElement("input", {
+  const field = (label, name, placeholder, type) => {
+    const box = createElement("input", {
       type, placeholder, value: settings[name], "data-setting": name, step: "any", min: type === "number" ? 0 : undefined, spellcheck: "false", autocomplete: "off",
       onchange: () => set(name)(box.value.trim() || (name === "top" ? "10" : "")),
-    }));
+    });
     return createElement("label", { class: "control" }, [createElement("span", { text: label }), box]);
-  }
-
-  const refresh = () => {
-    if (bandwidth) bandwidth.refresh();
   };
-  refresh();
-  return createElement("form", { class: "dials", "aria-label": "settings", onsubmit: (/** @type {Event} */ event) => event.preventDefault() }, parts);
+  const bandwidth = meta.bandwidth.length ? createBandwidth(meta, settings, set("bandwidth")) : null;
+  bandwidth?.refresh();
+  const [limit, name] = meta.mode === "typed" ? ["Least similarity", "min_similarity"] : ["Largest distance", "max_distance"];
+  const aggregates = /** @type {[string, string][]} */ ([["mean", "mean of the values"], ["vote", "vote"]]);
+  if (meta.lines) aggregates.push(["local-linear", "line through the rows"]);
+  /** whether an exported page has it, too, the control, and what it means @type {[boolean, (() => HTMLElement | null), string][]} */
+  const parts = [
+    [false, () => named("Score", "score", meta.scores), meta.kernels.length ? "how the weight falls with the distance" : "how query and key are compared"],
+    [true, () => bandwidth && bandwidth.element, "rows within about this distance count"],
+    [true, () => createNeighbours(meta, settings, set("neighbours")), "rows that may get weight; empty: all that match"],
+    [false, () => named("Normalizer", "normalizer", meta.normalizers), "how scores become weights"],
+    [false, () => choice("Answer", "aggregate", aggregates), ""],
+    [false, () => field("Filter", "where", "SQL", "text"), `SQL predicate, such as ${exampleOf(meta)}`],
+    [false, () => field(limit, name, "automatic", "number"), "of a match"],
+    [false, () => field("Rows shown", "top", "10", "number"), ""],
+  ];
+  const groups = parts.filter(([saved]) => saved || !meta.saved).map(([, create, hint]) => [create(), hint && createElement("p", { class: "hint", text: hint })]);
+  const shown = groups.filter(([control]) => control).map((children) => createElement("div", { class: "setting" }, /** @type {any} */ (children)));
+  return createElement("form", { class: "dials", "aria-label": "settings", onsubmit: (/** @type {Event} */ event) => event.preventDefault() }, shown);
 }
 
 /** Return a predicate over the columns of the table. @param {any} meta */
@@ -73,7 +64,7 @@ function createBandwidth(meta, settings, set) {
   const output = createElement("output", {});
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let later;
-  const slider = /** @type {HTMLInputElement} */ (createElement("input", {
+  const slider = createElement("input", {
     type: "range", min: steps ? 0 : -250, max: steps ? steps.length - 1 : 250, step: steps ? 1 : 5, "aria-label": "Bandwidth",
     oninput: () => {
       const text = textAt(Number(slider.value));
@@ -81,7 +72,7 @@ function createBandwidth(meta, settings, set) {
       clearTimeout(later);
       later = setTimeout(() => set(text), 120);
     },
-  }));
+  });
   const reset = createElement("button", { type: "button", text: "Automatic", onclick: () => set("") });
   const unit = meta.keys.length === 1 && meta.keys[0].kind !== "number" ? " days" : "";
   const refresh = () => {
@@ -97,16 +88,15 @@ function createBandwidth(meta, settings, set) {
   return { element, refresh };
 }
 
-/** Create the control of the number of neighbours.
- *  @param {any} meta @param {Record<string, string>} settings @param {(text: string) => void} set */
+/** Create the control of the number of neighbours. @param {any} meta @param {Record<string, string>} settings @param {(text: string) => void} set */
 function createNeighbours(meta, settings, set) {
   if (meta.saved) {
     if (meta.saved.neighbours.length < 2) return null;
     return createSelect("Neighbours", meta.saved.neighbours.map((/** @type {string} */ each) => [each, each || "all"]), settings.neighbours, set);
   }
-  const box = /** @type {HTMLInputElement} */ (createElement("input", {
+  const box = createElement("input", {
     type: "number", min: 1, step: 1, placeholder: "all", value: settings.neighbours, "data-setting": "neighbours",
     oninput: () => set(Number(box.value) >= 1 ? String(Math.floor(Number(box.value))) : ""),
-  }));
+  });
   return createElement("label", { class: "control" }, [createElement("span", { text: "Neighbours" }), box]);
 }

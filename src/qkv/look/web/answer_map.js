@@ -2,6 +2,7 @@
 
 import { AnswerChart, LABEL_COLOURS, shortened } from "./answer_chart.js";
 import { tickMarks } from "./answer_ticks.js";
+import { screenPen } from "./drawing.js";
 
 const [MAP_LEFT, MAP_RIGHT, MAP_TOP, MAP_BOTTOM] = [66, 14, 12, 84];
 
@@ -32,7 +33,7 @@ export class MapChart extends AnswerChart {
   }
 
   drawRows() {
-    const context = this.clear(this.rows);
+    const context = screenPen(this.rows, this.width, this.height);
     const { size, values, labels } = this.field;
     const [low, span] = [this.meta.value.low, this.meta.value.span];
     const { left, right, top, bottom } = this.area;

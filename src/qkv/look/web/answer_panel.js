@@ -37,8 +37,8 @@ export function createAnswerPanel(meta, onPrinted) {
     const { columns, rows, measure, hidden } = answer.evidence;
     table.hidden = !rows.length;
     caption.textContent = `The ${rows.length === 1 ? "row" : `${rows.length} rows`} with the largest weight`;
-    const titles = ["weight", ...(measure ? [measure] : []), ...columns.map((/** @type {any} */ column) => column.name)];
-    head.replaceChildren(createElement("tr", {}, titles.map((text, i) => createElement("th", { scope: "col", text, class: i && i <= (measure ? 1 : 0) ? "number" : "" }))));
+    const titles = [{ name: "weight" }, ...(measure ? [{ name: measure, numeric: true }] : []), ...columns];
+    head.replaceChildren(createElement("tr", {}, titles.map(({ name, numeric }) => createElement("th", { scope: "col", text: name, class: numeric ? "number" : "" }))));
     body.replaceChildren(...rows.map((/** @type {any} */ row) => {
       const bar = createElement("span", { class: row.share < 0 ? "bar negative" : "bar", style: { width: `${Math.round(Math.abs(row.share) * 70)}px` } });
       const cells = row.cells.map((/** @type {string} */ text, /** @type {number} */ i) =>
@@ -53,7 +53,7 @@ export function createAnswerPanel(meta, onPrinted) {
   };
 
   const parts = [createElement("h2", { text: "The same answer elsewhere" }), command.element, call.element];
-  if (meta.printed) parts.push(shown);
+  if (meta.printed) parts.push(/** @type {any} */ (shown));
   return {
     fill,
     headline: createElement("div", { class: "told" }, [headline, statistics]),

@@ -14,6 +14,14 @@ export function tickMarks(kind, low, high, most) {
   return numberMarks(low, high, most);
 }
 
+/** Return ticks at multiples of a step. @param {number} low @param {number} high @param {number} step
+ *  @param {(at: number) => string} text @returns {Tick[]} */
+function marksAt(low, high, step, text) {
+  const first = Math.ceil(low / step - 1e-9);
+  const count = Math.max(0, Math.min(60, Math.floor(high / step + 1e-9) - first + 1)) || 0;
+  return Array.from({ length: count }, (_, i) => (first + i) * step || 0).map((at) => ({ at, text: text(at) }));
+}
+
 /** @param {number} low @param {number} high @param {number} most @returns {Tick[]} */
 function numberMarks(low, high, most) {
   const least = (high - low) / Math.max(1, most);
@@ -21,16 +29,12 @@ function numberMarks(low, high, most) {
   const step = power * ([1, 2, 5, 10].find((each) => each * power >= least * (1 - 1e-9)) || 10);
   const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
   const largest = Math.max(Math.abs(low), Math.abs(high));
-  const marks = [];
-  for (let i = Math.ceil(low / step - 1e-9) || 0; i * step <= high + 1e-9 * step; i++) {
-    const at = i * step || 0;
+  return marksAt(low, high, step, (at) => {
     const text = largest >= 1e9 || (largest < 1e-4 && largest > 0)
       ? at.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e")
       : at.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits, useGrouping: largest >= 1e4 });
-    marks.push({ at, text: text.replace("-", "−") });
-    if (marks.length > 50) break;
-  }
-  return marks;
+    return text.replace("-", "−");
+  });
 }
 
 /** Ticks of days since 1970. @param {number} low @param {number} high @param {number} most @returns {Tick[]} */
@@ -38,25 +42,14 @@ function dateMarks(low, high, most) {
   const days = (high - low) / Math.max(1, most);
   const iso = (/** @type {number} */ at) => new Date(at * DAY).toISOString();
   if (Math.abs(low) * DAY > 8.6e15 || Math.abs(high) * DAY > 8.6e15) return [];
-  const marks = [];
   if (days > 27) {
     const months = [1, 2, 3, 6, 12, 24, 60, 120, 240, 600, 1200, 2400, 6000, 12000].find((each) => each * 30.4 >= days) || 24000;
     const first = new Date(low * DAY);
     const start = Math.floor((first.getUTCFullYear() * 12 + first.getUTCMonth()) / months) * months;
-    for (let month = start; marks.length < 60; month += months) {
-      const moment = new Date(0);
-      moment.setUTCFullYear(Math.floor(month / 12), ((month % 12) + 12) % 12, 1);
-      const at = moment.getTime() / DAY;
-      if (!(at <= high)) break;
-      if (at >= low) marks.push({ at, text: months >= 12 ? iso(at).slice(0, -20) : iso(at).slice(0, -17) });
-    }
-    return marks;
+    const places = Array.from({ length: 62 }, (_, i) => new Date(0).setUTCFullYear(0, start + i * months, 1) / DAY);
+    return places.filter((at) => at >= low && at <= high).map((at) => ({ at, text: iso(at).slice(0, months >= 12 ? -20 : -17) }));
   }
-  const whole = [1, 2, 4, 7, 14, 28].find((each) => each >= days) || 28;
-  if (days >= 0.6) {
-    for (let at = Math.ceil(low / whole) * whole; at <= high; at += whole) marks.push({ at, text: iso(at).slice(0, 10) });
-    return marks;
-  }
+  if (days >= 0.6) return marksAt(low, high, [1, 2, 4, 7, 14, 28].find((each) => each >= days) || 28, (at) => iso(at).slice(0, 10));
   const minutes = MINUTES.find((each) => each >= days * 1440);
   if (minutes === undefined || days * 1440 < 0.4) {
     return numberMarks((low % 1) * 86400, (low % 1) * 86400 + (high - low) * 86400, most).map(({ at }) => {
@@ -64,24 +57,19 @@ function dateMarks(low, high, most) {
       return { at: place, text: iso(place).slice(11, 23).replace(/\.?0+$/, "") };
     });
   }
-  const step = minutes / 1440;
-  for (let at = Math.ceil(low / step) * step; at <= high; at += step) {
+  return marksAt(low, high, minutes / 1440, (at) => {
     const text = iso(at + 1e-7);
-    marks.push({ at, text: text.slice(11, 16) === "00:00" ? text.slice(0, 10) : text.slice(11, 16) });
-  }
-  return marks;
+    return text.slice(11, 16) === "00:00" ? text.slice(0, 10) : text.slice(11, 16);
+  });
 }
 
 /** Ticks of hours since midnight. @param {number} low @param {number} high @param {number} most @returns {Tick[]} */
 function clockMarks(low, high, most) {
   const least = ((high - low) * 60) / Math.max(1, most);
-  const step = (MINUTES.find((each) => each >= least) || 720) / 60;
-  const marks = [];
-  for (let at = Math.ceil(low / step) * step; at <= high + 1e-9; at += step) {
+  return marksAt(low, high, (MINUTES.find((each) => each >= least) || 720) / 60, (at) => {
     const minutes = Math.round(at * 60);
-    marks.push({ at, text: `${String(Math.floor(minutes / 60)).padStart(2, "0")}:${String(minutes % 60).padStart(2, "0")}` });
-  }
-  return marks;
+    return [Math.floor(minutes / 60), minutes % 60].map((part) => String(part).padStart(2, "0")).join(":");
+  });
 }
 
 /** @param {string} text numbers of two bytes, in base64 @returns {Uint16Array} */
@@ -90,8 +78,7 @@ export function unpackPositions(text) {
   return new Uint16Array(bytes.buffer, 0, bytes.length >> 1);
 }
 
-/** Create an element of a drawing.
- *  @param {string} tag @param {Record<string, any>} attributes @param {string} [text] */
+/** Create an element of a drawing. @param {string} tag @param {Record<string, any>} attributes @param {string} [text] */
 export function createShape(tag, attributes, text) {
   const shape = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) shape.setAttribute(name, String(value));

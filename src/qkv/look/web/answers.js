@@ -25,8 +25,7 @@ function renderAnswers({ model, el }) {
   const respond = model.get("respond") || (async (/** @type {any} */ request) => (await /** @type {any} */ (kernel)({ request }))[0].response);
   const linked = model.get("linked") === true;
   const start = new URLSearchParams(linked ? location.hash.slice(1) : "");
-  /** @type {Record<string, string>} */
-  const settings = { ...meta.settings };
+  const settings = /** @type {Record<string, string>} */ ({ ...meta.settings });
   for (const name of Object.keys(settings)) if (start.has(name) && !meta.saved) settings[name] = start.get(name) || "";
   let dark = start.has("dark") ? start.get("dark") === "1" : matchMedia("(prefers-color-scheme: dark)").matches;
   let query = start.get("query") || meta.query;
@@ -36,8 +35,7 @@ function renderAnswers({ model, el }) {
   let running = false;
   /** Changes with the settings that affect the curve. */
   let curveFor = "";
-  /** @type {number[][]} */
-  let places = [];
+  let places = /** @type {number[][]} */ ([]);
   let pointsFor = "";
 
   el.classList.add("qkv-look", "qkv-answers");
@@ -50,10 +48,10 @@ function renderAnswers({ model, el }) {
   const move = (/** @type {number[]} */ at) => ask({ at });
   const chart = meta.mode === "axis" ? new AxisChart(meta, move) : meta.mode === "map" ? new MapChart(meta, move) : new ValuesChart(meta);
   const listed = meta.completions.length ? createElement("datalist", { id: "keys" }, meta.completions.map((/** @type {string} */ value) => createElement("option", { value }))) : null;
-  const box = /** @type {HTMLInputElement} */ (createElement("input", {
+  const box = createElement("input", {
     type: "text", class: "query", value: query, list: listed ? "keys" : undefined, spellcheck: "false", autocomplete: "off", "aria-label": `Query: ${meta.key_names.join(", ")}`,
     oninput: () => box.value.trim() && ask({ query: box.value }),
-  }));
+  });
   const controls = createControls(meta, settings, () => ask({ query }));
   const theme = createCheckBox("Dark", dark, (checked) => {
     dark = checked;

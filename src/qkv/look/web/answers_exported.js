@@ -5,8 +5,7 @@ import { fromJson, partOf, unpack } from "./unpack.js";
 
 const savedMeta = JSON.parse(partOf("data"));
 const savedGrid = savedMeta.saved;
-/** @type {Map<string, Promise<any>>} */
-const opened = new Map();
+const opened = /** @type {Map<string, Promise<any>>} */ (new Map());
 
 /** Return a part of the file, which is unpacked on first use. @param {string} name */
 function openPart(name) {
@@ -16,18 +15,16 @@ function openPart(name) {
 
 /** Return the answers for some settings. @param {any} settings @returns {Promise<any[]>} */
 function answersFor(settings) {
-  const [row, column] = [savedGrid.bandwidths.indexOf(settings.bandwidth), savedGrid.neighbours.indexOf(settings.neighbours)];
-  return openPart(`answers/${Math.max(0, row) * savedGrid.neighbours.length + Math.max(0, column)}`);
+  const { bandwidths, neighbours } = savedGrid;
+  const [row, column] = [bandwidths.indexOf(settings.bandwidth), neighbours.indexOf(settings.neighbours)].map((at) => Math.max(0, at));
+  return openPart(`answers/${row * neighbours.length + column}`);
 }
 
 /** Return the index of the query that is nearest to a place. @param {number[]} at */
 function nearestTo(at) {
-  let [best, least] = [0, Infinity];
-  savedGrid.places.forEach((/** @type {number[]} */ place, /** @type {number} */ i) => {
-    const distance = at.reduce((sum, each, axis) => sum + ((each - place[axis]) / savedMeta.keys[axis].span) ** 2, 0);
-    if (distance < least) [best, least] = [i, distance];
-  });
-  return best;
+  const distances = savedGrid.places.map((/** @type {number[]} */ place) =>
+    at.reduce((sum, each, axis) => sum + ((each - place[axis]) / savedMeta.keys[axis].span) ** 2, 0));
+  return distances.indexOf(Math.min(...distances.filter(Number.isFinite)));
 }
 
 /** Return the coordinates of a typed query, or null if they cannot be read. @param {string} text */
@@ -66,6 +63,5 @@ async function respondFromFile(request) {
   return every[nearestTo(at)];
 }
 
-/** @type {Record<string, any>} */
-const exportedFields = { meta: savedMeta, respond: respondFromFile, linked: true };
+const exportedFields = /** @type {Record<string, any>} */ ({ meta: savedMeta, respond: respondFromFile, linked: true });
 answers.render({ model: { get: (/** @type {string} */ name) => exportedFields[name] }, el: /** @type {HTMLElement} */ (document.getElementById("look")) });

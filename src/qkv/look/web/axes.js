@@ -23,8 +23,7 @@ const BOLD = 1.13;
  *  @returns {AxisDrawing} */
 export function axisDrawing(side, groups, names, pixels) {
   const { curve, patches } = side;
-  /** @type {Map<number, HTMLCanvasElement>} */
-  const cut = new Map();
+  const cut = /** @type {Map<number, HTMLCanvasElement>} */ (new Map());
   return {
     curve: curve ? {
       name: curve.name, low: groups.map((group) => Math.min(...group.map((i) => curve.low[i]))),
@@ -69,8 +68,7 @@ export function curveDepths(mapData, size, rooms = [Infinity, Infinity]) {
  *    size of the labels and of the names, the names, distance from the map, length of the labels of rows and columns, and the rows and
  *    columns that always have labels, with their colour */
 export function axisItems(mapData, box, part, { size, nameSize, names, gap, room, selected, mark }) {
-  /** @type {import("./drawing.js").Drawing["items"]} */
-  const items = [];
+  const items = /** @type {import("./drawing.js").Drawing["items"]} */ ([]);
   const depths = curveDepths(mapData, size);
   const labelled = [0, 1].map((axis) => {
     const [first, count, length] = [part[axis], part[axis + 2], axis ? box.width : box.height];

@@ -12,11 +12,9 @@ const DIGITS = 900;
 /** The value of a weight that is too small for its code; the smallest positive number of 32 bits. */
 export const TINY = 2 ** -149;
 
-/** @type {Map<number, Float32Array>} */
-const decoded = new Map();
+const decoded = /** @type {Map<number, Float32Array>} */ (new Map());
 
-/** Return the weight of each code.
- *  @param {number} exponent of the map */
+/** Return the weight of each code. @param {number} exponent of the map */
 export function weightsOfCodes(exponent) {
   let table = decoded.get(exponent);
   if (table) return table;
@@ -35,8 +33,7 @@ export function weightsOfCodes(exponent) {
   return table;
 }
 
-/** Convert codes to weights.
- *  @param {Uint16Array} codes @param {number} exponent */
+/** Convert codes to weights. @param {Uint16Array} codes @param {number} exponent */
 export function dequantize(codes, exponent) {
   const table = weightsOfCodes(exponent);
   const weights = new Float32Array(codes.length);
@@ -44,8 +41,7 @@ export function dequantize(codes, exponent) {
   return weights;
 }
 
-/** Return bytes as codes; the bytes of each code are in the order of the processor, lower byte first.
- *  @param {Uint8Array} bytes */
+/** Return bytes as codes; the bytes of each code are in the order of the processor, lower byte first. @param {Uint8Array} bytes */
 export function codesOf(bytes) {
   const aligned = bytes.byteOffset % 2 === 0 ? bytes : bytes.slice();
   return new Uint16Array(aligned.buffer, aligned.byteOffset, aligned.byteLength >> 1);

@@ -90,8 +90,7 @@ export function colourOf(palette, share) {
   return (share < 0 ? palette.negative : palette.positive).subarray(at, at + 4);
 }
 
-/** Return the CSS colour of a share.
- *  @param {Palette} palette @param {number} share */
+/** Return the CSS colour of a share. @param {Palette} palette @param {number} share */
 export function cssColour(palette, share) {
   const [red, green, blue] = Array.from(colourOf(palette, share));
   return `rgb(${red} ${green} ${blue})`;
@@ -102,8 +101,7 @@ export function channels(css) {
   return css.startsWith("#") ? [1, 3, 5].map((at) => parseInt(css.slice(at, at + 2), 16)) : (css.match(/\d+/g) || []).slice(0, 3).map(Number);
 }
 
-/** Return a text colour that is readable on the colour of a share.
- *  @param {Palette} palette @param {number} share */
+/** Return a text colour that is readable on the colour of a share. @param {Palette} palette @param {number} share */
 export function inkOn(palette, share) {
   const [red, green, blue] = Array.from(colourOf(palette, share));
   return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#10141b" : "#ffffff";

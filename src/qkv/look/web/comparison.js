@@ -2,7 +2,7 @@
 
 import { alignViews } from "./align.js";
 import { formatWeight } from "./codes.js";
-import { createElement, createSelect, fillSelect } from "./dom.js";
+import { createButton, createElement, createSelect, fillSelect } from "./dom.js";
 import { MEAN_HEAD } from "./load.js";
 import { ALL_HEADS } from "./matrix.js";
 import { quoted } from "./text_names.js";
@@ -41,9 +41,8 @@ export class Comparison {
     /** the head of the compared text */
     this.element = createSelect("Its head", [], "", (value) => { state.other = value; handlers.refresh(); });
     this.others = createElement("details", { class: "unaligned" });
-    this.ranking = createElement("section", { "aria-label": "heads that differ" }, [
-      createElement("button", { class: "ask", text: "Which heads differ most?", onclick: () => this.#rank() }), this.list, this.pairs,
-    ]);
+    const ask = createButton("Which heads differ most?", () => this.#rank());
+    this.ranking = createElement("section", { "aria-label": "heads that differ" }, [ask, this.list, this.pairs]);
     this.request = 0;
     /** from `Source.aligned`, by the indices of two views @type {Map<string, number[][][]>} */
     this.places = new Map();
@@ -181,19 +180,15 @@ export class Comparison {
       this.list.replaceChildren(
         createElement("span", { class: "quiet", text: "share of the attention that moves: " }),
         ...found.slice(0, LISTED).map((/** @type {[number, number, number]} */ [layer, head, distance]) =>
-          createElement("button", {
-            class: "ask", text: `${layers[layer].name}, ${layers[layer].heads[head]}: ${formatWeight(distance)}`,
-            onclick: () => handlers.select(layer, head),
-          })),
+          createButton(`${layers[layer].name}, ${layers[layer].heads[head]}: ${formatWeight(distance)}`, () => handlers.select(layer, head))),
       );
       this.pairs.replaceChildren(
         createElement("span", { class: "quiet", text: "largest differences of single weights: " }),
-        ...pairs.map((/** @type {number[]} */ [layer, head, query, key, first, second]) =>
-          createElement("button", {
-            class: "ask",
-            text: `${quoted(queries.tokens[query])} → ${quoted((keys || queries).tokens[key])}, ${layers[layer].name}, ${layers[layer].heads[head]}: ${formatWeight(first)} − ${second < 0 ? `(${formatWeight(second)})` : formatWeight(second)}`,
-            onclick: () => handlers.selectPair(layer, head, query, key),
-          })),
+        ...pairs.map((/** @type {number[]} */ [layer, head, query, key, first, second]) => {
+          const pair = `${quoted(queries.tokens[query])} → ${quoted((keys || queries).tokens[key])}, ${layers[layer].name}, ${layers[layer].heads[head]}`;
+          const weights = `${formatWeight(first)} − ${second < 0 ? `(${formatWeight(second)})` : formatWeight(second)}`;
+          return createButton(`${pair}: ${weights}`, () => handlers.selectPair(layer, head, query, key));
+        }),
       );
     } catch (error) {
       handlers.report(`The heads could not be compared: ${error instanceof Error ? error.message : error}`);
@@ -201,8 +196,7 @@ export class Comparison {
   }
 }
 
-/** A map of a view: of a head, or of the mean of a layer.
- *  @typedef {{view: any, index: number, layer: number, head: number}} Shown */
+/** A map of a view: of a head, or of the mean of a layer. @typedef {{view: any, index: number, layer: number, head: number}} Shown */
 
 /** Return the title of a map or of its difference to another one without the text, and in parts: one for each map, of which a figure may
  *  shorten the name of the text.

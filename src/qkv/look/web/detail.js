@@ -24,7 +24,7 @@ const TOP = 10;
 const none = () => {};
 
 /** @typedef {Object} Side
- *  @property {string[]} tokens @property {string[]} pieces @property {boolean[]} special
+ *  @property {string[]} tokens @property {boolean[]} special
  *  @property {string} text @property {[number, number][]} spans characters of each token in the text
  *  @property {Record<string, (number | string)[]>} units for each unit, such as "words", the group of each token; −1 or "": none
  *  @property {number[]} [segments] index of the text of each token of a pair; −1: none
@@ -38,7 +38,7 @@ const none = () => {};
  *  @property {string} name @property {string} label the model, if the page has several @property {string} model @property {string} kind self, cross or decoder
  *  @property {Side} queries @property {Side | null} keys null: the same as the queries
  *  @property {{name: string, heads: string[]}[]} layers
- *  @property {{maximum: number, minimum: number, exponent: number, normalized: boolean}[][]} ranges of each head
+ *  @property {{exponent: number, normalized: boolean}[][]} ranges of each head
  *  @property {Record<string, import("./roles.js").Role[]>} roles by "layer,head"
  *  @property {{layer: number, head: number, query: number, key: number} | null} [opening] what is shown first
  *  @property {string} [note] a remark shown beside the maps
@@ -86,34 +86,43 @@ export class Detail {
     this.badges = createElement("ul", { class: "badges", "aria-label": "roles of this head" });
     this.steps = new Steps((at) => this.#point(at, this.key, true));
     this.digits = createElement("button", {
-      class: "flow", text: "All digits", onclick: () => this.#showAllDigits(),
+      class: "flow", text: "All digits", onclick: () => {
+        const { computed, selection: { token, keyToken } } = this;
+        const weight = /** @type {any} */ (source.weight)(.../** @type {number[]} */ (computed), token, keyToken);
+        this.#addNumber("weight", weight.then((/** @type {string} */ text) => `in float32: ${text.replace(/^-/, "−")}`));
+      },
       title: "The weight of the selected pair as it is computed in float32. Its last two or three digits depend on rounding in the layers before. Click a cell first to keep it.",
     });
     this.opener = createElement("button", { class: "flow", onclick: open });
-    this.flow = createElement("button", { class: "flow", text: "Flow of this pair", onclick: () => this.#computeFlow() });
+    this.flow = createElement("button", { class: "flow", text: "Flow of this pair", onclick: () => {
+      const flow = /** @type {any} */ (source.flow)(this.index, this.query, this.key);
+      this.#addNumber("flow", flow.then((/** @type {number} */ number) => `flow through all layers: ${formatWeight(number)}`));
+    } });
     this.element = createElement("section", { class: "detail" }, [
       this.title, this.badges, this.steps.element, createElement("div", { class: "line" }, [this.readout, this.opener, this.digits, this.flow, this.pin]),
       createElement("div", { class: "side" }, [createElement("div", { class: "sheet" }, [this.map.canvas, this.bar, this.queries.element, this.keys.element]), this.beside]),
     ]);
     this.query = 0;
     this.key = 0;
-    /** @type {import("./load.js").Loaded | null} */
-    this.matrix = null;
+    this.matrix = /** @type {import("./load.js").Loaded | null} */ (null);
     /** the tokens of the rows and of the columns @type {[number[][], number[][]]} */
     this.groups = [[], []];
     /** the heads whose lines are shown in place of the map @type {{matrix: import("./load.js").Loaded, name: string}[]} */
     this.overlaid = [];
-    /** @type {import("./map_data.js").ShownImage | null} */
-    this.image = null;
+    this.image = /** @type {import("./map_data.js").ShownImage | null} */ (null);
     /** @type {(import("./map.js").MapData & {loadRow?: (row: number, first: number, last: number) => Promise<void>}) | null} */
     this.mapData = null;
     /** the keys of largest weight for a query of a tiled map @type {((query: number) => Promise<[number, number][]>) | null} */
     this.loadRow = null;
-    /** @type {View | null} */
-    this.view = null;
+    this.view = /** @type {View | null} */ (null);
     this.request = 0;
+    // The pinned pair is shown again after the pointer has left the map or the words.
     for (const part of [this.map.canvas, this.queries.element, this.keys.element, this.lines.canvas, this.picture.canvas]) {
-      part.addEventListener("pointerleave", () => this.#leave());
+      part.addEventListener("pointerleave", () => {
+        if (this.map.pinned === null || !this.mapData) return;
+        this.map.point(this.query, this.key);
+        this.#updateReadout();
+      });
     }
     this.element.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.release();
@@ -165,7 +174,9 @@ export class Detail {
     const parts = names.parts.flatMap(({ sign, text, head }, i) =>
       [createElement("span", { class: "of", text: `${i ? " " : ""}${sign}${text}${text ? " · " : ""}` }), createElement("span", { class: "whole", text: head.replace(/^ · /, "") })]);
     this.title.replaceChildren(...parts, this.weighted ? " · × norm of the value" : "");
-    this.#badges(other || heads.length ? [] : view.roles[`${layer},${head}`] || []);
+    const roles = other || heads.length ? [] : view.roles[`${layer},${head}`] || [];
+    this.badges.replaceChildren(...roles.map((role) => createElement("li", { class: "badge", text: badgeText(role), title: explainScore(role) })));
+    this.badges.hidden = roles.length === 0;
     this.map.canvas.setAttribute("aria-label", `attention map of ${names.short}`);
     // The texts of a pair whose attention is shown; undefined: both.
     const [from, to] = segmentsOf(view, options.pairs);
@@ -203,11 +214,9 @@ export class Detail {
     this.element.removeAttribute("aria-busy");
   }
 
-  /** Select a pair of tokens.
-   *  @param {number} query @param {number} key */
+  /** Select a pair of tokens. @param {number} query @param {number} key */
   go(query, key) {
-    if (!this.mapData) return;
-    this.#point(Math.min(query, this.mapData.rows - 1), Math.min(key, this.mapData.columns - 1), true, false);
+    this.#point(query, key, true, false);
   }
 
   /** Return the row and the column of a pair of tokens of the text. @param {number[]} tokens */
@@ -221,8 +230,7 @@ export class Detail {
     this.go(row, column);
   }
 
-  /** @param {number} row @param {number} column @param {boolean} select false: the pointer hovers
-   *  @param {boolean} [notify] call `onSelect` */
+  /** @param {number} row @param {number} column @param {boolean} select false: the pointer hovers @param {boolean} [notify] call `onSelect` */
   #point(row, column, select, notify = true) {
     const mapData = this.mapData;
     if (!mapData) return;
@@ -246,9 +254,8 @@ export class Detail {
     const shaded = this.self ? this.queries : this.keys;
     if (!this.self) this.keys.build(mapData.keys, column, this.options.maxTokens);
     if (changed || select) {
-      const paint = () => this.#paintTokens();
-      paint();
-      this.#table(row);
+      this.#paintTokens();
+      this.#table(row).catch((/** @type {Error} */ error) => this.report(`This row could not be loaded: ${error.message}`));
       const { view, index } = this;
       if (view && index !== undefined) {
         const { token, name } = this.selection;
@@ -260,7 +267,7 @@ export class Detail {
         Promise.all([mapData.loadRow(row, first, first + shown - 1), mapData.loadRow(row, column, column)])
           .then(() => {
             if (mapData !== this.mapData || row !== this.query) return;
-            paint();
+            this.#paintTokens();
             this.#updateReadout();
           })
           .catch((/** @type {Error} */ error) => this.report(`These weights could not be loaded: ${error.message}`));
@@ -285,13 +292,6 @@ export class Detail {
     const own = [`q${view.queries.units.sentences?.[token] ?? -1}`, `k${(view.keys || view.queries).units.sentences?.[keyToken] ?? -1}`];
     // Queries and keys of one text are opened together.
     return (view.keys ? own : own.map((one) => one.replace("k", "q"))).filter((one) => !one.endsWith("-1"));
-  }
-
-  /** Show the pinned pair again after the pointer has left the map or the words. */
-  #leave() {
-    if (this.map.pinned === null || !this.mapData) return;
-    this.map.point(this.query, this.key);
-    this.#updateReadout();
   }
 
   /** The first tokens of a row and a column, which are their positions in the texts. */
@@ -371,36 +371,13 @@ export class Detail {
     }
   }
 
-  /** Show the weight of the selected pair with all its digits. */
-  #showAllDigits() {
-    const { computed, source, selection: { token, keyToken } } = this;
-    this.#addNumber("weight", /** @type {any} */ (source.weight)(.../** @type {number[]} */ (computed), token, keyToken)
-      .then((/** @type {string} */ text) => `in float32: ${text.replace(/^-/, "−")}`));
-  }
-
-  /** Show the maximum flow of the selected pair through all layers and heads. */
-  #computeFlow() {
-    this.#addNumber("flow", /** @type {any} */ (this.source.flow)(this.index, this.query, this.key)
-      .then((/** @type {number} */ flow) => `flow through all layers: ${formatWeight(flow)}`));
-  }
-
   /** @param {number} row */
   async #table(row) {
+    const { request, matrix } = this;
     const mapData = /** @type {any} */ (this.mapData);
-    let rows;
-    if (this.matrix) rows = this.matrix.parts ? strongestDifferences(/** @type {any} */ (this.matrix), row, TOP) : strongest(this.matrix, row, TOP);
-    else {
-      const request = this.request;
-      let strongestKeys;
-      try {
-        strongestKeys = await /** @type {any} */ (this.loadRow)(row);
-      } catch (error) {
-        this.report(`This row could not be loaded: ${error instanceof Error ? error.message : error}`);
-        return;
-      }
-      if (request !== this.request || row !== this.query) return;
-      rows = strongestKeys.map((/** @type {[number, number]} */ [key, weight]) => ({ key, weight }));
-    }
+    const rows = matrix ? (matrix.parts ? strongestDifferences(/** @type {any} */ (matrix), row, TOP) : strongest(matrix, row, TOP))
+      : (await /** @type {any} */ (this.loadRow)(row)).map((/** @type {[number, number]} */ [key, weight]) => ({ key, weight }));
+    if (request !== this.request || row !== this.query) return;
     fillTable(
       this.top, mapData.queries[row],
       rows.map((/** @type {any} */ entry) => ({ ...entry, name: mapData.keys[entry.key], position: this.tokens(row, entry.key).key, error: mapData.error(row, entry.key) })),
@@ -411,13 +388,6 @@ export class Detail {
     );
   }
 
-  /** @param {import("./roles.js").Role[]} roles */
-  #badges(roles) {
-    this.badges.replaceChildren(
-      ...roles.map((role) => createElement("li", { class: "badge", text: badgeText(role), title: explainScore(role) })),
-    );
-    this.badges.hidden = roles.length === 0;
-  }
 
   /** Shade the tokens by their weights for the selected query. */
   #paintTokens() {
@@ -428,8 +398,7 @@ export class Detail {
     this.#drawLines();
   }
 
-  /** Select a patch of the image as query, or as key if the queries are no patches.
-   *  @param {number} patch @param {boolean} click */
+  /** Select a patch of the image as query, or as key if the queries are no patches. @param {number} patch @param {boolean} click */
   #patch(patch, click) {
     const { image } = this;
     if (!image) return;
@@ -439,17 +408,10 @@ export class Detail {
     if (at >= 0) click ? this.#pin(...pair) : this.#point(...pair, false);
   }
 
-  /** Draw the weights on the image. */
-  #drawPicture() {
-    const { matrix, image } = this;
-    if (!matrix || !image || !this.map.range) return;
-    this.picture.show(image, matrix, this.query, this.key, shadeOf(this.map.range));
-  }
-
-  /** Draw the lines between words, in the colours of the map. */
+  /** Draw the weights on the image, and the lines between words, in the colours of the map. */
   #drawLines() {
-    this.#drawPicture();
-    const { matrix, overlaid, map: { range } } = this;
+    const { matrix, image, overlaid, map: { range } } = this;
+    if (matrix && image && range) this.picture.show(image, matrix, this.query, this.key, shadeOf(range));
     if (!matrix || this.lines.element.hidden || !(range || overlaid.length)) return;
     const width = matrix.keys.length;
     const common = { queries: matrix.queries, keys: matrix.keys, query: this.query, key: this.key, palette: this.map.colours, pinned: this.map.pinned !== null };

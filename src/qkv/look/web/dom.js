@@ -1,8 +1,8 @@
 // Helpers for DOM elements. Text is always set as text, never as HTML, because a token may hold markup.
 
-/** Create an element.
- *  @param {string} tag @param {Record<string, any>} [attributes] `text`, `style` with the names of properties, `on…` handlers, and attributes
- *  @param {(Node | null)[]} [children] */
+/** Create an element. @template {keyof HTMLElementTagNameMap} T
+ *  @param {T} tag @param {Record<string, any>} [attributes] `text`, `style` with the names of properties, `on…` handlers, and attributes
+ *  @param {(Node | null)[]} [children] @returns {HTMLElementTagNameMap[T]} */
 export function createElement(tag, attributes = {}, children = []) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -16,11 +16,20 @@ export function createElement(tag, attributes = {}, children = []) {
   return element;
 }
 
+/** Create a button. @param {string} text @param {() => void} onclick @param {Record<string, any>} [more] attributes */
+export const createButton = (text, onclick, more = {}) => createElement("button", { class: "ask", text, onclick, ...more });
+
+/** Return the place to which a key moves in a list; undefined: none. @param {KeyboardEvent} event @param {number} at @param {number} last
+ *  @returns {number | undefined} */
+export function placeOfKey({ key }, at, last) {
+  return { ArrowLeft: at - 1, ArrowUp: at - 1, ArrowRight: at + 1, ArrowDown: at + 1, Home: 0, End: last }[key];
+}
+
 /** Create a drop-down list with its label.
  *  @param {string} label @param {[string, string, string?][]} options value and text of each, and its whole text if it is shortened
  *  @param {string} selected @param {(value: string) => void} change @param {string} [style] class of the list */
 export function createSelect(label, options, selected, change, style) {
-  const select = /** @type {HTMLSelectElement} */ (createElement("select", { class: style, onchange: () => { updateTooltip(select); change(select.value); } }));
+  const select = createElement("select", { class: style, onchange: () => { updateTooltip(select); change(select.value); } });
   const control = createElement("label", { class: "control" }, [createElement("span", { text: label }), select]);
   fillSelect(control, options, selected);
   return control;
@@ -40,12 +49,9 @@ function updateTooltip(select) {
   select.title = select.selectedOptions[0]?.title || select.selectedOptions[0]?.textContent || "";
 }
 
-/** Create a check box with its label.
- *  @param {string} label @param {boolean} checked @param {(checked: boolean) => void} change */
+/** Create a check box with its label. @param {string} label @param {boolean} checked @param {(checked: boolean) => void} change */
 export function createCheckBox(label, checked, change) {
-  const box = /** @type {HTMLInputElement} */ (
-    createElement("input", { type: "checkbox", checked, onchange: () => change(box.checked) })
-  );
+  const box = createElement("input", { type: "checkbox", checked, onchange: () => change(box.checked) });
   return createElement("label", { class: "control" }, [box, createElement("span", { text: label })]);
 }
 
@@ -60,9 +66,9 @@ export function createSection(name, title, children) {
     }
   };
   const open = stored((store) => store.getItem(`qkv-look-${name}`)) === "open";
-  const section = /** @type {HTMLDetailsElement} */ (createElement("details", {
+  const section = createElement("details", {
     class: name, open, ontoggle: () => stored((store) => store.setItem(`qkv-look-${name}`, section.open ? "open" : "closed")),
-  }, [createElement("summary", { text: title }), createElement("div", {}, children)]));
+  }, [createElement("summary", { text: title }), createElement("div", {}, children)]);
   return section;
 }
 
@@ -86,8 +92,7 @@ export function moveSelection(before, selected) {
   if (focused) selected?.focus();
 }
 
-/** Scroll to an element if less than half of a part of it is visible.
- *  @param {HTMLElement} part @param {HTMLElement} element */
+/** Scroll to an element if less than half of a part of it is visible. @param {HTMLElement} part @param {HTMLElement} element */
 export function scrollIfHidden(part, element) {
   const { top, bottom, height } = part.getBoundingClientRect();
   if (Math.min(bottom, innerHeight) - Math.max(top, 0) >= Math.min(height, innerHeight) / 2) return;
@@ -95,8 +100,7 @@ export function scrollIfHidden(part, element) {
   element.scrollIntoView({ block: "start", behavior: still ? "auto" : "smooth" });
 }
 
-/** Let the browser save a file.
- *  @param {string} name @param {BlobPart} content @param {string} type */
+/** Let the browser save a file. @param {string} name @param {BlobPart} content @param {string} type */
 export function download(name, content, type) {
   const url = URL.createObjectURL(new Blob([content], { type }));
   const link = createElement("a", { href: url, download: name });

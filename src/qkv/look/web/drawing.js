@@ -13,7 +13,14 @@ const LINE = 0.4;
 /** The first family is the font of PDF files. */
 const FAMILY = '"DejaVu Sans", "Segoe UI", Arial, sans-serif';
 
-const ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
+const ruler = newPen(1, 1);
+
+/** Return the pen of a new canvas. @param {number} width @param {number} height in pixels */
+export function newPen(width, height) {
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [width, height];
+  return /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+}
 
 /** Give a canvas its size on the screen, or another one in CSS pixels, and return its pen, which draws in CSS pixels.
  *  @param {HTMLCanvasElement} canvas @param {number} [width] @param {number} [height] */
@@ -45,10 +52,9 @@ export function drawInFrames(canvas, shown, draw) {
 
 /** Return a canvas with an image, or with some of its rows. @param {ImageData} image @param {number} [top] @param {number} [height] */
 export function imageCanvas(image, top = 0, height = image.height) {
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [image.width, height];
-  /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, -top);
-  return canvas;
+  const pen = newPen(image.width, height);
+  pen.putImageData(image, 0, -top);
+  return pen.canvas;
 }
 
 /** Return the width of a text in points. @param {string} text @param {number} size in points */
@@ -72,8 +78,7 @@ export function fitText(text, size, width) {
 
 /** Break a text into lines of at most `width` points. @param {string} text @param {number} size @param {number} width */
 export function wrapText(text, size, width) {
-  /** @type {string[]} */
-  const lines = [];
+  const lines = /** @type {string[]} */ ([]);
   for (const word of text.split(" ")) {
     const longer = lines.length ? `${lines[lines.length - 1]} ${word}` : word;
     if (lines.length && textWidth(longer, size) <= width) lines[lines.length - 1] = longer;
@@ -117,26 +122,19 @@ ${parts.join("\n")}
 
 /** Return an image of which each pixel covers the same number of pixels. @param {Picture} item */
 function enlarged({ width, height, canvas }) {
-  const large = document.createElement("canvas");
-  large.width = canvas.width * Math.ceil(((width / 72) * SVG_DPI) / canvas.width);
-  large.height = canvas.height * Math.ceil(((height / 72) * SVG_DPI) / canvas.height);
-  const pen = /** @type {CanvasRenderingContext2D} */ (large.getContext("2d"));
+  const times = (/** @type {number} */ points, /** @type {number} */ pixels) => pixels * Math.ceil(((points / 72) * SVG_DPI) / pixels);
+  const pen = newPen(times(width, canvas.width), times(height, canvas.height));
   pen.imageSmoothingEnabled = false;
-  pen.drawImage(canvas, 0, 0, large.width, large.height);
-  return large;
+  pen.drawImage(canvas, 0, 0, pen.canvas.width, pen.canvas.height);
+  return pen.canvas;
 }
 
 /** Draw a drawing on a new canvas. @param {Drawing} drawing @param {number} dpi pixels per inch */
 export function drawingToCanvas({ width, height, paper, ink, items }, dpi) {
-  const canvas = document.createElement("canvas");
-  canvas.width = Math.round((width / 72) * dpi);
-  canvas.height = Math.round((height / 72) * dpi);
-  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-  pen.fillStyle = paper;
-  pen.fillRect(0, 0, canvas.width, canvas.height);
-  pen.scale(canvas.width / width, canvas.height / height);
-  paintItems(pen, items, ink, LINE);
-  return canvas;
+  const pen = newPen(Math.round((width / 72) * dpi), Math.round((height / 72) * dpi));
+  pen.scale(pen.canvas.width / width, pen.canvas.height / height);
+  paintItems(pen, [{ kind: "shape", points: corners(0, 0, width, height), fill: paper }, ...items], ink, LINE);
+  return pen.canvas;
 }
 
 /** Draw items. @param {CanvasRenderingContext2D} pen @param {Drawing["items"]} items @param {string} ink @param {number} line its width */
@@ -174,8 +172,7 @@ export function drawText(pen, { x, y, text, size, anchor, rotated, bold, fill },
   pen.restore();
 }
 
-/** Return an image of a drawing with the resolution in its metadata, so that it has its width in inches.
- *  @param {Drawing} drawing */
+/** Return an image of a drawing with the resolution in its metadata, so that it has its width in inches. @param {Drawing} drawing */
 export async function drawingToPng(drawing) {
   const blob = /** @type {Blob} */ (await new Promise((resolve) => drawingToCanvas(drawing, PNG_DPI).toBlob(resolve)));
   const bytes = new Uint8Array(await blob.arrayBuffer());

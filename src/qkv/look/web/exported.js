@@ -5,8 +5,7 @@ import { fromParts } from "./source.js";
 import { partOf } from "./unpack.js";
 
 const meta = JSON.parse(partOf("data"));
-/** @type {Record<string, any>} */
-const fields = { meta, source: fromParts(meta, partOf), linked: true };
+const fields = /** @type {Record<string, any>} */ ({ meta, source: fromParts(meta, partOf), linked: true });
 heads.render({
   model: { get: (/** @type {string} */ name) => fields[name] },
   // The page that saved this file named its state.

@@ -4,7 +4,7 @@ import { axisItems, curveDepths } from "./axes.js";
 import { formatWeight } from "./codes.js";
 import { cssColour, pixels } from "./colour.js";
 import { SIGNS } from "./difference.js";
-import { corners, fitText, imageCanvas, textWidth, wrapText } from "./drawing.js";
+import { corners, fitText, imageCanvas, newPen, textWidth, wrapText } from "./drawing.js";
 import { barLabels, describeRange } from "./legend.js";
 import { quoted } from "./text_names.js";
 
@@ -37,8 +37,7 @@ export function mapsFigure(details, inches, theme) {
   const width = inches * 72;
   const each = (width - bar.width - PAD) / details.length;
   const title = (/** @type {import("./detail.js").Detail} */ one) => one.title.textContent || "";
-  /** @type {Drawing} */
-  const drawing = { width, height: 0, title: details.map(title).join(" | "), ...theme, items: [] };
+  const drawing = /** @type {Drawing} */ ({ width, height: 0, title: details.map(title).join(" | "), ...theme, items: [] });
   const rowLabel = Math.max(...details.map(({ map }) => widestLabel(/** @type {any} */ (map.mapData), map.part, 0, each)));
   const titles = details.map((detail) => titleLines(detail, each - 2 * PAD));
   const lines = Math.max(...titles.map((one) => one.length));
@@ -65,8 +64,7 @@ export function gridFigure(overview, title, inches, theme) {
   const pitch = (width - left - bar.width - 2 * PAD) / most;
   const cell = pitch * 0.94;
   let top = PAD;
-  /** @type {Drawing} */
-  const drawing = { width, height: 0, title, ...theme, items: [] };
+  const drawing = /** @type {Drawing} */ ({ width, height: 0, title, ...theme, items: [] });
   const lines = title ? titleWrapped(title, width - 2 * PAD) : [];
   lines.forEach((text, i) => drawing.items.push({ kind: "text", x: width / 2, y: top + 6 + TITLE_LEADING * i, text, size: SIZE.title, anchor: "middle" }));
   top += lines.length ? 4 + TITLE_LEADING * lines.length : 0;
@@ -165,6 +163,8 @@ function panelItems(detail, titles, top, x0, width, rowLabel, ink) {
   const { map } = detail;
   const mapData = /** @type {import("./map.js").MapData} */ (map.mapData);
   const [, , rows, columns] = map.part;
+  const [high, wide] = [Math.min(rows, MOST_IMAGE_CELLS), Math.min(columns, MOST_IMAGE_CELLS)];
+  const image = pixels(mapData.cells(map.part, high, wide, map.reduction), wide, /** @type {any} */ (map.range), map.colours);
   const columnLabel = widestLabel(mapData, map.part, 1, width);
   const [beside, below] = curveDepths(mapData, SIZE.tick).map(({ depth }) => depth);
   const left = x0 + PAD + AXIS + rowLabel + PAD + beside;
@@ -173,7 +173,7 @@ function panelItems(detail, titles, top, x0, width, rowLabel, ink) {
   /** @type {Drawing["items"]} */
   const items = [
     ...titles.map((text, i) => /** @type {Text} */ ({ kind: "text", x: x0 + width / 2, y: PAD + 6 + TITLE_LEADING * i, text, size: SIZE.title, anchor: "middle" })),
-    { kind: "image", x: left, y: top, width: across, height: down, canvas: cellsImage(map) },
+    { kind: "image", x: left, y: top, width: across, height: down, canvas: imageCanvas(image) },
     { kind: "shape", points: corners(left, top, across, down), stroke: ink },
     ...pinnedItems(detail, left, top, across, down),
   ];
@@ -181,13 +181,6 @@ function panelItems(detail, titles, top, x0, width, rowLabel, ink) {
     size: SIZE.tick, nameSize: SIZE.axis, names: ["query (attends)", "key (attended)"], gap: PAD, room: [rowLabel, columnLabel], selected: [[], []],
   }).items);
   return { items, top, height: down, bottom: top + down + below + PAD + columnLabel + PAD + AXIS };
-}
-
-/** @param {import("./map.js").MapView} map */
-function cellsImage(map) {
-  const { mapData, part, reduction, range, colours: palette } = /** @type {any} */ (map);
-  const [down, across] = [Math.min(part[2], MOST_IMAGE_CELLS), Math.min(part[3], MOST_IMAGE_CELLS)];
-  return imageCanvas(pixels(mapData.cells(part, down, across, reduction), across, range, palette));
 }
 
 /** Return the width of the colour bar with its labels, and a function that returns its items at a place.
@@ -200,9 +193,7 @@ function barOf(range, palette, ink, quantity) {
   const low = signed ? -1 : 0;
   const more = scale !== "row" && largest > top * 1.0005;
   const width = Math.max(3 * PAD + BAR + Math.max(...labels.map(({ text }) => textWidth(text, SIZE.tick))), 2 * PAD + textWidth(label, SIZE.tick));
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [1, 256];
-  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  const pen = newPen(1, 256);
   for (let i = 0; i < 256; i++) {
     pen.fillStyle = cssColour(palette, low + ((255 - i) / 255) * (1 - low));
     pen.fillRect(0, i, 1, 1);
@@ -214,7 +205,7 @@ function barOf(range, palette, ink, quantity) {
     const arrow = (/** @type {number} */ share, /** @type {number} */ edge, /** @type {number} */ tip) =>
       /** @type {Drawing["items"][number]} */ ({ kind: "shape", points: [[left, edge], [left + BAR, edge], [left + BAR / 2, tip]], fill: cssColour(palette, share) });
     return [
-      { kind: "image", x: left, y, width: BAR, height, canvas },
+      { kind: "image", x: left, y, width: BAR, height, canvas: pen.canvas },
       { kind: "shape", points: corners(left, y, BAR, height), stroke: ink },
       ...(more ? [arrow(1, y - 0.5, y - 6)] : []), ...(more && signed ? [arrow(-1, y + height + 0.5, y + height + 6)] : []),
       ...labels.map(({ share, text }) => /** @type {Text} */ ({ kind: "text", x: left + BAR + PAD, y: place(share), text, size: SIZE.tick, anchor: "start" })),

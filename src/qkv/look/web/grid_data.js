@@ -24,7 +24,7 @@ export async function loadGrid(source, view, index, options, side) {
   const small = rows.length && columns.length && n * width * ranges.length <= MOST_GRID_WEIGHTS;
   if (!changed || !small) {
     const note = changed ? " They are too large to follow the settings: they show all tokens and plain weights." : "";
-    const maps = (await source.thumbnails(index)).map((weights, i) => ({ weights, shared: ranges[i].normalized }));
+    const maps = (await source.thumbnails(index)).map((/** @type {Float32Array} */ weights, /** @type {number} */ i) => ({ weights, shared: ranges[i].normalized }));
     return { maps, normalized: true, queries: n, keys: width, note };
   }
   const [heads, norms] = await Promise.all([

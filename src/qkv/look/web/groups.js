@@ -2,8 +2,7 @@
 
 import { errorOfWeight, MASKED } from "./codes.js";
 
-/** Texts of a pair whose tokens are the queries and the keys, by the name of a filter.
- *  @type {Record<string, [number, number]>} */
+/** Texts of a pair whose tokens are the queries and the keys, by the name of a filter. @type {Record<string, [number, number]>} */
 const SEGMENTS = { aa: [0, 0], ab: [0, 1], ba: [1, 0], bb: [1, 1] };
 /** A rectangle of patches, from the row and column of one corner to those of the opposite one. */
 const REGION = /^(\d+),(\d+)\s*[–-]\s*(\d+),(\d+)$/;
@@ -38,10 +37,8 @@ export function viewGroups(view, { unit, hide, pairs, opened = "" }) {
  *  @param {Set<number>} [opened] sentences that are shown by their tokens */
 export function groupsOf(side, unit, hide = false, segment = -1, opened = new Set()) {
   const owners = side.units[unit] ?? [];
-  /** @type {number[][]} */
-  const groups = [];
-  /** @type {string | number} */
-  let last = -1;
+  const groups = /** @type {number[][]} */ ([]);
+  let last = /** @type {string | number} */ (-1);
   side.tokens.forEach((_, i) => {
     if ((hide && side.special[i]) || (segment >= 0 && side.segments?.[i] !== segment)) return;
     const owner = unit === "sentences" && opened.has(Number(owners[i])) ? -1 : owners[i] ?? -1;
@@ -81,9 +78,8 @@ export function findPhrase(side, phrase) {
   if (region && side.patches) return findRegion(side, side.patches.grid, region.slice(1).map(Number));
   const wanted = text.split(/\s+/);
   const words = groupsOf(side, "words");
-  const names = words.map((group) => group.map((i) => side.pieces[i]).join("").trim().toLowerCase());
-  /** @type {number[][]} */
-  const found = [];
+  const names = words.map((group) => nameOf(side, group, "words").trim().toLowerCase());
+  const found = /** @type {number[][]} */ ([]);
   for (let at = 0; at + wanted.length <= names.length; at++) {
     if (!wanted.every((word, i) => names[at + i] === word)) continue;
     found.push(words.slice(at, at + wanted.length).flat());
@@ -154,4 +150,3 @@ export function errorOf({ weights, error }, width, rows, columns, always = false
 function areSingle(groups, count) {
   return groups.length === count && groups.every((group, i) => group.length === 1 && group[0] === i);
 }
-

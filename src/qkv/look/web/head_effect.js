@@ -17,7 +17,11 @@ export class HeadEffect {
     /** layer, head and percent @type {[number, number, number][]} */
     this.changes = changes.split("_").map((one) => one.split(".").map(Number))
       .filter((one) => one.length === 3 && one.every((number) => Number.isInteger(number) && number >= 0)).map(([a, b, c]) => [a, b, c]);
-    this.add = createElement("button", { class: "ask", onclick: () => this.#add() });
+    this.add = createElement("button", { class: "ask", onclick: () => {
+      const { layer, head } = /** @type {import("./questions.js").Place} */ (this.place);
+      this.changes = [...this.changes.filter(([l, h]) => l !== layer || h !== head), [layer, head, 0]];
+      this.#changed();
+    } });
     this.list = createElement("div", { class: "line" });
     this.result = createElement("div", { class: "result", "aria-live": "polite" });
     this.element = createElement("div", {}, [createElement("div", { class: "line" }, [this.add]), this.list, this.result]);
@@ -47,8 +51,7 @@ export class HeadEffect {
     });
   }
 
-  /** Show the effect at the selected query.
-   *  @param {import("./questions.js").Place} place */
+  /** Show the effect at the selected query. @param {import("./questions.js").Place} place */
   async update(place) {
     this.place = place;
     const { view, index, layer, head } = place;
@@ -80,12 +83,6 @@ export class HeadEffect {
       if (request === this.request) this.result.textContent = `The model could not run: ${error instanceof Error ? error.message : error}`;
     }
     if (request === this.request) this.result.removeAttribute("aria-busy");
-  }
-
-  #add() {
-    const { layer, head } = /** @type {import("./questions.js").Place} */ (this.place);
-    this.changes = [...this.changes.filter(([l, h]) => l !== layer || h !== head), [layer, head, 0]];
-    this.#changed();
   }
 
   #changed() {

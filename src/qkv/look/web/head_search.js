@@ -1,7 +1,7 @@
 // The question which heads attend from one word to another, over all texts of the page.
 
 import { formatWeight, MASKED } from "./codes.js";
-import { createElement, createTable } from "./dom.js";
+import { createButton, createElement, createTable } from "./dom.js";
 import { findPhrase, groupsOf, merge, nameOf, POSITIONS } from "./groups.js";
 import { ALL_HEADS } from "./matrix.js";
 import { quoted } from "./text_names.js";
@@ -17,8 +17,7 @@ const LISTED_HEADS = 12;
  *  @param {number} shown index of the view whose tokens positions count
  *  @returns {Promise<{model: string, kind: string, layer: number, head: number, weight: number, places: Place[]}[]>} */
 export async function searchHeads(meta, source, query, key, shown) {
-  /** @type {Map<string, any>} */
-  const heads = new Map();
+  const heads = /** @type {Map<string, any>} */ (new Map());
   for (const [index, view] of meta.views.entries()) {
     if (view.levels || (index !== shown && [query, key].some((one) => POSITIONS.test(one)))) continue;
     const axis = view.keys || view.queries;
@@ -53,11 +52,6 @@ export async function searchHeads(meta, source, query, key, shown) {
   return found.sort((a, b) => b.weight - a.weight);
 }
 
-/** Return the word that a token belongs to. @param {any} axis @param {number} token */
-function wordAt(axis, token) {
-  return nameOf(axis, groupsOf(axis, "words").find((group) => group.includes(token)) ?? [token], "words");
-}
-
 export class HeadSearch {
   /** @param {any} meta @param {import("./source.js").Source} source @param {string} asked "query → key" of the link
    *  @param {{shown: () => number, go: (view: number, layer: number, head: number, query: number[], key: number[]) => void,
@@ -68,7 +62,7 @@ export class HeadSearch {
     this.handlers = handlers;
     const [query, key] = asked.split("→");
     const field = (/** @type {string} */ label, /** @type {string} */ value, /** @type {string} */ example) =>
-      /** @type {HTMLInputElement} */ (createElement("input", { type: "text", "aria-label": label, value, placeholder: example, size: 12 }));
+      createElement("input", { type: "text", "aria-label": label, value, placeholder: example, size: 12 });
     this.query = field("word that attends", query || "", "a word");
     this.key = field("word that is attended to", key || "", "a word");
     /** the words that were filled in */
@@ -86,6 +80,7 @@ export class HeadSearch {
   update({ view, token, keyToken }) {
     const { query: queryField, key: keyField } = this;
     const own = queryField.value === this.filled[0] && keyField.value === this.filled[1];
+    const wordAt = (/** @type {any} */ axis, /** @type {number} */ token) => nameOf(axis, groupsOf(axis, "words").find((group) => group.includes(token)) ?? [token], "words");
     const typing = document.activeElement === queryField || document.activeElement === keyField;
     if (own && !typing && !view.levels) {
       this.filled = [wordAt(view.queries, token), wordAt(view.keys || view.queries, keyToken)];
@@ -122,10 +117,7 @@ export class HeadSearch {
       const best = head.places[0];
       const { layers } = views[best.view];
       const name = `${layers[head.layer].name}, ${layers[head.layer].heads[head.head]}`;
-      const go = createElement("button", {
-        class: "ask", text: models > 1 ? `${name} (${head.model})` : name,
-        onclick: () => this.handlers.go(best.view, head.layer, head.head, best.query, best.key),
-      });
+      const go = createButton(models > 1 ? `${name} (${head.model})` : name, () => this.handlers.go(best.view, head.layer, head.head, best.query, best.key));
       const ranks = head.places.map(({ rank }) => rank);
       const first = ranks.filter((rank) => rank === 1).length;
       const numbers = [head.weight, ...(many ? [head.places[places - 1].weight, best.weight] : [])];

@@ -22,6 +22,8 @@ import { besidePicture } from "./static_picture.js";
 import { shortNames } from "./text_names.js";
 import { followWidth } from "./width.js";
 
+/** Parts of the state that links leave out. @type {Record<string, unknown>} */
+const USUAL = { compare: -1, top: 0, pairs: "all", how: "map" };
 /** Milliseconds for which a message is shown that is not an error. */
 const NOTICE = 10_000;
 /** Number of sentences of a long text from which on their map is too large. */
@@ -212,8 +214,8 @@ function render({ model, el, hash }) {
     notePins();
     const hash = new URLSearchParams();
     for (const [name, value] of Object.entries(state)) {
-      if ((name === "compare" && value === -1) || (name === "top" && !value) || (name === "pairs" && value === "all") || (value === false && name !== "dark") || value === "") continue;
-      if (["other", "how", "mean", "beside"].includes(name) && state.compare < 0) continue;
+      if (value === "" || value === USUAL[name] || (value === false && name !== "dark")) continue;
+      if (["other", "mean", "beside"].includes(name) && state.compare < 0) continue;
       hash.set(name, typeof value === "boolean" ? (value ? "1" : "0") : String(value));
     }
     return hash.toString();
@@ -415,15 +417,14 @@ function render({ model, el, hash }) {
     const where = !model.get("served") ? "" : ` on this machine while qkv runs${meta.html ? "; for colleagues, save the page as HTML" : ""}`;
     copied.then(() => notify(`The link is copied. It restores this state${where}.`), () => notify(`Copy the address of this page. It restores this state${where}.`));
   };
-  const top = /** @type {HTMLInputElement} */ (createElement("input", {
+  const top = createElement("input", {
     type: "number", min: 0, step: "any", class: "number", placeholder: "automatic", value: state.top || null, disabled: state.scale === "row",
     title: "Weight from which on the colour is strongest; empty: automatic",
     onchange: () => { state.top = Math.max(0, Number(top.value) || 0); repaint(); },
-  }));
+  });
   const compareControl = createSelect("Compare with", [["-1", "none"], ...(views.length > 1 ? views : /** @type {[string, string][]} */ ([["0", "another head"]]))],
     String(state.compare), (value) => { state.compare = Number(value); comparison.build(); refresh(); });
-  /** @type {[string, string][]} */
-  let headNames = [];
+  let headNames = /** @type {[string, string][]} */ ([]);
   const headControl = createSelect("Head", headNames, "", (value) => { const [l, h] = value.split(",").map(Number); selectHead(l, h); });
   const viewControl = createSelect("View", [], "", (value) => {
     [state.how] = value.split(" ");
@@ -504,15 +505,14 @@ function unitsOf(views, source) {
   return ["tokens", ...new Set(found)];
 }
 
-/** Create the tokens of numbered axes, because the server sends only their number.
- *  @param {any} meta */
+/** Create the tokens of numbered axes, because the server sends only their number. @param {any} meta */
 function withNumberedTokens(meta) {
   const side = (/** @type {any} */ sent) => {
     if (!sent || sent.count === undefined) return sent;
     const tokens = Array.from({ length: sent.count }, (_, i) => String(i));
     const numbers = tokens.map(Number);
     const spans = numbers.map((i) => [i, i + 1]);
-    return { tokens, pieces: tokens, units: { words: numbers }, special: tokens.map(() => false), text: "", spans };
+    return { tokens, units: { words: numbers }, special: tokens.map(() => false), text: "", spans };
   };
   // Every panel names its model if there are several.
   const label = (/** @type {any} */ view) => (meta.models > 1 ? view.model : "");

@@ -4,8 +4,7 @@
  *  @param {any} model of anywidget @returns {(fields: any) => Promise<[any, DataView[]]>} */
 export function toKernel(model) {
   let last = 0;
-  /** @type {Map<number, (response: [any, DataView[]]) => void>} */
-  const pending = new Map();
+  const pending = /** @type {Map<number, (response: [any, DataView[]]) => void>} */ (new Map());
   model.on("msg:custom", (/** @type {any} */ message, /** @type {DataView[]} */ buffers) => {
     pending.get(message.id)?.([message, buffers]);
     pending.delete(message.id);

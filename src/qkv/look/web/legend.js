@@ -41,8 +41,7 @@ export function barLabels(range, faint = false) {
 /** What the colours between the ends follow. */
 const FOLLOWS = { auto: "the logarithm of the", linear: "the", sqrt: "the square root of the", log: "the logarithm of the", row: "the" };
 
-/** Describe in words what the colours mean. The largest weight is that of the cells that are drawn.
- *  @param {import("./range.js").Range} range */
+/** Describe in words what the colours mean. The largest weight is that of the cells that are drawn. @param {import("./range.js").Range} range */
 export function describeRange(range) {
   const { scale, start, top, largest, rule, signed } = range;
   const size = signed ? "magnitude" : "weight";

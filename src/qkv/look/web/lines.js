@@ -49,12 +49,11 @@ export class Lines {
    *  @param {(head: number) => void} remove called to remove a head */
   constructor(hover, pick, remove) {
     this.remove = remove;
-    this.canvas = /** @type {HTMLCanvasElement} */ (createElement("canvas", { class: "lines", role: "img" }));
+    this.canvas = createElement("canvas", { class: "lines", role: "img" });
     this.note = createElement("p", { class: "hint" });
     this.legend = createElement("ul", { class: "badges", "aria-label": "heads of the lines" });
     this.element = createElement("div", { class: "between" }, [this.legend, this.canvas, this.note]);
-    /** @type {Pairs | null} */
-    this.pairs = null;
+    this.pairs = /** @type {Pairs | null} */ (null);
     /** the head that stands out; −1: none */
     this.marked = -1;
     this.hovered = false;
@@ -118,8 +117,7 @@ export class Lines {
   get #lines() {
     const { heads, least, query } = /** @type {Pairs} */ (this.pairs);
     const [rows, columns] = /** @type {[number, number][]} */ ([this.rows, this.columns]);
-    /** @type {Line[]} */
-    const found = [];
+    const found = /** @type {Line[]} */ ([]);
     heads.forEach((head, i) => {
       for (let row = rows[0]; row < rows[0] + rows[1]; row++) {
         for (let column = columns[0]; column < columns[0] + columns[1]; column++) {
@@ -150,8 +148,7 @@ export class Lines {
     const { queries, keys, heads, palette, query, key, pinned } = /** @type {Pairs} */ (this.pairs);
     const [rows, columns] = /** @type {[number, number][]} */ ([this.rows, this.columns]);
     const { side, row: high, y, many, top } = this.#layout(scale, width);
-    /** @type {import("./drawing.js").Drawing["items"]} */
-    const items = [];
+    const items = /** @type {import("./drawing.js").Drawing["items"]} */ ([]);
     const { lines } = this.#lines;
     // All lines are strong until a word is chosen.
     const every = many && !pinned && !(page && this.hovered);

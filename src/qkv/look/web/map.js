@@ -35,19 +35,12 @@ export class MapView {
    *    when it changed, `moved` when another part of the map is visible, `framed` when a frame was drawn, and `open` by Enter */
   constructor(handlers) {
     this.handlers = handlers;
-    this.canvas = /** @type {HTMLCanvasElement} */ (
-      createElement("canvas", {
-        class: "map",
-        tabindex: 0,
-        role: "img",
-        "aria-label": handlers.label,
-        "aria-roledescription": "heatmap: arrow keys move, plus and minus zoom, 0 resets the zoom, Enter opens sentences",
-      })
-    );
-    /** @type {MapData | null} */
-    this.mapData = null;
-    /** first row, first column, rows, columns
-     *  @type {[number, number, number, number]} */
+    this.canvas = createElement("canvas", {
+      class: "map", tabindex: 0, role: "img", "aria-label": handlers.label,
+      "aria-roledescription": "heatmap: arrow keys move, plus and minus zoom, 0 resets the zoom, Enter opens sentences",
+    });
+    this.mapData = /** @type {MapData | null} */ (null);
+    /** first row, first column, rows, columns @type {[number, number, number, number]} */
     this.part = [0, 0, 1, 1];
     this.cursor = [0, 0];
     /** the row that keeps its frame while the pointer is elsewhere @type {number | null} */
@@ -57,13 +50,10 @@ export class MapView {
     this.framed = null;
     /** where a frame is drawn from @type {[number, number] | null} */
     this.corner = null;
-    /** @type {import("./colour.js").Palette | null} */
-    this.palette = null;
-    /** the colour range of the picture
-     *  @type {import("./range.js").Range | null} */
+    this.palette = /** @type {import("./colour.js").Palette | null} */ (null);
+    /** the colour range of the picture @type {import("./range.js").Range | null} */
     this.range = null;
-    /** @type {{key: string, cells: Float32Array, width: number, summary: import("./range.js").Summary} | null} */
-    this.picture = null;
+    this.picture = /** @type {{key: string, cells: Float32Array, width: number, summary: import("./range.js").Summary} | null} */ (null);
     /** the painted picture @type {{key: string, canvas: HTMLCanvasElement} | null} */
     this.painted = null;
     /** the picture that is being replaced, and when it began @type {{canvas: HTMLCanvasElement, start: number} | null} */
@@ -71,8 +61,7 @@ export class MapView {
     /** size of the text, in proportion to its usual one */
     this.scale = 1;
     this.version = 0;
-    /** @type {number[] | null} */
-    this.dragged = null;
+    this.dragged = /** @type {number[] | null} */ (null);
     this.canvas.addEventListener("pointermove", (event) => this.#onPointerMove(event));
     this.canvas.addEventListener("pointerdown", (event) => this.#onPointerDown(event));
     for (const end of ["pointerup", "pointercancel"]) this.canvas.addEventListener(end, () => {
@@ -82,7 +71,12 @@ export class MapView {
     });
     // If text around the map is selected, dragging would move the text.
     this.canvas.addEventListener("dragstart", (event) => event.preventDefault());
-    this.canvas.addEventListener("wheel", (event) => this.#onWheel(event), { passive: false });
+    this.canvas.addEventListener("wheel", (event) => {
+      const pair = this.at(event);
+      if (!pair) return;
+      event.preventDefault();
+      this.zoom(event.deltaY > 0 ? 1.25 : 0.8, pair);
+    }, { passive: false });
     this.canvas.addEventListener("keydown", (event) => this.#onKeyDown(event));
     this.pinch = new Pinch(
       this.canvas,
@@ -93,14 +87,13 @@ export class MapView {
     this.draw = drawInFrames(this.canvas, () => this.mapData, (mapData) => this.#draw(mapData));
   }
 
-  /** Show another map; the visible part does not change if both maps have the same size.
-   *  @param {MapData} mapData */
+  /** Show another map; the visible part does not change if both maps have the same size. @param {MapData} mapData */
   show(mapData) {
     const same = this.mapData && this.mapData.rows === mapData.rows && this.mapData.columns === mapData.columns;
     this.mapData = mapData;
     const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
     this.before = same && !still && this.painted ? { canvas: this.painted.canvas, start: performance.now() } : null;
-    if (!same) this.resetZoom();
+    if (!same) this.part = [0, 0, mapData.rows, mapData.columns];
     this.refresh();
   }
 
@@ -126,11 +119,6 @@ export class MapView {
     this.#keepInside();
   }
 
-  /** Reset the zoom. */
-  resetZoom() {
-    if (this.mapData) this.part = [0, 0, this.mapData.rows, this.mapData.columns];
-  }
-
   /** Move the cursor to a pair of query and key; `follow` scrolls to this pair.
    *  @param {number} row @param {number} column @param {boolean} [follow] */
   point(row, column, follow = false) {
@@ -139,8 +127,7 @@ export class MapView {
     this.draw();
   }
 
-  /** The selected rows and columns: the cursor and the pinned row, whose labels are always shown.
-   *  @returns {[number[], number[]]} */
+  /** The selected rows and columns: the cursor and the pinned row, whose labels are always shown. @returns {[number[], number[]]} */
   get selected() {
     const [row, column] = this.cursor;
     return [this.pinned === null || this.pinned === row ? [row] : [this.pinned, row], [column]];
@@ -263,28 +250,23 @@ export class MapView {
     pen.restore();
   }
 
-  /** Return the pair under the pointer, or null.
-   *  @param {MouseEvent} event @returns {[number, number] | null} */
+  /** Return the pair under the pointer, or null. @param {MouseEvent} event @returns {[number, number] | null} */
   at(event) {
     const edge = this.canvas.getBoundingClientRect();
     const { box, part, mapData } = this;
     const row = Math.floor(part[0] + ((event.clientY - edge.top - box.y) / box.height) * part[2]);
     const column = Math.floor(part[1] + ((event.clientX - edge.left - box.x) / box.width) * part[3]);
     const inside = mapData && row >= 0 && column >= 0 && row < mapData.rows && column < mapData.columns;
-    return inside && event.clientX - edge.left >= box.x && event.clientY - edge.top <= box.y + box.height
-      ? [row, column]
-      : null;
+    return inside && event.clientX - edge.left >= box.x && event.clientY - edge.top <= box.y + box.height ? [row, column] : null;
   }
 
-  /** Return the row or the column of the label under the pointer, or null.
-   *  @param {MouseEvent} event */
+  /** Return the row or the column of the label under the pointer, or null. @param {MouseEvent} event */
   #labelAt(event) {
-    const edge = this.canvas.getBoundingClientRect();
-    return this.mapData && labelAt(this.canvas, this.box, this.part, event.clientX - edge.left, event.clientY - edge.top, this.scale * LABEL);
+    const { left, top } = this.canvas.getBoundingClientRect();
+    return this.mapData && labelAt(this.canvas, this.box, this.part, event.clientX - left, event.clientY - top, this.scale * LABEL);
   }
 
-  /** Show `factor` times as many tokens; the pair `fixed` keeps its place on the screen.
-   *  @param {number} factor @param {[number, number]} fixed */
+  /** Show `factor` times as many tokens; the pair `fixed` keeps its place on the screen. @param {number} factor @param {[number, number]} fixed */
   zoom(factor, fixed) {
     const { mapData, part } = this;
     if (!mapData) return;
@@ -357,14 +339,6 @@ export class MapView {
     }
   }
 
-  /** @param {WheelEvent} event */
-  #onWheel(event) {
-    const pair = this.at(event);
-    if (!pair) return;
-    event.preventDefault();
-    this.zoom(event.deltaY > 0 ? 1.25 : 0.8, pair);
-  }
-
   /** @param {KeyboardEvent} event */
   #onKeyDown(event) {
     if (!this.mapData) return;
@@ -374,21 +348,15 @@ export class MapView {
     const times = event.shiftKey ? 10 : 1;
     const down = times * Math.max(1, Math.round(part[2] / box.height));
     const across = times * Math.max(1, Math.round(part[3] / box.width));
-    /** @type {Record<string, [number, number]>} */
-    const moves = {
-      ArrowUp: [-down, 0], ArrowDown: [down, 0], ArrowLeft: [0, -across], ArrowRight: [0, across],
-    };
-    if (moves[event.key]) {
-      const next = /** @type {[number, number]} */ ([
-        Math.max(0, Math.min(this.mapData.rows - 1, row + moves[event.key][0])),
-        Math.max(0, Math.min(this.mapData.columns - 1, column + moves[event.key][1])),
-      ]);
-      this.cursor = next;
+    const move = { ArrowUp: [-down, 0], ArrowDown: [down, 0], ArrowLeft: [0, -across], ArrowRight: [0, across] }[event.key];
+    if (move) {
+      const [y, x] = [Math.min(this.mapData.rows - 1, row + move[0]), Math.min(this.mapData.columns - 1, column + move[1])];
+      this.cursor = [Math.max(0, y), Math.max(0, x)];
       this.#follow();
-      this.handlers.pick(...next, false);
+      this.handlers.pick(this.cursor[0], this.cursor[1], false);
     } else if (event.key === "+" || event.key === "=") this.zoom(0.5, [row, column]);
     else if (event.key === "-") this.zoom(2, [row, column]);
-    else if (event.key === "0") this.resetZoom();
+    else if (event.key === "0") this.part = [0, 0, this.mapData.rows, this.mapData.columns];
     else if (event.key === "Enter") this.handlers.open();
     else return;
     event.preventDefault();

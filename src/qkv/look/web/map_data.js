@@ -23,7 +23,9 @@ import { Tiles } from "./tiles.js";
  *  @param {() => void} refresh called after a tile has been loaded @returns {Promise<Shown>} */
 export async function loadMap(source, shown, options, refresh) {
   const { view, index, layer, head } = shown;
-  if (view.levels && options.unit !== "sentences") return loadTiles(source, shown, refresh);
+  // Arrays have no sentences, and files have no maps of them.
+  const sentences = options.unit === "sentences" && source.sentences && view.queries.units.sentences;
+  if (view.levels && !sentences) return loadTiles(source, shown, refresh);
   const { subtract: other, aligned } = options;
   if (other && !(aligned.rows.pairs.length && aligned.columns.pairs.length)) {
     throw Object.assign(new Error("The two texts have no token in common. Show them side by side."), { name: "NoCommonTokens" });

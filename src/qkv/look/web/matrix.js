@@ -23,8 +23,7 @@ export function rowMaxima(weights, width) {
   return maxima;
 }
 
-/** Return the number of keys of each query that are not masked.
- *  @param {Float32Array} weights @param {number} width @returns {Uint32Array} */
+/** Return the number of keys of each query that are not masked. @param {Float32Array} weights @param {number} width @returns {Uint32Array} */
 export function countKeys(weights, width) {
   const counts = new Uint32Array(weights.length / width);
   for (let i = 0; i < weights.length; i++) if (weights[i] !== MASKED) counts[Math.floor(i / width)]++;
@@ -38,10 +37,7 @@ export function strongest(matrix, row, count) {
   const width = matrix.keys.length;
   const found = Array.from({ length: width }, (_, key) => ({ key, weight: matrix.weights[row * width + key] }));
   const magnitude = (/** @type {number} */ weight) => (Number.isNaN(weight) ? -1 : Math.abs(weight));
-  return found
-    .filter(({ weight }) => weight !== MASKED)
-    .sort((a, b) => magnitude(b.weight) - magnitude(a.weight) || a.key - b.key)
-    .slice(0, count);
+  return found.filter(({ weight }) => weight !== MASKED).sort((a, b) => magnitude(b.weight) - magnitude(a.weight)).slice(0, count);
 }
 
 /** Return the query and the key of the weight of largest magnitude. @param {Matrix} matrix @returns {[number, number]} */

@@ -14,23 +14,19 @@ export class Overview {
     this.onSelect = onSelect;
     this.element = createElement("div", { class: "overview", role: "grid", "aria-label": "layers and heads" });
     this.element.addEventListener("keydown", (event) => this.#onKeyDown(event));
-    /** @type {HTMLElement[][]} */
-    this.cells = [];
+    this.cells = /** @type {HTMLElement[][]} */ ([]);
     this.selected = [0, 0];
     /** the picture, for figures
      *  @type {{layers: Layer[], image: ImageData, range: import("./range.js").Range | null, side: number,
      *    palette: import("./colour.js").Palette} | null} */
     this.painted = null;
-    /** address of the picture made last
-     *  @type {string | null} */
+    /** address of the picture made last @type {string | null} */
     this.newest = null;
-    /** the picture that the cells show
-     *  @type {HTMLImageElement | null} */
+    /** the picture that the cells show @type {HTMLImageElement | null} */
     this.picture = null;
     /** what the colours mean */
     this.rule = "";
-    /** @type {Layer[]} */
-    this.layers = [];
+    this.layers = /** @type {Layer[]} */ ([]);
   }
 
   /** @param {Layer[]} layers @param {(layer: number, head: number) => string} label of a head
@@ -46,18 +42,15 @@ export class Overview {
     this.element.replaceChildren(header);
     this.layers = layers;
     this.cells = layers.map((layer, l) => {
-      const cells = layer.heads.map((head, h) =>
-        createElement("button", {
-          class: /^head \d+$/.test(head) ? "cell" : "cell named",
-          role: "gridcell",
-          tabindex: -1,
-          title: label(l, h),
-          "aria-label": label(l, h),
-          onclick: () => this.onSelect(l, h),
+      const cells = layer.heads.map((head, h) => {
+        const [mark, named, name] = [markOfHead(l, h), !/^head \d+$/.test(head), label(l, h)];
+        return createElement("button", {
+          class: named ? "cell named" : "cell", role: "gridcell", tabindex: -1, title: name, "aria-label": name, onclick: () => this.onSelect(l, h),
         }, [
-          markElement(markOfHead(l, h)),
-          /^head \d+$/.test(head) ? null : createElement("span", { class: "name", text: head, "aria-hidden": "true" }),
-        ]));
+          mark && createElement("span", { class: mark.common ? "mark quiet" : "mark", text: mark.text, "aria-hidden": "true" }),
+          named ? createElement("span", { class: "name", text: head, "aria-hidden": "true" }) : null,
+        ]);
+      });
       const name = createElement("span", { class: "layer", role: "rowheader", text: layer.name, title: layer.name });
       this.element.append(createElement("div", { class: "heads", role: "row" }, [name, ...cells]));
       return cells;
@@ -91,8 +84,7 @@ export class Overview {
     return this.rule;
   }
 
-  /** Show the picture of all heads on their cells, unless a later one is under way.
-   *  @param {Blob} blob @param {HTMLElement[]} cells */
+  /** Show the picture of all heads on their cells, unless a later one is under way. @param {Blob} blob @param {HTMLElement[]} cells */
   async #show(blob, cells) {
     const url = (this.newest = URL.createObjectURL(blob));
     // Cells take a loaded picture at once. Revoking the address of one that still loads is an error of the page.
@@ -127,21 +119,12 @@ export class Overview {
     const last = this.cells.length - 1;
     /** @type {Record<string, [number, number]>} */
     const moves = {
-      ArrowUp: [Math.max(0, layer - 1), head],
-      ArrowDown: [Math.min(last, layer + 1), head],
-      ArrowLeft: [layer, Math.max(0, head - 1)],
-      ArrowRight: [layer, head + 1],
-      Home: [layer, 0],
-      End: [layer, this.cells[layer].length - 1],
+      ArrowUp: [Math.max(0, layer - 1), head], ArrowDown: [Math.min(last, layer + 1), head],
+      ArrowLeft: [layer, Math.max(0, head - 1)], ArrowRight: [layer, head + 1], Home: [layer, 0], End: [layer, this.cells[layer].length - 1],
     };
     const next = moves[event.key];
     if (!next) return;
     event.preventDefault();
     this.onSelect(next[0], Math.min(next[1], this.cells[next[0]].length - 1));
   }
-}
-
-/** @param {{text: string, common: boolean} | null} mark */
-function markElement(mark) {
-  return mark && createElement("span", { class: mark.common ? "mark quiet" : "mark", text: mark.text, "aria-hidden": "true" });
 }

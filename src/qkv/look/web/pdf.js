@@ -3,7 +3,7 @@
 // Characters that the font does not have are drawn as images by a font of the browser.
 
 import { channels } from "./colour.js";
-import { drawText, textWidth } from "./drawing.js";
+import { drawText, newPen, textWidth } from "./drawing.js";
 import { isRightToLeft } from "./text_names.js";
 
 /** The font, from `qkv/look/page.py`: TrueType data in base64, metrics in font units, and the index and the advance of the
@@ -16,8 +16,7 @@ const SHARPNESS = 10;
 
 /** @param {import("./drawing.js").Drawing} drawing @param {Font} font */
 export async function drawingToPdf(drawing, font) {
-  /** @type {Uint8Array[]} */
-  const objects = [];
+  const objects = /** @type {Uint8Array[]} */ ([]);
   const add = async (/** @type {string} */ fields, /** @type {Uint8Array | null} */ stream = null) => {
     objects.push(stream ? await streamObject(fields, stream) : bytesOf(`<<${fields}>>`));
     return objects.length;
@@ -31,10 +30,10 @@ export async function drawingToPdf(drawing, font) {
   const single = await add(`/Type/Font/Subtype/CIDFontType2/BaseFont${name}/CIDSystemInfo<</Registry(Adobe)/Ordering(Identity)/Supplement 0>>/FontDescriptor ${descriptor} 0 R/W[${widths}]/CIDToGIDMap/Identity`);
   const unicode = await add("", bytesOf(unicodeMap(glyphs)));
   const type0 = await add(`/Type/Font/Subtype/Type0/BaseFont${name}/Encoding/Identity-H/DescendantFonts[${single} 0 R]/ToUnicode ${unicode} 0 R`);
-  /** @type {number[]} */
-  const images = [];
+  const images = /** @type {number[]} */ ([]);
   const addImage = async (/** @type {HTMLCanvasElement} */ canvas) => {
-    images.push(await add(`/Type/XObject/Subtype/Image/Width ${canvas.width}/Height ${canvas.height}/ColorSpace/DeviceRGB/BitsPerComponent 8`, rgb(canvas)));
+    const { data } = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).getImageData(0, 0, canvas.width, canvas.height);
+    images.push(await add(`/Type/XObject/Subtype/Image/Width ${canvas.width}/Height ${canvas.height}/ColorSpace/DeviceRGB/BitsPerComponent 8`, new Uint8Array(data.filter((_, i) => i % 4 < 3))));
     return `/I${images.length - 1} Do`;
   };
   const content = [`${pdfColour(drawing.paper)} rg 0 0 ${pdfNumber(drawing.width)} ${pdfNumber(drawing.height)} re f ${pdfColour(drawing.ink)} rg 0.4 w`];
@@ -91,11 +90,9 @@ async function operators(item, { height, paper, ink }, font, addImage) {
     const text = `BT /F0 ${item.size} Tf ${matrix} Tm <${hex}> Tj ET`;
     return item.fill ? `q ${pdfColour(item.fill)} rg ${text} Q` : text;
   }
-  const canvas = document.createElement("canvas");
   const tall = 1.4 * item.size;
-  canvas.width = Math.ceil(width * SHARPNESS) + 2;
-  canvas.height = Math.ceil(tall * SHARPNESS);
-  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  const pen = newPen(Math.ceil(width * SHARPNESS) + 2, Math.ceil(tall * SHARPNESS));
+  const { canvas } = pen;
   pen.fillStyle = paper;
   pen.fillRect(0, 0, canvas.width, canvas.height);
   pen.scale(SHARPNESS, SHARPNESS);
@@ -138,12 +135,6 @@ async function streamObject(fields, stream) {
   const head = bytesOf(`<<${fields}/Filter/FlateDecode/Length ${packed.length}>>\nstream\n`);
   const tail = bytesOf("\nendstream");
   return new Uint8Array(await new Blob(/** @type {BlobPart[]} */ ([head, packed, tail])).arrayBuffer());
-}
-
-/** @param {HTMLCanvasElement} canvas */
-function rgb(canvas) {
-  const { data } = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).getImageData(0, 0, canvas.width, canvas.height);
-  return new Uint8Array(data.filter((_, i) => i % 4 < 3));
 }
 
 /** @param {string} text of one byte per character */

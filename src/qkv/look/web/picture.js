@@ -11,7 +11,7 @@ export class Picture {
   /** @param {(patch: number) => void} hover @param {(patch: number) => void} pick
    *  @param {(name: string) => void} region called with the corners of a region that was drawn */
   constructor(hover, pick, region) {
-    this.canvas = /** @type {HTMLCanvasElement} */ (createElement("canvas", { class: "picture", role: "img" }));
+    this.canvas = createElement("canvas", { class: "picture", role: "img" });
     this.element = createElement("div", { class: "between", hidden: true }, [this.canvas]);
     /** The image, its grid of patches, and the patches that are the query and the key, −1: none; `share` returns the share of the colour
      *  table of the weight of a patch.

@@ -15,8 +15,7 @@ export class Predicted {
   constructor(source) {
     this.source = source;
     this.element = createElement("div", { class: "top predicted" });
-    /** @type {Map<number, Promise<any>>} */
-    this.loaded = new Map();
+    this.loaded = /** @type {Map<number, Promise<any>>} */ (new Map());
   }
 
   /** @param {any} view @param {number} index of the view @param {number} token of the query @param {string} name of it */
@@ -24,9 +23,8 @@ export class Predicted {
     this.element.hidden = !view.predictions;
     this.shown = `${index},${token}`;
     if (!view.predictions) return;
-    let loading = this.loaded.get(index);
-    if (!loading) this.loaded.set(index, (loading = this.source.predictions(index)));
-    const { kind, rows } = await loading;
+    if (!this.loaded.has(index)) this.loaded.set(index, this.source.predictions(index));
+    const { kind, rows } = await this.loaded.get(index);
     if (this.shown !== `${index},${token}` || !rows[token]) return;
     const { tokens, probabilities, target, probability, rank } = rows[token];
     const lines = tokens.map((/** @type {string} */ text, /** @type {number} */ i) => shareRow(text, [probabilities[i]], text === target));

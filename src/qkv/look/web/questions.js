@@ -11,8 +11,7 @@ import { PairParts } from "./pair_parts.js";
  *  @property {number} token of the query @property {number} keyToken @property {string} name of the query
  *  @property {string} keyName @property {boolean} dark */
 
-/** The state that a link restores.
- *  @typedef {{open: string, ask: string, change: string}} Asked */
+/** The state that a link restores. @typedef {{open: string, ask: string, change: string}} Asked */
 
 /** Milliseconds that a selection lasts before the model runs, so that moving through the map asks once. */
 const PAUSE = 150;
@@ -47,9 +46,9 @@ export class Questions {
     ];
     this.offered = questions.filter(([, , , offered]) => meta.views.some(offered));
     this.sections = this.offered.map(([name, title, { element }]) => {
-      const section = /** @type {HTMLDetailsElement} */ (createElement("details", { open: opened.has(name), "data-question": name }, [
+      const section = createElement("details", { open: opened.has(name), "data-question": name }, [
         createElement("summary", { text: title }), element,
-      ]));
+      ]);
       section.addEventListener("toggle", () => {
         state.open = this.sections.filter((one) => one.open).map((one) => one.dataset.question).join(",");
         handlers.changed();
@@ -62,10 +61,8 @@ export class Questions {
     if (missing.length) {
       this.element.append(createElement("p", { class: "quiet missing", text: `Not in this file: ${missing.join(", ")}. They need the page that qkv look serves.` }));
     }
-    /** @type {Place | null} */
-    this.place = null;
-    /** @type {ReturnType<typeof setTimeout> | undefined} */
-    this.waiting = undefined;
+    this.place = /** @type {Place | null} */ (null);
+    this.waiting = /** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined);
   }
 
   /** Rank the heads by their attention from one passage to another. @param {string[]} spans */

@@ -161,8 +161,7 @@ export function shadeOf(range) {
   };
 }
 
-/** Return the weight at a share of the colour table, which is the inverse of `shadeOf`.
- *  @param {Range} range @param {number} share from 0 to 1 */
+/** Return the weight at a share of the colour table, which is the inverse of `shadeOf`. @param {Range} range @param {number} share from 0 to 1 */
 export function weightAt(range, share) {
   const { scale, start, top } = range;
   if (scale === "sqrt") return share ** 2 * top;

@@ -4,8 +4,7 @@ import { createElement } from "./dom.js";
 
 /** @typedef {{role: string, score: number, baseline: number, sentences?: number}} Role */
 
-/** What a head with a role attends to, and its mark in the grid.
- *  @type {Record<string, [string, string]>} */
+/** What a head with a role attends to, and its mark in the grid. @type {Record<string, [string, string]>} */
 const ROLES = {
   pronoun: ["◆", "from pronouns to one other word"],
   coreference: ["◆", "from pronouns to the word they stand for"],
@@ -22,15 +21,12 @@ const ROLES = {
 const MARKED = 0.5;
 
 /** @param {string} role */
-export function describeRole(role) {
-  return ROLES[role]?.[1] || role;
-}
+const describeRole = (role) => ROLES[role]?.[1] || role;
 
 /** Pronouns of English, whose rows show what heads of the roles `pronoun` and `coreference` do. */
 const PRONOUNS = ["he", "she", "it", "they", "him", "her", "them", "his", "hers", "its", "their", "theirs", "who", "whom"];
 
-/** Return the index of the first word that shows what a head with a role does; −1: any word.
- *  @param {string} role @param {string[]} words */
+/** Return the index of the first word that shows what a head with a role does; −1: any word. @param {string} role @param {string[]} words */
 export function exampleWord(role, words) {
   if (!["pronoun", "coreference"].includes(role)) return -1;
   return words.findIndex((word) => PRONOUNS.includes(word.toLowerCase().replace(/^[^a-z]+/, "")));
@@ -42,16 +38,16 @@ const COMMON = ["self", "first", "separator", "broad"];
 /** Return the mark of the first role of a head, or null if it has none.
  *  @param {Role[]} roles @returns {{text: string, common: boolean, what: string} | null} */
 export function markOf(roles) {
-  const clear = roles.filter(({ score }) => score >= MARKED);
   const order = Object.keys(ROLES);
-  const rank = (/** @type {Role} */ one) => (order.includes(one.role) ? order.indexOf(one.role) : -1);
-  clear.sort((a, b) => rank(a) - rank(b));
-  if (!clear.length) return null;
-  return { text: ROLES[clear[0].role]?.[0] || clear[0].role.slice(0, 2), common: COMMON.includes(clear[0].role), what: describeRole(clear[0].role) };
+  const clear = roles.filter(({ score }) => score >= MARKED).map(({ role }) => role);
+  const [role] = clear.sort((a, b) => order.indexOf(a) - order.indexOf(b));
+  return role ? { text: symbolOf(role), common: COMMON.includes(role), what: describeRole(role) } : null;
 }
 
-/** Say what a head does, as a badge.
- *  @param {Role} role */
+/** @param {string} role */
+const symbolOf = (role) => ROLES[role]?.[0] || role.slice(0, 2);
+
+/** Say what a head does, as a badge. @param {Role} role */
 export function badgeText({ role, score, baseline, sentences }) {
   const numbers = `${score.toFixed(2)} (baseline ${baseline.toFixed(2)})`;
   const where = sentences ? `over ${sentences.toLocaleString("en")} sentences` : "in this text";
@@ -70,8 +66,7 @@ export function explainScore({ role, sentences }) {
  *  @param {Record<string, Role[]>} roles by "layer,head"
  *  @returns {{role: string, layer: number, head: number, one: Role, clear: number}[]} `clear`: how many heads have the role */
 export function roleHeads(roles) {
-  /** @type {Map<string, {place: string, one: Role}[]>} */
-  const heads = new Map();
+  const heads = /** @type {Map<string, {place: string, one: Role}[]>} */ (new Map());
   for (const [at, all] of Object.entries(roles)) {
     for (const one of all) heads.set(one.role, [...(heads.get(one.role) || []), { place: at, one }]);
   }
@@ -97,7 +92,7 @@ export function fillRoles(place, roles, onSelect) {
         class: "role", onclick: () => onSelect(layer, head, role), title: `${badgeText(one)}. ${explainScore(one)}`,
         "aria-label": `${describeRole(role)}: select layer ${layer}, head ${head}`,
       }, [
-        createElement("span", { class: "mark", text: ROLES[role]?.[0] || role.slice(0, 2) }),
+        createElement("span", { class: "mark", text: symbolOf(role) }),
         createElement("span", { class: "what", text: describeRole(role) }),
         createElement("span", { class: "where" }, [document.createTextNode(`layer ${layer}, head ${head}: ${one.score.toFixed(2)}`), others]),
       ]),

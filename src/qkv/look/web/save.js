@@ -17,13 +17,11 @@ const MAX_INCHES = 50;
  *  `details` are the visible maps, the selected one first; `name` is a file name without suffix, `title` that of the grid;
  *  `report` shows an error, `notify` a message; `link` returns the state, `lacking` names what the HTML file lacks */
 
-/** Create the controls.
- *  @param {Saved} saved @param {string} [html] address of the page as one file */
+/** Create the controls. @param {Saved} saved @param {string} [html] address of the page as one file */
 export function saveControls(saved, html) {
   let content = "map";
-  const inches = /** @type {HTMLInputElement} */ (createElement("input", {
-    type: "number", min: MIN_INCHES, max: MAX_INCHES, step: "any", value: 3.5, class: "number", hidden: true, "aria-label": "Width in inches",
-  }));
+  const limits = { min: MIN_INCHES, max: MAX_INCHES, step: "any", value: 3.5 };
+  const inches = createElement("input", { type: "number", ...limits, class: "number", hidden: true, "aria-label": "Width in inches" });
   const width = createSelect("Width", WIDTHS, "3.5", (value) => {
     inches.hidden = value !== "";
     if (value) inches.value = value;
@@ -36,22 +34,18 @@ export function saveControls(saved, html) {
         save(saved, content === "grid", Number(inches.value), kind).catch((error) => saved.report(`The file could not be saved: ${error.message}`));
       },
     }));
-  return createElement("div", { class: "save", role: "group", "aria-label": "Save" }, [
-    createSelect("Save", CONTENTS, content, (value) => { content = value; }), width, inches, ...buttons,
-    html ? htmlLink(saved, html) : null,
-  ]);
-}
-
-/** Create the link that saves the page in its current state. @param {Saved} saved @param {string} html */
-function htmlLink(saved, html) {
   const link = createElement("a", {
     href: html, download: "attention.html", text: "HTML", "aria-label": "Save as HTML",
     onclick: () => {
       link.setAttribute("href", `${html}?${saved.link()}`);
-      saved.notify(saved.lacking.length ? `attention.html opens in this state. It lacks ${saved.lacking.join(", ")}, which need this running page.` : "attention.html opens in this state.");
+      const lacking = saved.lacking.length ? ` It lacks ${saved.lacking.join(", ")}, which need this running page.` : "";
+      saved.notify(`attention.html opens in this state.${lacking}`);
     },
   });
-  return link;
+  return createElement("div", { class: "save", role: "group", "aria-label": "Save" }, [
+    createSelect("Save", CONTENTS, content, (value) => { content = value; }), width, inches, ...buttons,
+    html ? link : null,
+  ]);
 }
 
 /** @param {Saved} saved @param {boolean} grid @param {number} inches @param {"pdf" | "svg" | "png" | "json"} kind */
@@ -90,12 +84,10 @@ export function json(detail) {
     queries: mapData.queries.slice(top, top + rows),
     keys: mapData.keys.slice(left, left + columns),
     weights: range(top, rows).map((row) =>
-      range(left, columns).map((column) => savedWeight(mapData.weight(row, column), mapData.error(row, column)))),
+      range(left, columns).map((column) => {
+        const weight = mapData.weight(row, column);
+        // Pairs that are masked, not loaded or not finite have no weight.
+        return weight === null || weight === MASKED || Number.isNaN(weight) ? null : Number(weight.toPrecision(certainDigits(weight, mapData.error(row, column)) || 1));
+      })),
   });
-}
-
-/** Return a weight with its certain digits; null if the pair is masked, or its weight is not loaded or not finite.
- *  @param {number | null} weight @param {number} error */
-function savedWeight(weight, error) {
-  return weight === null || weight === MASKED || Number.isNaN(weight) ? null : Number(weight.toPrecision(certainDigits(weight, error) || 1));
 }

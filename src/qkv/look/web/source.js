@@ -13,45 +13,41 @@ export const TILE_SIZE = 256;
 /** Weights, row by row. `error` bounds their relative error; 0: they have three exact digits.
  *  @typedef {{weights: Float32Array, error: number}} Weights */
 
+/** A request, whose arguments are the indices of a view, a layer and a head, as far as it needs them, and others.
+ *  @typedef {(...place: number[]) => Promise<any>} Request */
+
 /** @typedef {Object} Source
- *  @property {(view: number) => Promise<Float32Array[]>} thumbnails thumbnails of all heads of a view
- *  @property {(view: number, layer: number, head: number) => Promise<Weights>} map all weights of a head
- *  @property {(view: number, layer: number, head: number, level: number, y: number, x: number)
- *    => Promise<Float32Array>} tile maximum, then mean of each cell
- *  @property {(view: number, layer: number, head: number, query: number) => Promise<[number, number][]>} row keys of
- *    largest weight
- *  @property {(view: number, layer: number, head: number) => Promise<{counts: ArrayLike<number>, error: number}>} counts
- *    number of keys of each query of a tiled map, and the bound of the relative error of its weights
- *  @property {(view: number, layer: number, head: number) => Promise<Float32Array>} [sentences] weights between the sentences of a
- *    tiled map
+ *  @property {Request} thumbnails weights of the thumbnails of all heads of a view @property {Request} map all `Weights` of a head
+ *  @property {Request} tile of a head, level, y and x: maximum, then mean of each cell
+ *  @property {Request} row of a head and query: key and weight of the keys of largest weight
+ *  @property {Request} counts of a head of a tiled map: number of keys of each query, and the bound of the relative error of its weights
+ *  @property {Request} [sentences] of a head of a tiled map: weights between its sentences
  *  @property {() => Promise<import("./pdf.js").Font>} font the font of PDF files
- *  @property {(view: number) => Promise<Uint8Array>} pixels red, green and blue of the image of a view
- *  @property {(view: number, start: number, stop: number) => Promise<Weights[]>} rows weights of some queries in all heads
- *  @property {(view: number, layer: number) => Promise<number[][]>} valueNorms norms of the values, heads × keys
- *  @property {(view: number) => Promise<any>} predictions predicted tokens of all queries
- *  @property {(view: number, layer: number, head: number, query: number, key: number) => Promise<any>} pair query and key
- *    vector of a pair
- *  @property {(view: number, other: number) => Promise<number[][][]>} aligned for the queries and the keys of two views, the first one
- *    before the other, the pair of groups to which each token belongs, −1: none
+ *  @property {Request} pixels red, green and blue of the image of a view
+ *  @property {Request} rows of a view, first query and the one after the last: their `Weights` in all heads
+ *  @property {Request} valueNorms of a view and layer: norms of the values, heads × keys
+ *  @property {Request} predictions predicted tokens of all queries of a view
+ *  @property {Request} pair of a head, query and key: query and key vector
+ *  @property {Request} aligned of two views, the first one before the other: for their queries and their keys the pair of groups to which
+ *    each token belongs, −1: none
  *  @property {string} [digits] how a file stores weights
- *  @property {(view: number, query: number, key: number) => Promise<number>} [flow] attention flow of a pair of tokens
- *  @property {(view: number, other: number) => Promise<[number[][], number[][]]>} [differences] between two views: layer, head
- *    and distance of each head, and layer, head, query, key and both weights of the pairs that differ most
- *  @property {(view: number, query: number, heads: [number, number, number][]) => Promise<any>} [effect] of scaled heads,
- *    given by layer, head and percent
- *  @property {(view: number, layer: number, head: number, query: number, key: number) => Promise<string>} [weight] of a
- *    pair with all digits */
+ *  @property {Request} [flow] of a view, query and key: attention flow
+ *  @property {Request} [differences] of two views: layer, head and distance of each head, and layer, head, query, key and both weights of
+ *    the pairs that differ most
+ *  @property {(view: number, query: number, heads: [number, number, number][]) => Promise<any>} [effect] of scaled heads, given by layer,
+ *    head and percent
+ *  @property {Request} [weight] of a head, query and key: the weight with all digits, as a text */
 
 /** Create a source from a function that sends a request to Python and returns bytes.
  *  @param {any} meta @param {(what: string, ...place: number[]) => Promise<Uint8Array>} send @returns {Source} */
 function fromRequests(meta, send) {
   const json = async (/** @type {string} */ what, /** @type {number[]} */ ...place) => fromJson(await send(what, ...place));
-  const exponent = (/** @type {number} */ view, /** @type {number} */ layer, /** @type {number} */ head) => meta.views[view].ranges[layer][head].exponent;
+  const exponent = (/** @type {number[]} */ [view, layer, head]) => meta.views[view].ranges[layer][head].exponent;
   return {
     thumbnails: async (view) => allHeads(meta, view, await send("thumbnails", view)),
-    map: async (...place) => ({ weights: dequantize(codesOf(await send("map", ...place)), exponent(...place)), error: 0 }),
+    map: async (...place) => ({ weights: dequantize(codesOf(await send("map", ...place)), exponent(place)), error: 0 }),
     rows: async (view, start, stop) => allHeads(meta, view, await send("rows", view, start, stop)).map((weights) => ({ weights, error: 0 })),
-    tile: async (view, layer, head, ...place) => dequantize(codesOf(await send("tile", view, layer, head, ...place)), exponent(view, layer, head)),
+    tile: async (view, layer, head, ...place) => dequantize(codesOf(await send("tile", view, layer, head, ...place)), exponent([view, layer, head])),
     row: (...place) => json("row", ...place),
     sentences: async (...place) => new Float32Array((await send("sentences", ...place)).slice().buffer),
     counts: async (...place) => ({ counts: new Uint32Array((await send("key_counts", ...place)).slice().buffer), error: 0 }),
@@ -101,8 +97,7 @@ export function fromKernel(meta, model) {
  *  `vectors/…` with its queries and keys, or `layer/…` with the codes of its weights.
  *  @param {any} meta @param {(name: string) => string} part @returns {Source} */
 export function fromParts(meta, part) {
-  /** @type {Map<string, Promise<any>>} */
-  const opened = new Map();
+  const opened = /** @type {Map<string, Promise<any>>} */ (new Map());
   /** @type {<T>(name: string, read: (bytes: Uint8Array) => T) => Promise<T>} */
   const open = (name, read) => {
     if (!opened.has(name)) opened.set(name, unpack(part(name)).then(read));

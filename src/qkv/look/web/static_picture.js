@@ -18,9 +18,7 @@ export function besidePicture(el, tail) {
     if (shown) return;
     shown = true;
     Object.assign(el.style, { height: "", overflow: "", padding: "" });
-    hide();
     // The host may add the picture after the widget.
-    setTimeout(hide, 500);
-    setTimeout(hide, 3000);
+    for (const wait of [0, 500, 3000]) setTimeout(hide, wait);
   };
 }

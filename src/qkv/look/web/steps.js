@@ -6,14 +6,8 @@ import { quoted } from "./text_names.js";
 export class Steps {
   /** @param {(step: number) => void} onSelect */
   constructor(onSelect) {
-    this.at = 0;
-    const go = (/** @type {number} */ by) => () => onSelect(Math.max(0, Math.min(Number(this.slider.max), this.at + by)));
-    this.slider = /** @type {HTMLInputElement} */ (
-      createElement("input", {
-        type: "range", min: 0, value: 0, step: 1, "aria-label": "step of generation",
-        oninput: () => onSelect(Number(this.slider.value)),
-      })
-    );
+    const go = (/** @type {number} */ by) => () => onSelect(Number(this.slider.value) + by);
+    this.slider = createElement("input", { type: "range", min: 0, value: 0, step: 1, "aria-label": "step of generation", oninput: go(0) });
     this.previous = createElement("button", { text: "◀", "aria-label": "previous step", onclick: go(-1) });
     this.next = createElement("button", { text: "▶", "aria-label": "next step", onclick: go(1) });
     this.label = createElement("span", {});
@@ -24,7 +18,6 @@ export class Steps {
 
   /** @param {number} at @param {number} count @param {string} token */
   show(at, count, token) {
-    this.at = at;
     this.slider.max = String(count - 1);
     this.slider.value = String(at);
     this.slider.setAttribute("aria-valuetext", `step ${at + 1} of ${count}: ${token}`);

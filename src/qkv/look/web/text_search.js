@@ -1,7 +1,6 @@
 // The field that finds text in the tokens of the shown view, wherever they are.
 
 import { createElement } from "./dom.js";
-import { groupsOf } from "./groups.js";
 
 export class TextSearch {
   /** @param {string} text of the link
@@ -9,12 +8,12 @@ export class TextSearch {
    *    go: (query: number, key: number) => void, changed: (text: string) => void}} page */
   constructor(text, page) {
     this.page = page;
-    this.input = /** @type {HTMLInputElement} */ (createElement("input", {
+    this.input = createElement("input", {
       type: "search", placeholder: "Find a word", "aria-label": "Find a word", value: text,
       title: "Enter: next; Shift and Enter: previous",
       oninput: () => { page.changed(this.input.value); this.mark(true); },
       onkeydown: (/** @type {KeyboardEvent} */ event) => { if (event.key === "Enter") this.#step(event.shiftKey ? -1 : 1); },
-    }));
+    });
     this.element = this.input;
     /** rows, or columns, of each occurrence @type {number[][]} */
     this.found = [];
@@ -27,8 +26,8 @@ export class TextSearch {
     const { queries, keys } = view();
     const rowsOf = (/** @type {number[][]} */ groups, /** @type {any} */ axis) => {
       const rowOf = new Map(groups.flatMap((group, row) => group.map((token) => [token, row])));
-      return findText(axis, this.input.value).map(([start, stop]) =>
-        [...new Set(Array.from({ length: stop - start }, (_, i) => rowOf.get(start + i)))].filter((row) => row !== undefined)).filter((rows) => rows.length);
+      const found = findText(axis, this.input.value).map((tokens) => [...new Set(tokens.map((token) => rowOf.get(token)))]);
+      return found.map((rows) => rows.filter((row) => row !== undefined)).filter((rows) => rows.length);
     };
     this.found = rowsOf(detail.groups[0], queries);
     this.inKeys = !this.found.length && keys !== null;
@@ -53,30 +52,13 @@ export class TextSearch {
   }
 }
 
-/** Return the ranges of tokens that contain a part of each occurrence of a text, ignoring case. Words are separated by
- *  one space; the text of single tokens, such as `##ness`, is found, too.
- *  @param {import("./detail.js").Side} axis @param {string} query @returns {[number, number][]} */
-function findText(axis, query) {
-  const wanted = query.trim().toLowerCase().replace(/\s+/g, " ");
-  if (!wanted) return [];
-  let text = "";
-  // The token of each letter; a space between words belongs to the token before it.
-  /** @type {number[]} */
-  const owners = [];
-  for (const group of groupsOf(axis, "words")) {
-    for (const i of group) {
-      const piece = axis.pieces[i].toLowerCase().trim();
-      text += piece;
-      for (let letter = 0; letter < piece.length; letter++) owners.push(i);
-    }
-    text += " ";
-    owners.push(group[group.length - 1]);
-  }
-  /** @type {[number, number][]} */
-  const found = [];
-  for (let at = text.indexOf(wanted); at >= 0; at = text.indexOf(wanted, at + wanted.length)) {
-    found.push([owners[at], owners[at + wanted.length - 1] + 1]);
-  }
+/** Return the tokens of each occurrence of a text, ignoring case. One space stands for any space between words; the text of single
+ *  tokens, such as `##ness`, is found, too. @param {import("./detail.js").Side} axis @param {string} query @returns {number[][]} */
+function findText({ text, spans, tokens }, query) {
+  const words = query.trim().split(/\s+/).map((word) => word.replace(/[.*+?^${}()|[\]\\/-]/g, "\\$&"));
+  if (!words[0]) return [];
+  const found = [...text.matchAll(new RegExp(words.join("\\s+"), "gi"))].map(({ index, 0: { length } }) =>
+    spans.flatMap(([start, stop], i) => (start < index + length && stop > index ? [i] : [])));
   if (found.length) return found;
-  return axis.tokens.flatMap((token, i) => (token.toLowerCase().includes(wanted) ? [/** @type {[number, number]} */ ([i, i + 1])] : []));
+  return tokens.flatMap((token, i) => (token.toLowerCase().includes(query.trim().toLowerCase()) ? [[i]] : []));
 }

@@ -13,11 +13,9 @@ export class Tiles {
   constructor(options, onLoad) {
     this.options = options;
     this.onLoad = onLoad;
-    /** the maximum and the mean weight of each cell, in the order of loading
-     *  @type {Map<string, Float32Array>} */
+    /** the maximum and the mean weight of each cell, in the order of loading @type {Map<string, Float32Array>} */
     this.tiles = new Map();
-    /** @type {Map<string, Promise<void>>} */
-    this.pending = new Map();
+    this.pending = /** @type {Map<string, Promise<void>>} */ (new Map());
   }
 
   /** Load the coarsest tile. */
@@ -25,8 +23,7 @@ export class Tiles {
     await this.#fetch(this.options.levels, 0, 0);
   }
 
-  /** Load the exact weights of a query for a range of keys.
-   *  @param {number} row @param {number} first @param {number} last */
+  /** Load the exact weights of a query for a range of keys. @param {number} row @param {number} first @param {number} last */
   async loadRow(row, first, last) {
     const y = Math.floor(row / TILE_SIZE);
     const load = [];
@@ -38,28 +35,17 @@ export class Tiles {
   #fetch(level, y, x) {
     const name = `${level}/${y}/${x}`;
     if (this.tiles.has(name)) return Promise.resolve();
-    let pending = this.pending.get(name);
-    if (!pending) {
-      pending = this.options
-        .tile(level, y, x)
-        .then((cells) => {
-          this.tiles.set(name, cells);
-          this.#evict(name);
-          this.onLoad();
-        })
-        .finally(() => this.pending.delete(name));
-      this.pending.set(name, pending);
-    }
-    return pending;
-  }
-
-  /** Evict the oldest tiles, except the coarsest and the last one.
-   *  @param {string} last */
-  #evict(last) {
-    for (const name of this.tiles.keys()) {
-      if (this.tiles.size <= MAX_TILES) return;
-      if (name !== last && !name.startsWith(`${this.options.levels}/`)) this.tiles.delete(name);
-    }
+    const load = async () => {
+      const cells = await this.options.tile(level, y, x).finally(() => this.pending.delete(name));
+      // The oldest tiles make room, except the coarsest.
+      for (const old of [...this.tiles.keys()].slice(0, Math.max(0, this.tiles.size + 1 - MAX_TILES))) {
+        if (!old.startsWith(`${this.options.levels}/`)) this.tiles.delete(old);
+      }
+      this.tiles.set(name, cells);
+      this.onLoad();
+    };
+    if (!this.pending.has(name)) this.pending.set(name, load());
+    return /** @type {Promise<void>} */ (this.pending.get(name));
   }
 
   /** Return the cell of a level that covers a token. @param {number} level @param {number} token @param {0 | 1} axis */
@@ -124,8 +110,7 @@ export class Tiles {
   /** Return the tiles of a level by row and column, and whether all are loaded. @param {number} level
    *  @param {Int32Array} down @param {Int32Array} across @param {boolean} load load the missing tiles */
   #grid(level, down, across, load) {
-    /** @type {(Float32Array | undefined)[][]} */
-    const tiles = [];
+    const tiles = /** @type {(Float32Array | undefined)[][]} */ ([]);
     let complete = true;
     for (let y = Math.floor(down[0] / TILE_SIZE); y <= Math.floor(down[down.length - 1] / TILE_SIZE); y++) {
       tiles[y] = [];

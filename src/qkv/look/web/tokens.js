@@ -2,7 +2,7 @@
 
 import { formatWeight } from "./codes.js";
 import { cssColour, inkOn } from "./colour.js";
-import { createElement, createTable, moveSelection } from "./dom.js";
+import { createElement, createTable, moveSelection, placeOfKey } from "./dom.js";
 import { quoted } from "./text_names.js";
 
 /** Maximum number of tokens shown; in a longer text, the tokens around the selected token are shown. */
@@ -14,16 +14,12 @@ export class Tokens {
     this.onSelect = onSelect;
     this.element = createElement("div", { class: "tokens", role: "listbox", "aria-label": label });
     this.element.addEventListener("keydown", (event) => this.#onKeyDown(event));
-    this.element.addEventListener("pointerover", (event) => {
-      const at = this.#tokenAt(event.target);
-      if (at !== null) hover(at);
-    });
-    this.element.addEventListener("click", (event) => {
-      const at = this.#tokenAt(event.target);
-      if (at !== null) onSelect(at);
-    });
-    /** @type {string[]} */
-    this.names = [];
+    for (const [name, call] of /** @type {[string, (token: number) => void][]} */ ([["pointerover", hover], ["click", onSelect]])) {
+      this.element.addEventListener(name, ({ target }) => {
+        if (target instanceof HTMLElement && target.dataset.at) call(Number(target.dataset.at));
+      });
+    }
+    this.names = /** @type {string[]} */ ([]);
     this.first = 0;
     this.selected = 0;
     /** marked tokens @type {Set<number>} */
@@ -33,8 +29,7 @@ export class Tokens {
   /** @param {string[]} names @param {number} around @param {number} [maximum] */
   build(names, around, maximum = MAX_TOKENS) {
     const first = Math.max(0, Math.min(names.length - maximum, around - Math.floor(maximum / 2)));
-    const same =
-      names === this.names || (names.length === this.names.length && names.every((name, i) => name === this.names[i]));
+    const same = names.length === this.names.length && names.every((name, i) => name === this.names[i]);
     if (same && first === this.first) return;
     const focused = this.element.contains(document.activeElement);
     this.names = names;
@@ -91,21 +86,10 @@ export class Tokens {
     return /** @type {any} */ (this.element.children[token - this.first]);
   }
 
-  /** @param {EventTarget | null} target */
-  #tokenAt(target) {
-    const at = target instanceof HTMLElement ? target.dataset.at : undefined;
-    return at === undefined ? null : Number(at);
-  }
-
   /** @param {KeyboardEvent} event */
   #onKeyDown(event) {
     const last = this.names.length - 1;
-    /** @type {Record<string, number>} */
-    const moves = {
-      ArrowLeft: this.selected - 1, ArrowUp: this.selected - 1, ArrowRight: this.selected + 1,
-      ArrowDown: this.selected + 1, Home: 0, End: last,
-    };
-    const next = moves[event.key];
+    const next = placeOfKey(event, this.selected, last);
     if (next === undefined) return;
     event.preventDefault();
     this.onSelect(Math.max(0, Math.min(last, next)));
@@ -134,10 +118,9 @@ export function fillTable(place, query, rows, onSelect, titles = ["weight", `${q
   buttons[Math.max(0, focused)]?.setAttribute("tabindex", "0");
   if (focused >= 0) (buttons[focused] || buttons[0])?.focus();
   buttons.forEach((button, i) => button.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
-    /** @type {Record<string, number>} */
-    const moves = { ArrowUp: i - 1, ArrowDown: i + 1, Home: 0, End: buttons.length - 1 };
-    const next = buttons[moves[event.key] ?? -1];
-    if (moves[event.key] === undefined) return;
+    const at = placeOfKey(event, i, buttons.length - 1);
+    if (at === undefined) return;
+    const next = buttons[at];
     event.preventDefault();
     button.setAttribute("tabindex", next ? "-1" : "0");
     next?.setAttribute("tabindex", "0");
