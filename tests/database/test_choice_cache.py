@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 
 from qkv.core.checksums import digest
+from qkv.core.untrusted_json import Fields
 from qkv.database import Database, choice_cache, database
-from qkv.database.choice_cache import ChoiceCache, cache_folder
+from qkv.database.choice_cache import ChoiceCache, cache_folder, read_calibration, write_calibration
 from qkv.database.execute import base
+from qkv.database.execute.uncertainty import Calibration
 from qkv.database.keys import choose
+from qkv.estimators.regression.local_scale import LocalScale
 from qkv.testing.libraries import turn
 from tests.effort import sample
 
@@ -381,3 +384,12 @@ def test_a_package_that_runs_from_its_folder_without_being_installed_names_its_c
         assert choice_cache._versions()["qkv"] == "(not installed; running from source)"
     finally:
         choice_cache._versions.cache_clear()
+
+
+def test_the_local_scale_of_a_constant_column_is_read_as_it_was_written():
+    local = LocalScale(np.array([[0.0, 3.0], [1.0, 3.0]]), np.array([0.1, 0.4]), np.array([0.5, np.inf]))
+    written = json.loads(json.dumps(write_calibration(Calibration(0.9, 1.1, 2, local))))
+    again = read_calibration(Fields(written, "entry")).local
+    assert [x.tolist() for x in (again.points, again.logs, again.bandwidth)] == [
+        x.tolist() for x in (local.points, local.logs, local.bandwidth)
+    ]

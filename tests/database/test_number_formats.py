@@ -172,3 +172,12 @@ def test_points_beside_semicolons_that_may_separate_thousands_are_said(cells, tm
     file.write_text("k;v\n" + "".join(f"{k};{v}\n" for k, v in enumerate(cells.split(";"))))
     assert Database.open(file, "k", "v", decimal=",").ask(0, score="exact").value == 1203
     assert Database.open(file, "k", "v", decimal=".").ask(0, score="exact").column_notes == ()
+
+
+@pytest.mark.parametrize("plain", [20, 60])
+def test_amounts_of_which_some_lack_the_currency_are_numbers(tmp_path, plain):
+    numbers = [1000.5 + n for n in range(100)]
+    cells = [f"{number:,.2f}" if n < plain else f"${number:,.2f}" for n, number in enumerate(numbers)]
+    path = tmp_path / "t.csv"
+    path.write_text("pay\n" + "".join(f'"{cell}"\n' for cell in cells))
+    assert read(path, ("pay",))["pay"].to_pylist() == numbers

@@ -97,3 +97,10 @@ def test_a_header_row_that_is_no_line_is_refused(row, tmp_path):
         opened(tmp_path / "t.csv", "name,pay\n\nAnn,1\n", header_row=row)
     with pytest.raises(OptionError, match="skip_footer must be at least 0"):
         opened(tmp_path / "t.csv", "name,pay\nAnn,1\n", skip_footer=-1)
+
+
+def test_a_store_is_created_from_the_table_below_other_rows(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("report,of,2024\nname,city,pay\nAnn,Ulm,5\nBen,Bonn,7\n")
+    stored = Database.create(tmp_path / "stored", path, key="name", value="pay", header_row=2)
+    assert stored.ask("Ben").value == 7
