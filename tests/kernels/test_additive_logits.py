@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from qkv.kernels.runtime.microbenchmarks import FasterOps  # noqa: E402
+from qkv.kernels.runtime.faster_ops import FasterOps  # noqa: E402
 from qkv.kernels.runtime.workspace import Workspace  # noqa: E402
 from qkv.kernels.tiled.logits import additive  # noqa: E402
 from qkv.kernels.tiled.logits.additive import EXPONENT_RANGES, prepare_units  # noqa: E402

@@ -12,7 +12,7 @@ import pytest
 
 from qkv import store as stores
 from qkv.errors import DataError, StoreFullError
-from qkv.store import history, manifest, row_files
+from qkv.store import manifest, row_files, versions
 from qkv.store.manifest import manifest_path, numbers, read_manifest
 from qkv.testing.stores import ids_of, numbered
 from tests.effort import seeds
@@ -108,7 +108,7 @@ def check_repair(path: Path, truth: dict[int, list[Piece]], seed: int) -> None:
         "deletions": lambda: path / "rows" / generator.choice([p.deleted for p in truth[newest] if p.deleted]),
         "manifest": lambda: manifest_path(path / "versions", generator.choice([*truth])),
         "newest manifest": lambda: manifest_path(path / "versions", newest),
-        "newest.json": lambda: path / "versions" / history.NEWEST,
+        "newest.json": lambda: path / "versions" / versions.NEWEST,
         "attached": lambda: path / "attached" / "a.bin",
     }
     broken: set[str] = set()
@@ -116,7 +116,7 @@ def check_repair(path: Path, truth: dict[int, list[Piece]], seed: int) -> None:
         file = kinds[kind]()
         damage(file, generator.choice(HOW), generator)
         broken.add(file.name)
-    newest_known = not {manifest_path(path / "versions", newest).name, history.NEWEST} <= broken
+    newest_known = not {manifest_path(path / "versions", newest).name, versions.NEWEST} <= broken
     planned = stores.repair(path, dry_run=True)
     before = stores.verify(path)
     assert (before.damages != ()) == (broken != set()), seed
@@ -153,7 +153,7 @@ def check_repair(path: Path, truth: dict[int, list[Piece]], seed: int) -> None:
     for number, expected in truth.items():
         if number == newest and not newest_known and number not in done.lost_versions:
             continue  # nothing tells of it, so that its number is given again
-        if number < min(listed) and history.NEWEST in broken:
+        if number < min(listed) and versions.NEWEST in broken:
             continue  # without `newest.json`, a compaction may have removed it
         if number in done.lost_versions:
             assert number not in listed
@@ -232,11 +232,11 @@ def test_a_dry_run_writes_nothing_and_needs_no_lock(path: Path) -> None:
 
 
 def test_an_older_newest_json_does_not_hide_later_versions(path: Path) -> None:
-    before = (path / "versions" / history.NEWEST).read_bytes()
+    before = (path / "versions" / versions.NEWEST).read_bytes()
     store = stores.open(path)
     for start in (200, 210, 220):
         store.append(numbered(start, start + 10))
-    (path / "versions" / history.NEWEST).write_bytes(before)
+    (path / "versions" / versions.NEWEST).write_bytes(before)
     assert len(stores.verify(path).damages) == 3
     done = stores.repair(path)
     assert (done.version, done.lost, done.lost_versions) == (24, {}, ())

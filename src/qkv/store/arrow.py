@@ -35,7 +35,6 @@ from qkv.store.attachments import attached_damages
 from qkv.store.base import BlockSelector, Metadata, Store
 from qkv.store.block import Block, Damage, Version, missing_version
 from qkv.store.disk import TEMPORARY, sync_folder
-from qkv.store.history import find_history, find_newest, read_chain, read_newest, read_version, write_newest
 from qkv.store.manifest import (
     Manifest,
     RowFile,
@@ -47,6 +46,7 @@ from qkv.store.manifest import (
     write,
 )
 from qkv.store.remote_rows import RemoteRows
+from qkv.store.versions import find_history, find_newest, read_chain, read_newest, read_version, write_newest
 
 FAN_IN = 8
 """Number of consecutive files of at most the same level that are merged."""

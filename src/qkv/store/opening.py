@@ -24,7 +24,6 @@ from qkv.store.attachments import FOLDER, attach
 from qkv.store.base import Metadata, Store, fit_table
 from qkv.store.block import Verification
 from qkv.store.disk import sync_folder, translate_disk_full
-from qkv.store.history import NEWEST
 from qkv.store.lance import LanceStore, is_lance
 from qkv.store.lance_checksums import CHECKSUMS
 from qkv.store.lance_files import import_lance
@@ -36,6 +35,7 @@ from qkv.store.object_client import ObjectPath
 from qkv.store.remote import RemoteStore
 from qkv.store.remote_rows import PAGES
 from qkv.store.repairing import DAMAGED, Repair, repair_arrow
+from qkv.store.versions import NEWEST
 
 if TYPE_CHECKING:
     import filelock

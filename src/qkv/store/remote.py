@@ -37,11 +37,11 @@ from qkv.store.attachments import attached_damages
 from qkv.store.base import BlockSelector, Metadata
 from qkv.store.block import Block, Damage, Version
 from qkv.store.block_cache import BlockCache, default_cache
-from qkv.store.history import NEWEST, find_history, newest_bytes, parse_newest
 from qkv.store.manifest import Manifest, RowFile, manifest_path, numbers, read_record, replace_by_checkpoint
 from qkv.store.object_client import ObjectPath, Traffic
 from qkv.store.page_checksums import PAGE, PageChecksums
 from qkv.store.remote_rows import PAGES, RemoteRows, pages_name
+from qkv.store.versions import NEWEST, find_history, newest_bytes, parse_newest
 
 _MOST_BYTES = 2**26
 

@@ -34,9 +34,9 @@ from qkv.store.attachments import FOLDER as ATTACHED
 from qkv.store.base import Metadata
 from qkv.store.block import Damage
 from qkv.store.disk import sync_folder, write_synced
-from qkv.store.history import NEWEST, Chain, find_linked_history, read_chain, resolve, write_newest
 from qkv.store.locking import writer_lock
 from qkv.store.manifest import Link, Manifest, RowFile, manifest_path, numbers, write
+from qkv.store.versions import NEWEST, Chain, find_linked_history, read_chain, resolve, write_newest
 
 
 class Recovery:

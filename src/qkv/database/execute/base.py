@@ -20,8 +20,8 @@ from qkv.database.candidates.recall import CandidatePlan
 from qkv.database.choice_cache import NO_CACHE, ChoiceCache
 from qkv.database.execute.aggregates import check_average, identifier_note, is_vote, value_reason
 from qkv.database.execute.ask_options import AskOptions
-from qkv.database.execute.calibration import calibrate
 from qkv.database.execute.entries import ambiguous_reason, with_missing_entries
+from qkv.database.execute.interval_factors import calibrate
 from qkv.database.execute.line_fit import check_line, comparison_note
 from qkv.database.execute.missing_values import KeysWithoutValue
 from qkv.database.execute.row_reader import StoredRows

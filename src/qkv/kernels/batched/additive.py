@@ -19,7 +19,7 @@ from typing import cast
 import torch
 
 from qkv.core.typing import Float, Tensor
-from qkv.kernels.runtime.microbenchmarks import LARGEST_FACTOR, has_fast_tanh
+from qkv.kernels.runtime.faster_ops import LARGEST_FACTOR, has_fast_tanh
 
 STEP_BYTES = 1 << 20
 """Largest size in bytes of an array of reciprocals, unless one query needs more: 1 MiB fits the second-level cache."""

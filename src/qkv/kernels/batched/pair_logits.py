@@ -25,8 +25,8 @@ from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, PairTensor, Tensor
 from qkv.kernels.batched.mask_bias import row_major
 from qkv.kernels.runtime.closure_gradients import refuse_recorded_closures
+from qkv.kernels.runtime.faster_ops import has_fast_tanh
 from qkv.kernels.runtime.isolated_autograd import project_call, projects_nothing
-from qkv.kernels.runtime.microbenchmarks import has_fast_tanh
 from qkv.scores.forms import Offset
 from qkv.scores.wrapper import PointwiseScore
 

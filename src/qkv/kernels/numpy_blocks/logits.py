@@ -30,7 +30,7 @@ from qkv.core.equation import BoundCall
 from qkv.core.guard import zero_nonfinite
 from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, Float, Shaped
-from qkv.kernels.runtime.microbenchmarks import is_faster
+from qkv.kernels.runtime.faster_ops import is_faster
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.scores.base import Score
 from qkv.scores.forms import Product

@@ -29,7 +29,7 @@ from qkv.core.partial import ExponentialSums
 from qkv.core.random import dropout_rate
 from qkv.core.tile import Tile
 from qkv.core.typing import Bool, Float, OutputTensor, PairTensor, RowTensor, Tensor
-from qkv.kernels.runtime.microbenchmarks import FasterOps, add_matmul_, faster_ops
+from qkv.kernels.runtime.faster_ops import FasterOps, add_matmul_, faster_ops
 from qkv.kernels.runtime.tile_loop import Limits, ranges, visible_tiles
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
 from qkv.kernels.runtime.workspace import Workspace

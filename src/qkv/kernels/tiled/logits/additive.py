@@ -27,7 +27,7 @@ from typing import cast
 import torch
 
 from qkv.core.typing import Float, Int, Tensor
-from qkv.kernels.runtime.microbenchmarks import LARGEST_FACTOR, faster_ops
+from qkv.kernels.runtime.faster_ops import LARGEST_FACTOR, faster_ops
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.base import Gradients, Shift, TileLogits, TileTensor, Traced, scale_and_shift_

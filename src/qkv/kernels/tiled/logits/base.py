@@ -27,8 +27,8 @@ from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.equation import TorchCall, take_range
 from qkv.core.parts import Part
 from qkv.core.typing import Float, Num, Shaped, Tensor
+from qkv.kernels.runtime.faster_ops import FasterOps
 from qkv.kernels.runtime.gradients import accumulate, leaves_of
-from qkv.kernels.runtime.microbenchmarks import FasterOps
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.normalizers.base import Normalizer

@@ -15,7 +15,7 @@ import torch
 
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, PairTensor, Tensor
-from qkv.kernels.runtime.microbenchmarks import FasterOps, add_matmul_
+from qkv.kernels.runtime.faster_ops import FasterOps, add_matmul_
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.base import Gradients, RowSlices, Shift, TileLogits, TileTensor, Traced, scale_and_shift_

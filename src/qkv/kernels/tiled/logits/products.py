@@ -11,8 +11,8 @@ import torch
 from qkv.core.distances import distance_gradients, pair_distances
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
+from qkv.kernels.runtime.faster_ops import LARGEST_FACTOR, FasterOps, add_matmul_
 from qkv.kernels.runtime.gradients import leaves_of
-from qkv.kernels.runtime.microbenchmarks import LARGEST_FACTOR, FasterOps, add_matmul_
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.base import (

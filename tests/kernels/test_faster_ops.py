@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import qkv  # noqa: E402
-from qkv.kernels.runtime import microbenchmarks  # noqa: E402
+from qkv.kernels.runtime import faster_ops  # noqa: E402
 from qkv.scores import ScaledDot, Softcap  # noqa: E402
 
 
@@ -29,8 +29,8 @@ class RightOperands(TorchDispatchMode):
 def test_onednn_gets_rows_without_gaps_for_one_head_of_keys_in_the_layout_of_a_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    faster = microbenchmarks.FasterOps(exp2=True, sigmoid_tanh=True, onednn=True)
-    monkeypatch.setattr(microbenchmarks, "_faster_ops", lambda dtype, device: faster)
+    faster = faster_ops.FasterOps(exp2=True, sigmoid_tanh=True, onednn=True)
+    monkeypatch.setattr(faster_ops, "_faster_ops", lambda dtype, device: faster)
     query, key, value = (torch.randn(1, 600, 2, 16).transpose(1, 2) for _ in range(3))
     with RightOperands() as products:
         output = qkv.attend(query, key, value, score=Softcap(ScaledDot(), 5.0), kernel="tiled")

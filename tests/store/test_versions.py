@@ -11,7 +11,7 @@ import pytest
 from qkv import store as stores
 from qkv.core.checksums import checksum
 from qkv.errors import DamagedError, DamagedStoreError, DataError
-from qkv.store import history, manifest
+from qkv.store import manifest, versions
 from qkv.store.manifest import read_manifest
 from qkv.testing.stores import ids_of, numbered
 
@@ -35,7 +35,7 @@ def _complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return made(tmp_path / "complete", 0)
 
 
-def versions(path: Path) -> list[Path]:
+def manifests_of(path: Path) -> list[Path]:
     return sorted((path / "versions").glob("0*.json"))
 
 
@@ -48,7 +48,7 @@ def resealed(path: Path, change: Callable[[dict[str, object]], object]) -> None:
 
 
 def test_the_newest_manifest_cannot_be_removed_unnoticed(path: Path) -> None:
-    versions(path)[-1].unlink()  # ten acknowledged rows were lost
+    manifests_of(path)[-1].unlink()  # ten acknowledged rows were lost
     with pytest.raises(DamagedStoreError, match=r"versions/0000000004\.json: missing\. Restore these files"):
         stores.open(path)
     rest = stores.open(path, damaged="skip")
@@ -57,21 +57,21 @@ def test_the_newest_manifest_cannot_be_removed_unnoticed(path: Path) -> None:
 
 
 def test_a_compaction_between_two_readings_is_not_damage(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other, listed = stores.open(path), history.numbers
+    other, listed = stores.open(path), versions.numbers
 
     def compact_and_list(*arguments: Any) -> list[int]:
-        monkeypatch.setattr(history, "numbers", listed)
+        monkeypatch.setattr(versions, "numbers", listed)
         other.append(numbered(30, 40))
         other.compact(keep=1)
         return listed(*arguments)
 
-    monkeypatch.setattr(history, "numbers", compact_and_list)
+    monkeypatch.setattr(versions, "numbers", compact_and_list)
     assert ids_of(stores.open(path)) == list(range(40))
-    assert history.numbers is listed
+    assert versions.numbers is listed
 
 
 def test_a_store_opened_in_spite_of_a_missing_manifest_continues(path: Path) -> None:
-    versions(path)[-1].unlink()
+    manifests_of(path)[-1].unlink()
     rest = stores.open(path, damaged="skip")
     assert rest.append(numbered(20, 25)) == 4
     store = stores.open(path)
@@ -80,10 +80,10 @@ def test_a_store_opened_in_spite_of_a_missing_manifest_continues(path: Path) -> 
 
 
 def test_an_older_manifest_in_the_place_of_a_newer_one_is_reported(path: Path) -> None:
-    shutil.copyfile(versions(path)[2], versions(path)[3])
+    shutil.copyfile(manifests_of(path)[2], manifests_of(path)[3])
     with pytest.raises(DamagedStoreError, match="it is the manifest of version 3"):
         stores.open(path)
-    resealed(versions(path)[3], lambda body: body.update(number=4))
+    resealed(manifests_of(path)[3], lambda body: body.update(number=4))
     with pytest.raises(DamagedStoreError, match="not the manifest that was written"):
         stores.open(path)
     assert ids_of(stores.open(path, version=3)) == list(range(20))
@@ -91,7 +91,7 @@ def test_an_older_manifest_in_the_place_of_a_newer_one_is_reported(path: Path) -
 
 def test_a_manifest_of_another_store_is_reported(path: Path, tmp_path: Path) -> None:
     other = made(tmp_path / "other", 1000)
-    shutil.copyfile(versions(other)[3], versions(path)[3])
+    shutil.copyfile(manifests_of(other)[3], manifests_of(path)[3])
     with pytest.raises(DamagedStoreError, match="not the manifest that was written"):
         stores.open(path)
 
@@ -99,7 +99,7 @@ def test_a_manifest_of_another_store_is_reported(path: Path, tmp_path: Path) -> 
 def test_a_manifest_of_another_store_after_the_newest_is_reported(path: Path, tmp_path: Path) -> None:
     other = stores.open(made(tmp_path / "other", 1000))
     other.append(numbered(30, 31))
-    shutil.copyfile(versions(tmp_path / "other")[4], path / "versions" / "0000000005.json")
+    shutil.copyfile(manifests_of(tmp_path / "other")[4], path / "versions" / "0000000005.json")
     with pytest.raises(DamagedStoreError, match=r"versions/0000000005\.json: not a version of this store"):
         stores.open(path)
     rest = stores.open(path, damaged="skip")
@@ -110,7 +110,7 @@ def test_a_manifest_of_another_store_after_the_newest_is_reported(path: Path, tm
 
 def test_an_older_version_is_compared_with_the_link_of_the_next(complete: Path, tmp_path: Path) -> None:
     other = made(tmp_path / "other", 1000)
-    shutil.copyfile(versions(other)[2], versions(complete)[2])
+    shutil.copyfile(manifests_of(other)[2], manifests_of(complete)[2])
     store = stores.open(complete)
     assert ids_of(store) == list(range(30))
     with pytest.raises(DamagedStoreError, match="not the manifest that was written"):
@@ -122,7 +122,7 @@ def test_an_older_version_is_compared_with_the_link_of_the_next(complete: Path, 
 
 
 def test_a_missing_link_is_reported_by_verify_and_versions(complete: Path) -> None:
-    versions(complete)[1].unlink()
+    manifests_of(complete)[1].unlink()
     store = stores.open(complete)
     assert [(d.file, d.problem) for d in store.verify()] == [("versions/0000000002.json", "missing")]
     with pytest.raises(DamagedStoreError, match=r"0000000002\.json: missing"):
@@ -130,7 +130,7 @@ def test_a_missing_link_is_reported_by_verify_and_versions(complete: Path) -> No
 
 
 def test_a_missing_or_damaged_newest_json_is_reported_and_written_again(path: Path) -> None:
-    newest = path / "versions" / history.NEWEST
+    newest = path / "versions" / versions.NEWEST
     for change in (newest.unlink, lambda: newest.write_bytes(b"{}"), lambda: newest.write_bytes(b"")):
         change()
         with pytest.raises(DamagedStoreError, match=r"versions/newest\.json"):
@@ -142,9 +142,9 @@ def test_a_missing_or_damaged_newest_json_is_reported_and_written_again(path: Pa
 
 
 def test_a_crash_before_newest_json_is_written_loses_nothing(path: Path) -> None:
-    before = (path / "versions" / history.NEWEST).read_bytes()
+    before = (path / "versions" / versions.NEWEST).read_bytes()
     stores.open(path).append(numbered(30, 35))
-    (path / "versions" / history.NEWEST).write_bytes(before)
+    (path / "versions" / versions.NEWEST).write_bytes(before)
     assert ids_of(stores.open(path)) == list(range(35))
     stores.open(path).append(numbered(35, 36))
     (path / "versions" / "0000000007.json").write_bytes(b"")
@@ -174,9 +174,9 @@ def test_an_absurd_field_of_a_manifest_is_named(complete: Path, field: str, valu
         target = body if field in body else body["pieces"][0]  # type: ignore[index]
         target[field] = value
 
-    file = versions(complete)[3]
+    file = manifests_of(complete)[3]
     resealed(file, change)
-    (complete / "versions" / history.NEWEST).unlink()
+    (complete / "versions" / versions.NEWEST).unlink()
     with pytest.raises(DamagedError) as caught:
         stores.open(complete, damaged="skip")
     assert field in str(caught.value) or "the manifest of version" in str(caught.value)
@@ -185,14 +185,14 @@ def test_an_absurd_field_of_a_manifest_is_named(complete: Path, field: str, valu
 def test_a_file_outside_of_the_store_is_never_opened(complete: Path, tmp_path: Path) -> None:
     rows = read_manifest(complete / "versions", 4).row_files[0].name
     shutil.copyfile(complete / "rows" / rows, tmp_path / "outside.arrow")
-    resealed(versions(complete)[3], lambda body: body["pieces"][0].update(name="../../outside.arrow"))  # type: ignore[index]
-    (complete / "versions" / history.NEWEST).unlink()
+    resealed(manifests_of(complete)[3], lambda body: body["pieces"][0].update(name="../../outside.arrow"))  # type: ignore[index]
+    (complete / "versions" / versions.NEWEST).unlink()
     with pytest.raises(DamagedStoreError, match=r"name in the row files of .* must be the name of a file in the same"):
         stores.open(complete, damaged="skip")
 
 
 def test_deep_and_huge_manifests_are_refused(path: Path) -> None:
-    file = versions(path)[3]
+    file = manifests_of(path)[3]
     file.write_bytes(b"[" * 10**6)
     with pytest.raises(DamagedStoreError, match="at most 64 levels"):
         stores.open(path)
@@ -203,14 +203,14 @@ def test_deep_and_huge_manifests_are_refused(path: Path) -> None:
 
 
 def test_a_store_of_format_1_is_linked_from_its_next_change_on(complete: Path) -> None:
-    for file in versions(complete):
+    for file in manifests_of(complete):
         resealed(file, lambda body: (body.update(format=1), body.pop("parent")))
-    (complete / "versions" / history.NEWEST).unlink()
+    (complete / "versions" / versions.NEWEST).unlink()
     store = stores.open(complete)
     assert ids_of(store) == list(range(30))
     assert store.verify() == []
     store.append(numbered(30, 31))
     assert stores.open(complete).verify() == []
-    versions(complete)[-1].unlink()
+    manifests_of(complete)[-1].unlink()
     with pytest.raises(DataError, match=r"0000000005\.json: missing"):
         stores.open(complete)
