@@ -92,7 +92,7 @@ class OptionError(QkvError, ValueError):
         >>> normalizers.TopK(0)
         Traceback (most recent call last):
             ...
-        qkv.errors.OptionError: k of TopK must be an integer of at least 1, got 0.
+        qkv.errors.OptionError: k of TopK must be an integer of at least 1, got 0. Pass, for example, 5.
     """
 
 

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.coverage import GROWING, fifths, markdown, public, simulated_curve, simulated_groups
 
 from qkv.database import Database
+from qkv.estimators.regression.local_scale import LocalScale
 from tests.effort import sample
 
 
@@ -75,3 +76,11 @@ def test_intervals_contain_nine_of_ten_rows_of_public_tables():
     assert len(found) >= 10
     for one in found:
         assert 0.88 <= one.inside <= 0.92, one
+
+
+def test_the_local_scale_is_the_geometric_mean_of_near_residuals():
+    points, logs = np.array([[0.0], [1.0], [3.0]]), np.log([1.0, 4.0, 9.0])
+    weights = np.exp(-np.square((points[:, 0] - 1.5) / 2.0) / 2)
+    assert np.allclose(
+        LocalScale(points, logs, np.array([2.0])).at(np.array([[1.5]])), np.exp(weights @ logs / weights.sum())
+    )

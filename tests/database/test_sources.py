@@ -15,7 +15,7 @@ import torch
 
 from qkv.database import Database
 from qkv.database.io.duckdb_file import CLOSED, _first_sentence, open_connection
-from qkv.database.io.sources import suggest_name
+from qkv.database.io.sources import describe, suggest_name
 from qkv.errors import DataError, QueryError
 
 ROWS = {"name": ["John Doe", "Jane Roe", "Li Mu"], "income": [1000, 2000, 3000]}
@@ -302,3 +302,8 @@ def test_columns_whose_elements_are_no_ordered_cells_are_refused(cells):
             Database.open(table, "key", "amount")
     with pytest.raises(DataError, match="orient='list'"):
         Database.open(pd.DataFrame({"key": [1.0, 2.0], "amount": [3.0, 4.0]}).to_dict(), "key", "amount")
+
+
+def test_files_that_do_not_exist_are_named_by_their_names():
+    assert describe(["none/a.csv", "none/b.csv", "none/c.csv"]) == "3 files (a.csv … c.csv)"
+    assert describe("none/a.csv") == "a.csv"

@@ -359,7 +359,8 @@ def _fields(part: Part) -> dict[str, tuple[str, ...] | None]:
 @cache
 def _fields_of(cls: type[Part]) -> dict[str, tuple[str, ...] | None]:
     # torch.compile does not trace dataclasses.fields.
-    return {name: field.metadata.get("axes") for name, field in cls.__dataclass_fields__.items()}
+    fields = getattr(cls, "__dataclass_fields__", {})  # a subclass without fields may be no dataclass
+    return {name: field.metadata.get("axes") for name, field in fields.items()}
 
 
 def _parts_in(value: object) -> Iterator[Part]:
