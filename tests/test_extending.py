@@ -11,6 +11,7 @@ from qkv import masks, normalizers, scores
 from qkv.core.arrays import namespace
 from qkv.core.parts import array_field
 from qkv.core.typing import Array
+from qkv.errors import KindError
 from qkv.kernels import NumpyBlocksKernel, RowBlocksKernel, TiledKernel
 from qkv.plan import Kernel, Result
 from qkv.scores import GeneralScore, InnerProductScore
@@ -156,3 +157,13 @@ def test_own_kernel_runs_in_place_of_a_name() -> None:
     assert "kernel      mean of all   named in the call" in str(seen.plan)
     with pytest.raises(qkv.errors.RefusedError, match="mean of all cannot run this call: it knows no masks"):
         qkv.attend(QUERY, KEY, VALUE, kernel=MeanOfAll(), mask=masks.Causal("end"))
+
+
+def test_an_own_score_that_is_no_dataclass_is_refused_with_the_decorator_to_write() -> None:
+    class Signs(InnerProductScore):
+        def lift(self, query: Array, key: Array, tile: Any) -> tuple[Array, Array]:
+            return query, key
+
+    x = np.ones((3, 2))
+    with pytest.raises(KindError, match=r"^Signs must be a dataclass.* Write @dataclass\(frozen=True, eq=False\)"):
+        qkv.attend(x, x, x, score=Signs())

@@ -177,7 +177,8 @@ def test_the_answer_comes_from_all_rows_of_one_key(query):
     assert answer.found, answer.reason
     assert answer.value == 15.0
     assert [(row.index, row.weight) for row in answer.rows] == [(0, 0.5), (1, 0.5)]
-    assert len({row.similarity for row in answer.rows}) == 1 and answer.rows[0].similarity > 0.8
+    assert len({row.similarity for row in answer.rows}) == 1
+    assert answer.rows[0].similarity > 0.8
     assert "the answer comes from the rows of one key, the most similar one" in answer.notes
 
 

@@ -7,7 +7,7 @@ a call, `plan/trial.py` finds which leading axes of each parameter are batch axe
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any, Self
@@ -16,7 +16,7 @@ from weakref import ref
 from qkv.core.arrays import dtype_name, is_array, library, namespace
 from qkv.core.parts import Part, UserAxes
 from qkv.core.typing import Array, Shaped
-from qkv.errors import OptionError, ShapeError
+from qkv.errors import KindError, OptionError, ShapeError
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,18 @@ def function_parts(value: object) -> list[FunctionPart]:
 
 
 def key_of_code(value: Any, depth: int = 8) -> Hashable:
-    """Return a key of a part or its fields; a function that is defined anew for each call has that of its code."""
+    """Return a key of a part or its fields; a function that is defined anew for each call has that of its code.
+
+    Raises:
+        KindError: a part is no dataclass.
+    """
     if isinstance(value, Part):
+        if not is_dataclass(value):
+            name = type(value).__name__
+            raise KindError(
+                f"{name} must be a dataclass, got another class. Write @dataclass(frozen=True, eq=False) above it, and "
+                "declare its settings and arrays as fields."
+            )
         return type(value), *(key_of_code(getattr(value, field.name)) for field in fields(value))
     if isinstance(value, tuple):
         return tuple([key_of_code(x, depth - 1) for x in value]) if depth else ()

@@ -324,9 +324,11 @@ class InnerProductScore(Score):
     """Base class of scores that are an inner product of two vectors, plus optionally a term of the query alone.
 
     Example:
+        >>> from dataclasses import dataclass
         >>> import numpy as np
         >>> from qkv import scores
-        >>> class Signs(scores.InnerProductScore):
+        >>> @dataclass(frozen=True, eq=False)
+        ... class Signs(scores.InnerProductScore):
         ...     def lift(self, query, key, tile):
         ...         return np.sign(query), np.sign(key)
         >>> Signs()(np.array([[5.0, -1.0]]), np.array([[1.0, -3.0], [1.0, 1.0]]))
@@ -350,9 +352,11 @@ class GeneralScore(Score):
     """Base class of scores that compute the logit of a pair by an arbitrary function of query and key.
 
     Example:
+        >>> from dataclasses import dataclass
         >>> import numpy as np
         >>> from qkv import scores
-        >>> class Shared(scores.GeneralScore):
+        >>> @dataclass(frozen=True, eq=False)
+        ... class Shared(scores.GeneralScore):
         ...     def compare(self, query, key):  # the number of equal elements
         ...         return (query[..., None, :] == key[..., None, :, :]).sum(-1).astype(float)
         >>> Shared()(np.array([[1.0, 2.0]]), np.array([[1.0, 2.0], [1.0, 9.0]]))
