@@ -10,6 +10,7 @@ import functools
 import inspect
 import marshal
 import os
+import random
 import re
 import sys
 import threading
@@ -23,6 +24,7 @@ from typing import Any
 
 import beartype
 import jaxtyping
+from beartype._check.code import codemain
 
 from tests.effort import LONG
 
@@ -39,6 +41,8 @@ CALLS: Counter[Any] = Counter()
 """Checked calls of each function since the test module began."""
 _unchecked: list[Any] = []
 """Functions that run again without checks, after a check failed."""
+# beartype checks an item that it draws, from a generator of its own here: tests compare the state of the global one.
+codemain.getrandbits = random.Random(0).getrandbits
 _LOCK = threading.RLock()
 _PARSING = threading.RLock()
 """Held while source is parsed: Python 3.11 counts the depth of recursion of all threads that parse together."""
