@@ -307,3 +307,4 @@ def test_columns_whose_elements_are_no_ordered_cells_are_refused(cells):
 def test_files_that_do_not_exist_are_named_by_their_names():
     assert describe(["none/a.csv", "none/b.csv", "none/c.csv"]) == "3 files (a.csv … c.csv)"
     assert describe("none/a.csv") == "a.csv"
+    assert describe("none/*.csv") == "*.csv"

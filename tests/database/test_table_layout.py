@@ -101,6 +101,6 @@ def test_a_header_row_that_is_no_line_is_refused(row, tmp_path):
 
 def test_a_store_is_created_from_the_table_below_other_rows(tmp_path):
     path = tmp_path / "t.csv"
-    path.write_text("report,of,2024\nname,city,pay\nAnn,Ulm,5\nBen,Bonn,7\n")
+    path.write_text("first,second,third\nname,city,pay\nAnn,Ulm,5\nBen,Bonn,7\n")
     stored = Database.create(tmp_path / "stored", path, key="name", value="pay", header_row=2)
     assert stored.ask("Ben").value == 7
