@@ -68,7 +68,7 @@ class RowBlocksKernel(Kernel):
         """Return the bytes of one row block at the peak, and with a gradient of what is saved for backward."""
         if self._selects(problem):
             return self._selection_scratch(problem)
-        if not problem.readouts and problem.normalizer.has_threshold_bound:
+        if self._finds(problem):
             return self._search_scratch(problem)
         axes, rows = problem.axes, self._rows(problem)
         # Besides the arrays of a block, its queries and its output.
@@ -115,7 +115,7 @@ class RowBlocksKernel(Kernel):
         rows, axes = self._rows(problem), problem.axes
         block = axes.batch_size * rows * axes.k
         tiles = -(-axes.q // rows)
-        searches = self._selects(problem) or (problem.normalizer.has_threshold_bound and not problem.readouts)
+        searches = self._selects(problem) or self._finds(problem)
         pairs = visible_pairs(problem, self._search_rows(problem)) if searches else axes.pairs
         work = amounts_of_work(problem, pairs, tiles, block, problem.elements_per_logit)
         if self._selects(problem):
@@ -185,6 +185,10 @@ class RowBlocksKernel(Kernel):
 
         most = problem.axes.pairs // _WORKER_PAIRS if not problem.device.is_gpu else 1
         return max(1, min(torch.get_num_threads(), most))
+
+    def _finds(self, problem: Problem) -> bool:
+        """Return whether candidates are found by a bound of the logits of keys with weight."""
+        return not problem.readouts and problem.normalizer.has_threshold_bound
 
     def _selects(self, problem: Problem) -> bool:
         """Return whether candidates are the keys of the largest logits, selected tile by tile, by NumPy."""
