@@ -286,12 +286,12 @@ def attend_candidates(
         return [found for _, found in blocks]
     # The logits receive no gradient, so only the keys that may have weight are saved.
     count = weights.shape[-1]
-    kept = weights.topk(min(call.normalizer.top_k or count, count)).indices
+    selected = weights.topk(min(call.normalizer.top_k or count, count)).indices
     lengths = [stop - start for (start, stop), _ in blocks]
     split = torch.split
     parts = zip(
-        split(candidates.index.gather(-1, kept), lengths, dim=-2),
-        split(weights.gather(-1, kept), lengths, dim=-2),
+        split(candidates.index.gather(-1, selected), lengths, dim=-2),
+        split(weights.gather(-1, selected), lengths, dim=-2),
         strict=True,
     )
     return [Candidates(index, weight, weight) for index, weight in parts]
@@ -393,6 +393,8 @@ def _gather_sum(
 ) -> Float[Tensor, "*batch rows width"]:
     """Return Σ_s weights[i, s] · table[index[i, s]] without an array of the gathered rows."""
     lead, (k, width) = index.shape[:-1], table.shape[-2:]
+    if not width:  # of rows without elements, `embedding_bag` may refuse indices that exist
+        return weights.sum(dim=-1, keepdim=True) * table.flatten(0, -2).sum(dim=0)
     if len(lead) > 1:
         first = torch.arange(0, math.prod(lead[:-1]) * k, k, dtype=index.dtype, device=index.device)
         index = (index.view(len(first), -1) + first[:, None]).view(-1, index.shape[-1])
