@@ -23,6 +23,7 @@ from qkv.core.typing import Float
 from qkv.encoders.pretrained import default_model_folder, load_model, max_positions, max_sequence_length
 from qkv.encoders.word_spans import WordChoice, WordSpan, find_word, split_words
 from qkv.errors import DataError, KindError, OptionError, QkvError, ShapeError
+from qkv.kernels.runtime.context import with_torch_defaults
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -221,6 +222,7 @@ class ContextualVectors:
     def __str__(self) -> str:
         return f"words in their texts, {self.width} numbers, windows of {self.longest} tokens"
 
+    @with_torch_defaults
     def _encode_spans(
         self, texts: Sequence[str], spans: Sequence[WordSpan], progress: Progress | None
     ) -> Float[np.ndarray, "words states width"]:

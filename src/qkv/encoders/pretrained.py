@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from qkv.core.extras import import_optional, require_packages
 from qkv.core.printable import first_line
 from qkv.errors import DataError
+from qkv.kernels.runtime.context import with_torch_defaults
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -40,6 +41,7 @@ def default_model_folder() -> Path:
     return Path(package.get_model_path())
 
 
+@with_torch_defaults
 def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     """Load a tokenizer and a model, in evaluation mode, from a folder that `save_pretrained` wrote.
 

@@ -28,6 +28,7 @@ from qkv.encoders.pretrained import (
     read_json_object,
 )
 from qkv.errors import DataError
+from qkv.kernels.runtime.context import with_torch_defaults
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding
@@ -80,6 +81,7 @@ class SentenceModel(TextEncoder):
         self.longest = min(longest or max_sequence_length(folder) or 256, max_positions(self._model) or 512)
         self._batch = batch
 
+    @with_torch_defaults
     def encode(self, inputs: Sequence[str], progress: Progress | None = None) -> Float[np.ndarray, "texts width"]:
         """Encode each text as a vector of unit length, or as zeros if the text is empty or blank.
 
@@ -105,6 +107,7 @@ class SentenceModel(TextEncoder):
             report(progress, "encoding", begin + len(rows), len(order))
         return encoded
 
+    @with_torch_defaults
     def word_contributions(self, text: str) -> tuple[list[str], Float[np.ndarray, "words width"]]:
         """Return the distinct words of a text, and the sum of the hidden states of each word's tokens.
 

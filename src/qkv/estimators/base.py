@@ -47,6 +47,7 @@ from qkv.estimators.metric import METRICS, Metric, Parameters
 from qkv.estimators.metric_learning import TrainedMetric, as_tensors, embed_rows, train_metric
 from qkv.estimators.row_tree import MIN_TREE_ROWS, RowTree, build_row_trees
 from qkv.estimators.saved_estimator import SavedEstimator
+from qkv.kernels.runtime.context import with_torch_defaults
 
 
 def check_fitted_arrays(estimator: AttentionEstimator, rows: Features, outputs: int) -> None:
@@ -147,6 +148,7 @@ class AttentionEstimator(SavedEstimator, ABC):
 
     # -- fit --------------------------------------------------------------------------------------------
 
+    @with_torch_defaults
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train the metric on rows and their values, and store the rows for prediction.
 
@@ -243,6 +245,7 @@ class AttentionEstimator(SavedEstimator, ABC):
         self.out_of_bag_rows_: Int[np.ndarray, "members n"] = out_of_bag
         self.validation_loss_ = found.loss.astype(np.float64)
 
+    @with_torch_defaults
     def _add_rows(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Store further rows for prediction, without changing the metric or the bandwidths."""
         columns, y = self._read_table(X, y, reset=False)
@@ -261,9 +264,11 @@ class AttentionEstimator(SavedEstimator, ABC):
 
     # -- predict ----------------------------------------------------------------------------------------
 
+    @with_torch_defaults
     def _predict(self, X: ArrayLike | Features) -> Float[np.ndarray, "queries outputs"]:
         return self._fitted_rows().predict(self._query_features(X))
 
+    @with_torch_defaults
     def _explain(self, X: ArrayLike | Features, top: int, output: int) -> RowExplanation:
         check_integers(top=top)
         found, used = self._fitted_rows().explain(self._query_features(X), int(top), output), self._used_rows()

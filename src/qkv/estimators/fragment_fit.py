@@ -28,6 +28,7 @@ from qkv.estimators.effort import EFFORTS
 from qkv.estimators.features import Features, encode_columns, fit_encoding, join_encodings, read_columns
 from qkv.estimators.fitted_rows import query_blocks
 from qkv.estimators.metric_learning import as_tensors, embed_rows, train_metric
+from qkv.kernels.runtime.context import with_torch_defaults
 from qkv.masks import Documents
 from qkv.readouts import LogSumExp
 from qkv.scores import Gaussian
@@ -150,6 +151,7 @@ class FittedFragments:
     fragments: RowFragments
     queries: FragmentQueries
 
+    @with_torch_defaults
     def predict(self, features: Features) -> Float[np.ndarray, "queries outputs"]:
         """Return the prediction for each query, averaged over the ensemble."""
         estimator = self.queries.estimator
@@ -163,6 +165,7 @@ class FittedFragments:
         return np.concatenate(parts)
 
 
+@with_torch_defaults
 def fit_fragments(estimator: AttentionEstimator, fragments: RowFragments) -> FittedFragments:
     """Fit an estimator to the rows of fragments that have a value, and set its fitted attributes except the rows.
 

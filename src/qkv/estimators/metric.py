@@ -93,34 +93,35 @@ class Metric:
         """
 
         def draw(*shape: int, std: float) -> Float[Tensor, " members *shape"]:
-            return torch.randn(members, *shape, generator=generator) * std
+            return torch.randn(members, *shape, generator=generator, dtype=torch.float32) * std
 
         inputs, hidden, keys = self.input_width, self.hidden, self.key_width
-        initial: Parameters = {"log_bandwidth": torch.zeros(members, self.bandwidths)}
+        initial: Parameters = {"log_bandwidth": torch.zeros(members, self.bandwidths, dtype=torch.float32)}
         if self.has_network:
-            initial["scale"] = torch.ones(members, 1, inputs)
+            initial["scale"] = torch.ones(members, 1, inputs, dtype=torch.float32)
             # Rows of different categories should not be far apart before anything is learned.
             initial["scale"][..., inputs - sum(self.sizes) :] = _CODES_SCALE
             initial["wave"] = draw(self.numbers, _FREQUENCIES, std=_FREQUENCY_STD)
-            initial["phase"] = (torch.rand(members, self.numbers, _FREQUENCIES, generator=generator) * 2 - 1) * math.pi
+            phase = torch.rand(members, self.numbers, _FREQUENCIES, generator=generator, dtype=torch.float32)
+            initial["phase"] = (phase * 2 - 1) * math.pi
             initial["Wave"] = draw(self.numbers, _FREQUENCIES, _PERIODIC_WIDTH, std=_FREQUENCIES**-0.5)
             for layer in range(self.layers):
                 rows = hidden if layer else inputs
                 initial[f"W{layer}"] = draw(rows, hidden, std=rows**-0.5)
                 initial[f"b{layer}"] = draw(1, hidden, std=0.1 if layer else 0.3)
         if self.kind == "diagonal":
-            initial["diagonal"] = torch.ones(members, 1, keys)
+            initial["diagonal"] = torch.ones(members, 1, keys, dtype=torch.float32)
         elif self.kind == "linear":
-            initial["A"] = torch.eye(keys).repeat(members, 1, 1)
+            initial["A"] = torch.eye(keys, dtype=torch.float32).repeat(members, 1, 1)
         elif self.kind in ("low_rank", "network"):
             rows = inputs if self.kind == "network" else self.encoded_width
             initial["A"] = draw(rows, keys, std=rows**-0.5)
         if self.kind == "network":
             initial["B"] = draw(hidden, keys, std=0.5 * hidden**-0.5)
         if self.trend != "none":
-            initial["C"] = torch.zeros(members, inputs, self.outputs)
+            initial["C"] = torch.zeros(members, inputs, self.outputs, dtype=torch.float32)
         if self.trend != "none" and self.linear:
-            initial["slopes"] = torch.zeros(members, self.linear, self.outputs)
+            initial["slopes"] = torch.zeros(members, self.linear, self.outputs, dtype=torch.float32)
         if self.trend == "network":
             initial["D"] = draw(hidden, self.outputs, std=0.1 * hidden**-0.5)
         return initial
@@ -189,7 +190,7 @@ def _one_hot(
     if not sizes:
         return []
     starts = torch.tensor([sum(sizes[:n]) for n in range(len(sizes))])
-    flags = torch.zeros(*codes.shape[:-1], sum(sizes))
+    flags = torch.zeros(*codes.shape[:-1], sum(sizes), dtype=torch.float32)
     flags.scatter_(-1, codes.long() + starts, 1.0)
     for start, size in zip(starts.tolist(), sizes, strict=True):
         flags[..., start + size - 1] = 0.0

@@ -403,7 +403,7 @@ class _Trainer:
         self.parameters = {name: each.requires_grad_(name != "slopes") for name, each in parameters.items()}
         self.mean = {name: each.detach().clone() for name, each in parameters.items()}
         self.best = {name: each.clone() for name, each in self.mean.items()}
-        self.best_losses = torch.full((options.members,), math.inf)
+        self.best_losses = torch.full((options.members,), math.inf, dtype=torch.float32)
         self.batch = min(options.batch, training.shape[1])
         self.candidates = min(max(options.candidates, self.batch + 1), training.shape[1])
         # The first candidates are the rows of the batch; none is predicted from itself.
@@ -484,7 +484,8 @@ class _Trainer:
         rate = self.options.dropout
         if rate == 0 or not self.metric.has_network:
             return None
-        drawn = torch.rand(self.metric.layers, 1, rows, self.metric.hidden, generator=self.generator)
+        shape = self.metric.layers, 1, rows, self.metric.hidden
+        drawn = torch.rand(shape, generator=self.generator, dtype=torch.float32)
         return (drawn >= rate).float() / (1 - rate)
 
     @torch.no_grad()

@@ -25,6 +25,7 @@ from qkv.core.progress import Progress, report
 from qkv.core.typing import ArrayLike, Float, Int
 from qkv.errors import DataError, OptionError, ShapeError
 from qkv.estimators.saved_estimator import SavedEstimator
+from qkv.kernels.runtime.context import with_torch_defaults
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,6 +94,7 @@ class AttentionRanker(SavedEstimator):
         self.steps = steps
         self.memory = memory
 
+    @with_torch_defaults
     def fit(
         self,
         queries: ArrayLike,
@@ -143,6 +145,7 @@ class AttentionRanker(SavedEstimator):
         )
         return self
 
+    @with_torch_defaults
     def rank(self, queries: ArrayLike, top: int = 10, documents: ArrayLike | None = None) -> Ranking:
         """Return the documents with the largest attention weights for each query.
 

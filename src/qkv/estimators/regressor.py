@@ -19,6 +19,7 @@ from qkv.estimators.features import Features, encode_columns
 from qkv.estimators.fitted_rows import RowExplanation
 from qkv.estimators.fragment_fit import FittedFragments, fit_fragments
 from qkv.estimators.interval_calibration import IntervalCalibration, calibrate_intervals
+from qkv.kernels.runtime.context import with_torch_defaults
 
 _TRENDS = ("auto", "none", "linear", "network")
 
@@ -163,6 +164,7 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         self._check_rows()
         super().save(path)
 
+    @with_torch_defaults
     def predict_interval(
         self, X: ArrayLike, level: float = 0.9
     ) -> tuple[Float[np.ndarray, " queries *outputs"], Float[np.ndarray, " queries *outputs"]]:
@@ -212,6 +214,7 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         lower, upper = (self._like_y(each * self.y_scale_ + self.y_mean_) for each in ends)
         return lower, upper
 
+    @with_torch_defaults
     def predict_std(self, X: ArrayLike) -> Float[np.ndarray, " queries *outputs"]:
         """Return the expected error of each prediction, as a standard deviation in the unit of `y`.
 

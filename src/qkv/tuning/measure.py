@@ -15,6 +15,7 @@ from qkv.core.progress import Progress, report
 from qkv.core.typing import Array, Num
 from qkv.engine import attend, explain
 from qkv.kernels import KERNELS
+from qkv.kernels.runtime.context import with_torch_defaults
 from qkv.masks import Causal
 from qkv.normalizers import Entmax, Entmax15, Normalizer, Sigmoid, Softmax, Sparsemax, TopK
 from qkv.plan.time_model import FEW_KEYS, table_key
@@ -102,6 +103,7 @@ class Measurement:
     work: Mapping[str, Mapping[str, float]]
 
 
+@with_torch_defaults
 def measure_kernels(seconds: float, seed: int = 0, progress: Progress | None = None) -> list[Measurement]:
     """Measure random calls on one thread until `seconds` of time have passed, and return the measurements.
 

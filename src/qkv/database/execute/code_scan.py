@@ -31,6 +31,7 @@ from qkv.core.typing import Bool, Float, Int, Num
 from qkv.database.execute.block_scan import SUPPORT
 from qkv.database.execute.row_reader import RowTile
 from qkv.database.execute.scan import VectorLogits, load_arrays
+from qkv.kernels.runtime.context import with_torch_defaults
 from qkv.normalizers.base import Normalizer
 from qkv.store import Block
 
@@ -289,6 +290,7 @@ class CodeScan:
             codes = Codes(codes.codes, scale, residual, norm) if largest < np.inf else None
         return codes if codes is not None and codes.norm.max(initial=0) < _LARGEST else None
 
+    @with_torch_defaults
     def _bounds(
         self, codes: Codes, excluded: Bool[np.ndarray, " rows"] | None, group: int
     ) -> tuple[Float[np.ndarray, "groups q"], Float[np.ndarray, "groups q"]]:
@@ -298,8 +300,8 @@ class CodeScan:
 
         n, q = len(codes.scale), len(self.scale)
         groups, step = -(-n // group), max(1, _PAIRS // (q * group)) * group
-        factor, whole = from_dlpack(codes.scale)[:, None], torch.empty(groups, q)
-        part = whole if group == 1 else torch.empty(min(step, groups * group), q)
+        factor, whole = from_dlpack(codes.scale)[:, None], torch.empty(groups, q, dtype=torch.float32)
+        part = whole if group == 1 else whole.new_empty(min(step, groups * group), q)
         for start in range(0, n, step):
             stop = min(start + step, n)
             end = -(-stop // group)
@@ -310,7 +312,7 @@ class CodeScan:
                 own[torch.from_numpy(excluded[start:stop])] = -torch.inf
             if group > 1:
                 torch.amax(rows.view(-1, group, q), 1, out=whole[start // group : end])
-        sides = torch.zeros(2, groups * group)
+        sides = whole.new_zeros(2, groups * group)
         sides[0, :n], sides[1, :n] = from_dlpack(codes.residual), from_dlpack(codes.norm)
         largest = torch.nn.functional.max_pool1d(sides, group).T  # takes a third of the time of amax
         whole *= torch.from_numpy(self.scale)

@@ -77,8 +77,8 @@ class DeviceProducts:
             if matrix.nbytes > self._free or matrix.dtype not in (np.float32, np.float64):
                 return None
             self._free -= matrix.nbytes
-            self._tensors[name] = torch.tensor(matrix).to(self.device)
-        left = torch.tensor(query).to(self.device)
+            self._tensors[name] = torch.tensor(matrix, device=self.device)
+        left = torch.tensor(query, device=self.device)
         return np.asarray((left @ self._tensors[name][rows].mT).cpu().numpy())
 
 

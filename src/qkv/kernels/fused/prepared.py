@@ -49,7 +49,7 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
     layout = layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2])
     if layout is None or not isinstance(temperature, (int, float)) or (found := operators("cpu")) is None:
         return None
-    one = torch.ones((1, axes.query_width), dtype=getattr(torch, problem.dtype))
+    one = torch.ones((1, axes.query_width), dtype=getattr(torch, problem.dtype), device="cpu")
     scale, width = form.factor(axes.query_width) / temperature, axes.value_width
     if scale < 0:
         return _prepare_lifted(problem)

@@ -202,7 +202,7 @@ def _reveals_nonfinite(dtype: str) -> bool:
     run, _ = operators("cpu") or (None, None)
     with torch.no_grad():
         for k, causal, side, bad in product((5, 16, 21, 70), (False, True), range(3), (math.nan, math.inf)):
-            sides = [torch.ones((1, 1, n, 4), dtype=kind) for n in (k, k, k)]
+            sides = [torch.ones((1, 1, n, 4), dtype=kind, device="cpu") for n in (k, k, k)]
             sides[side][0, 0, k // 2] = bad
             if run is None or results_are_finite(*run(*sides, 0.0, causal)):
                 return False

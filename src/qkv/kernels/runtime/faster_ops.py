@@ -115,7 +115,7 @@ def _faster_ops(dtype: str, device: str) -> FasterOps:
     import torch
 
     kind = getattr(torch, dtype.removeprefix("torch."))
-    x = torch.linspace(-1.0, 1.0, _SIZE * _SIZE, dtype=kind).reshape(_SIZE, _SIZE)
+    x = torch.linspace(-1.0, 1.0, _SIZE * _SIZE, dtype=kind, device="cpu").reshape(_SIZE, _SIZE)
     out = torch.empty_like(x)
     exp2 = is_faster(lambda: torch.exp2(x, out=out), lambda: torch.exp(x, out=out))
     sigmoid_tanh = is_faster(
@@ -139,7 +139,7 @@ def _has_fast_tanh(dtype: str, device: str) -> bool:
         return True
     import torch
 
-    x = torch.linspace(-1.0, 1.0, 1 << 15, dtype=getattr(torch, dtype.removeprefix("torch.")))
+    x = torch.linspace(-1.0, 1.0, 1 << 15, dtype=getattr(torch, dtype.removeprefix("torch.")), device="cpu")
     out = torch.empty_like(x)
     return is_faster(
         lambda: torch.tanh(x, out=out), lambda: torch.expm1(x, out=out).reciprocal_().add_(1.0).reciprocal_()
