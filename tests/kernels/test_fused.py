@@ -19,6 +19,8 @@ from qkv.testing.libraries import Setting
 
 torch = pytest.importorskip("torch")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 # Of PyTorch itself: no batching rule for its fused attention, and a deprecated function it calls.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
@@ -278,6 +280,54 @@ def test_masks_and_offsets_of_pairs_run_in_the_operator(
         broken[2][..., 2, 1] = torch.inf
         seen = [qkv.attend(*broken, kernel=kernel, **options) for kernel in ("fused", "dense")]
         torch.testing.assert_close(*seen, rtol=1e-10, atol=1e-10, equal_nan=True)
+
+
+class KeysRead(TorchDispatchMode):
+    """Records how many keys PyTorch's fused attention gets in each call."""
+
+    counts: list[int]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "attention_for_cpu" in func.name():
+            backward = "backward" in func.name()
+            self.counts.append(args[2 if backward else 1].shape[-2])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("mask", "start", "keys"),
+    [
+        (masks.Lengths(torch.tensor([[5], [8]])), 0, 8),
+        (masks.Lengths(torch.tensor([[5], [8]])) & masks.Causal(), 0, 8),
+        (masks.Lengths(8) & masks.AllowedPairs(torch.rand(3, 32) > 0.4), 0, 8),
+        (masks.Window(4, 0), 20, 7),
+        (masks.Prefix(6), 4, 7),
+        (masks.Lengths(30), 0, 32),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("score", [scores.ScaledDot(), scores.ALiBi(scores.ScaledDot(), 0.3)], ids=str)
+def test_keys_after_the_last_visible_one_are_not_read(
+    mask: masks.Mask, start: int, keys: int, score: scores.Score
+) -> None:
+    sides = [made(2, 4, n, 8) for n in (3, 32, 32)]
+    options: dict[str, Any] = {"mask": mask, "score": score, "positions": qkv.Positions(query_start=start)}
+    assert_same(both(*sides, **options))
+    assert_same(twice(*sides, **options))
+    sides = [x.detach() for x in sides]
+    qkv.attend(*sides, kernel="fused", **options)
+    with KeysRead() as seen:
+        seen.counts = []
+        seen_output = qkv.attend(*sides, kernel="fused", **options)
+    assert seen.counts == [keys]
+    torch.testing.assert_close(seen_output, qkv.attend(*sides, kernel="dense", **options))
+
+
+def test_the_plan_does_not_depend_on_lengths() -> None:
+    sides = [torch.randn(2, 4, 300, 16) for _ in range(3)]
+    for mask in (masks.Lengths(torch.tensor([[3], [5]])), masks.Causal() & masks.Lengths(torch.tensor([[3], [5]]))):
+        full = masks.Lengths(torch.tensor([[300], [300]])) if isinstance(mask, masks.Lengths) else masks.Causal()
+        assert qkv.explain(*sides, mask=mask).kernel.name == qkv.explain(*sides, mask=full).kernel.name
 
 
 def test_gradients_of_learned_offsets_are_refused() -> None:

@@ -46,6 +46,11 @@ class Lengths(Mask):
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
         return shorter_than(tile, reference, self.lengths)
 
+    def key_range(self, tile: Tile) -> tuple[int, int]:
+        """Return the range from key 0 to the end of the longest batch element."""
+        known = length_range(self.lengths)
+        return 0, tile.k_total if known is None else max(0, min(tile.k_total, known[1]))
+
     def coverage(self, tile: Tile) -> Coverage:
         known = length_range(self.lengths)
         if known is None:
@@ -105,7 +110,4 @@ class Prefix(Mask):
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
         """Return the range from key 0 to the last query or to the end of the longest prefix, whichever is later."""
-        known = length_range(self.length)
-        if known is None:
-            return 0, tile.k_total
-        return 0, min(tile.k_total, max(Causal().key_range(tile)[1], known[1]))
+        return 0, max(Causal().key_range(tile)[1], Lengths(self.length).key_range(tile)[1])

@@ -201,15 +201,19 @@ def visible_pairs(problem: Problem, rows: int, keys: int = 1) -> float:
     """Estimate the number of pairs in the tiles that the mask does not exclude, from a sample of the queries.
 
     The sample is up to 16 blocks of `rows` queries, for each of which the key range of the mask is computed, and
-    extended to whole blocks of `keys` keys.
+    extended to whole blocks of `keys` keys. Masks of keys alone, such as lengths, differ between calls of one plan, and
+    count as if they allowed every key.
     """
     axes, mask = problem.axes, problem.spec.mask
-    if mask is None or 0 in (axes.q, axes.k):
+    parts = () if mask is None else [part for part in mask.conjuncts if not part.key_only]
+    if not parts or 0 in (axes.q, axes.k):
         return axes.pairs
     starts = range(0, axes.q, max(rows, -(-axes.q // 16)))
     visible = 0
     for start in starts:
-        first, last = mask.key_range(problem.tile.restrict((start, min(axes.q, start + rows)), (0, axes.k)))
+        tile = problem.tile.restrict((start, min(axes.q, start + rows)), (0, axes.k))
+        found = [part.key_range(tile) for part in parts]
+        first, last = max(limits[0] for limits in found), min(limits[1] for limits in found)
         if last > first:
             visible += min(axes.k, -(-last // keys) * keys) - first // keys * keys
     return axes.pairs * visible / (len(starts) * axes.k)

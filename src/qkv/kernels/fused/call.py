@@ -23,6 +23,7 @@ from qkv.kernels.fused.pair_bias import (
     BlockBias,
     OffsetsOf,
     block_rows,
+    few_keys,
     inner_score,
     needs_bias,
     operator_bias,
@@ -138,11 +139,12 @@ class LiftedCall:
         call, layout = self.call, self.layout
         temperature = typing.cast("float", call.normalizer.temperature)
         differentiable = DoubleBackward(self.problem, call.tile, call.mask, self.scale, call.score, temperature)
-        in_blocks = needs_bias(self.problem) and operators(call.value.device.type) is not None
-        if in_blocks and (rows := block_rows(self.problem)) < call.tile.q_total:
-            blocks = BlockBias(call.mask, call.score, temperature, call.tile, layout, rows)
-            return FusedAttention(layout, self.scale, None, blocks, differentiable)
-        mask, offset = split_for_operator(call.mask, call.score, call.tile)
+        q, on_cpu = call.tile.q_total, operators(call.value.device.type) is not None and not self.problem.traced
+        rows = block_rows(self.problem) if on_cpu and needs_bias(self.problem) else q
+        mask, offset = (call.mask, None) if rows < q else split_for_operator(call.mask, call.score, call.tile)
+        if rows < q or (on_cpu and few_keys(mask, offset, call.tile) is not None):
+            blocks = BlockBias(mask, call.score, temperature, call.tile, layout, rows)
+            return FusedAttention(layout, self.scale, offset, blocks, differentiable)
         bias = operator_bias(mask, call.score, temperature, call.tile, self.sides[2], layout)
         return FusedAttention(layout, self.scale, offset, bias, differentiable)
 

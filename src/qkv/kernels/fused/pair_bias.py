@@ -97,6 +97,28 @@ def block_rows(problem: Problem) -> int:
     return min(axes.q, rows, _ROWS if share < 0.75 else rows)
 
 
+_FEW = 0.75
+"""Share of the keys up to which those in the key range of the mask alone are read, as in a buffer for longer sequences.
+
+Two views take as long as some 100 keys.
+"""
+
+
+def few_keys(mask: Mask | None, offset: int | None, tile: Tile) -> slice | None:
+    """Return the keys that a mask may allow for some query, or None if these are most of the keys.
+
+    Args:
+        mask: the mask, without a causal mask that the operator applies itself.
+        offset: the offset of that causal mask, which starts at key 0; None: there is none.
+        tile: the tile of the call.
+    """
+    if mask is None:
+        return None
+    first, stop = mask.key_range(tile)
+    few = 0 < stop - first <= _FEW * tile.k_total
+    return slice(first, stop) if few and (offset is None or first == 0) else None
+
+
 @dataclass(frozen=True)
 class BlockBias:
     """The array of pairs of a call, for a block of queries at a time.

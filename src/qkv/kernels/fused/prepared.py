@@ -17,7 +17,15 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array, Int, Tensor
 from qkv.kernels.fused.call import FINITE, DoubleBackward, LiftedCall, attend_finite
 from qkv.kernels.fused.layout import layout_of
-from qkv.kernels.fused.pair_bias import block_rows, inner_score, needs_bias, operator_bias, split_for_operator
+from qkv.kernels.fused.pair_bias import (
+    BlockBias,
+    block_rows,
+    few_keys,
+    inner_score,
+    needs_bias,
+    operator_bias,
+    split_for_operator,
+)
 from qkv.kernels.fused.sdpa import FusedAttention, operators, results_are_finite
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.masks import Mask
@@ -69,18 +77,22 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
         sides = cast("tuple[Tensor, Tensor, Tensor]", (query, key, value))
         if not sides[2].is_cpu:
             return None
-        bias = None
+        bias = own = few = None
         if has_bias:
             own = mask if mask is None or offset is None else split_mask(mask, tile)[0]
             bias = operator_bias(own, score, temperature, tile, sides[2], layout, bounds)
+            few = few_keys(own, offset, tile)
         if simple and sides[0].stride(-1) == sides[1].stride(-1) == sides[2].stride(-1) == 1:
+            if few is not None and bias is not None:
+                key, value, bias = key[..., few, :], value[..., few, :], bias[..., few]
             output, log_sum_exp = operator(query, key, value, 0.0, causal, attn_mask=bias, scale=scale)
             if results_are_finite(output, log_sum_exp):
                 return Result(output, (), FINITE)
         attention = fixed
         if bias is not None:
             differentiable = DoubleBackward(problem, tile, mask, scale, score, temperature)
-            attention = FusedAttention(layout, scale, offset, bias, differentiable, identity)
+            block = bias if few is None else BlockBias(own, score, temperature, tile, layout, axes.q)
+            attention = FusedAttention(layout, scale, offset, block, differentiable, identity)
         output = attend_finite(attention, sides, gradient)
         return None if output is None else Result(layout.output(output, width), (), FINITE)
 

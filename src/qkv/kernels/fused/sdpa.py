@@ -67,7 +67,7 @@ class FusedAttention:
         scale: factor of the inner product.
         offset: position of query 0 under a causal mask, or None without a causal mask.
         bias: 0 for allowed and −inf for masked keys, with four axes; None if all keys are allowed. A `BlockBias` has
-            the mask and the offsets for a block of queries at a time; `offset` is None then.
+            the mask and the offsets for a block of queries at a time; `offset` is then None, or 0 with a single block.
         double_backward: function that returns gradients of query, key and value that are differentiable themselves.
         identity: whether query, key and value have the four axes already.
     """
