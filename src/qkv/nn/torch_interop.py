@@ -321,7 +321,10 @@ def require_module(module: object, kind: type[nn.Module]) -> None:
         KindError: if the argument is of another class.
     """
     if not isinstance(module, kind):
-        raise KindError(f"argument of from_torch must be a torch.nn.{kind.__name__}, got a {type(module).__name__}.")
+        raise KindError(
+            f"argument of from_torch must be a torch.nn.{kind.__name__}, got a {type(module).__name__}. Call "
+            "from_torch of the class with the same name."
+        )
 
 
 def _copy_linear(

@@ -336,7 +336,7 @@ def _check_kinds(inputs: dict[str, Shaped[Array, "*_"] | None]) -> None:
                 if name == "attn_mask"
                 else "floating-point elements"
             )
-            raise KindError(f"{name} must hold {condition}, got dtype {dtype_name(x)}.")
+            raise KindError(f"{name} must hold {condition}, got dtype {dtype_name(x)}. Convert it to float32.")
 
 
 def _split_heads(
@@ -375,7 +375,8 @@ def _split_heads(
         xp, n, (batch, length, width) = namespace(x), heads[attribute] or 1, x.shape
         if width % n:
             raise ShapeError(
-                f"the length of the last axis of {name} must be a multiple of {attribute}, {n}, got {width}."
+                f"the length of the last axis of {name} must be a multiple of {attribute}, {n}, got {width}. Pass the "
+                "number of heads that the array holds side by side."
             )
         split.append(xp.permute_dims(xp.reshape(x, (batch, length, n, width // n)), (0, 2, 1, 3)))
     return split[0], split[1], split[2]

@@ -31,7 +31,10 @@ def check_rows(
         return
     for name, x in (("key", key), ("value", value)):
         if not isinstance(x, Tensor) or (not x.is_nested and x.ndim < 2):
-            raise ShapeError(f"{name} must be a tensor with shape (*batch, new, width), got {_describe(x)}.")
+            raise ShapeError(
+                f"{name} must be a tensor with shape (*batch, new, width), got {_describe(x)}. Pass the rows of "
+                "the new tokens, also for a single one."
+            )
         if x.requires_grad and torch.is_grad_enabled():
             raise GradientError(
                 f"{name} must not require a gradient, because a cache stores no autograd graph, got "
@@ -84,7 +87,10 @@ def check_index(index: Int[Tensor, " new_batch"], batch: tuple[int, ...] | None)
         OptionError: if an index is negative or too large.
     """
     if not isinstance(index, Tensor) or index.ndim != 1 or index.is_floating_point() or index.dtype == torch.bool:
-        raise KindError(f"index must be a tensor of integers with shape (new_batch,), got {_describe(index)}.")
+        raise KindError(
+            f"index must be a tensor of integers with shape (new_batch,), got {_describe(index)}. Pass the old index "
+            "of each new batch element."
+        )
     if batch == ():
         raise ShapeError("the cache must have a batch axis to be reordered, got none. Append keys (batch, new, width).")
     if batch and len(index) and not 0 <= int(index.min()) <= int(index.max()) < batch[0]:
@@ -101,7 +107,10 @@ def check_lengths(lengths: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
         ShapeError: if `lengths` is not one-dimensional.
     """
     if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
-        raise KindError(f"lengths must be a tensor of integers with shape (batch,), got {_describe(lengths)}.")
+        raise KindError(
+            f"lengths must be a tensor of integers with shape (batch,), got {_describe(lengths)}. Pass the number of "
+            "tokens of each batch element."
+        )
     if lengths.ndim != 1:
         raise ShapeError(
             f"lengths must have shape (batch,), one element per batch element, got {tuple(lengths.shape)}. "
@@ -124,10 +133,14 @@ def check_new_length(
         return length
     if not is_int(length):
         if not isinstance(length, Tensor) or length.is_floating_point() or length.dtype == torch.bool:
-            raise KindError(f"length must be an integer or a tensor of integers, got {_describe(length)}.")
+            raise KindError(
+                f"length must be an integer or a tensor of integers, got {_describe(length)}. Pass the number of "
+                "tokens that remain."
+            )
         if length.ndim != 1 or batch not in (None, len(length)):
             raise ShapeError(
-                f"length must have shape (batch,), one element per batch element, got {tuple(length.shape)}."
+                f"length must have shape (batch,), one element per batch element, got {tuple(length.shape)}. Pass an "
+                "integer if all have the same length."
             )
     old = total if isinstance(total, Tensor) else torch.tensor(total)
     new = torch.as_tensor(length, device=old.device).long()
