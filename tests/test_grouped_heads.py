@@ -37,7 +37,7 @@ def repeated(query, key, value):
     group=st.integers(1, 3),
     q=st.integers(0, 5),
     k=st.integers(0, 6),
-    part=st.integers(0, 5),
+    part=st.integers(0, 8),
 )
 def test_equals_keys_repeated_for_each_query_head(library, batch, key_heads, group, q, k, part):
     heads = key_heads * group
@@ -53,6 +53,13 @@ def test_equals_keys_repeated_for_each_query_head(library, batch, key_heads, gro
         {"normalizer": normalizers.Softmax(draw.uniform(0.5, 2, size=all_heads))},
         {"mask": masks.Lengths(lengths), "normalizer": normalizers.Sparsemax()},
         {"mask": masks.Custom(lambda q, k: k <= q), "positions": Positions(query_start=starts)},
+        {"score": scores.Gaussian(0.7), "mask": masks.AllowedKeys(draw.random((*batch, 1, k)) < 0.6)},
+        {
+            "score": scores.Dot(),
+            "normalizer": normalizers.TopK(2),
+            "mask": masks.Lengths(draw.integers(0, k + 1, all_heads)),
+        },
+        {"score": scores.Biased(scores.Dot(), draw.normal(size=k)), "normalizer": normalizers.Sigmoid()},
     ][part]
     (setting,) = settings_of((library,), ("float64" if library != "jax" else "float32",))
 
@@ -69,11 +76,29 @@ def test_equals_keys_repeated_for_each_query_head(library, batch, key_heads, gro
     assert np.abs(np.asarray(got) - wanted).max(initial=0) < (1e-12 if library != "jax" else 1e-5)
 
 
+def test_few_queries_that_share_keys_become_rows_of_one_head():
+    def rows(q, **options):
+        plan = qkv.explain((1, 8, q, 4), (1, 2, 9, 4), (1, 2, 9, 4), enable_gqa=True, **options)
+        return plan.requested.axes.q
+
+    assert rows(1) == 4
+    assert rows(3, mask=masks.Lengths(5)) == 12
+    assert rows(1, mask=masks.Lengths(RNG.integers(1, 9, (1, 8)))) == 1
+    assert rows(2, mask=masks.Causal(), positions=Positions(align="end")) == 2
+    assert rows(2, score=scores.Biased(scores.Dot(), RNG.normal(size=(2, 9)))) == 2
+    assert rows(2, dropout=0.1) == 2
+    assert rows(100) == 100
+
+
 def test_gradients_equal_those_of_repeated_keys():
     torch = pytest.importorskip("torch")
     leaves = [torch.tensor(x, requires_grad=True) for x in arrays((2,), 6, 2, 9, 9)]
     bias = torch.tensor(RNG.normal(size=(2, 6, 9, 9)), requires_grad=True)
     query, key, value = leaves
+    got = torch.autograd.grad(qkv.attend(*leaves, enable_gqa=True).square().sum(), leaves)
+    alone = torch.nn.functional.scaled_dot_product_attention(*leaves, enable_gqa=True)
+    for mine, theirs in zip(got, torch.autograd.grad(alone.square().sum(), leaves), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
     for kernel in ("dense", "tiled", None):
         score = scores.Biased(scores.ScaledDot(), bias)
         got = qkv.attend(query, key, value, score=score, mask=masks.Causal(), enable_gqa=True, kernel=kernel)
