@@ -90,6 +90,20 @@ def test_few_queries_that_share_keys_become_rows_of_one_head():
     assert rows(100) == 100
 
 
+def test_a_graph_of_grouped_heads_serves_any_number_of_queries():
+    torch = pytest.importorskip("torch")
+
+    class Attend(torch.nn.Module):
+        def forward(self, query, key, value):
+            return qkv.attend(query, key, value, enable_gqa=True)
+
+    few, many = ([torch.randn(1, heads, n, 4) for heads, n in ((8, q), (2, 9), (2, 9))] for q in (3, 100))
+    queries = torch.export.Dim("queries", min=2, max=512)
+    program = torch.export.export(Attend(), tuple(few), dynamic_shapes={"query": {2: queries}, "key": {}, "value": {}})
+    for sides in (few, many):
+        torch.testing.assert_close(program.module()(*sides), qkv.attend(*sides, enable_gqa=True))
+
+
 def test_gradients_equal_those_of_repeated_keys():
     torch = pytest.importorskip("torch")
     leaves = [torch.tensor(x, requires_grad=True) for x in arrays((2,), 6, 2, 9, 9)]

@@ -22,6 +22,7 @@ from qkv.core.arrays import as_array, is_text, namespace
 from qkv.core.function_part import function_parts
 from qkv.core.map_batch import map_batch
 from qkv.core.parts import Part
+from qkv.core.tracing import tracing_mode
 from qkv.core.typing import Array, ArrayLike, Shaped
 from qkv.errors import ShapeError
 from qkv.masks import Mask
@@ -140,7 +141,7 @@ def split_heads(
         query: queries `(*batch, heads, q, width)`, or their shape as a tuple.
         key: keys `(*batch, key_heads, k, width)`, or their shape.
         value: values `(*batch, key_heads, k, value_width)`, or their shape.
-        whole: whether the arrays have the queries of the whole sequence.
+        whole: whether the arrays have all queries of the call, and their number is known.
 
     Raises:
         ShapeError: the numbers of heads do not match.
@@ -203,7 +204,8 @@ def run_grouped(
 
     The arguments are those of `split_heads`, after the function `run`, and further arguments `options` of `run`.
     """
-    sides, parts, readouts, groups = split_heads(query, key, value, parts, readouts)
+    whole = not tracing_mode(*(as_array(x) for x in (query, key, value)))  # a graph may be for any number of queries
+    sides, parts, readouts, groups = split_heads(query, key, value, parts, readouts, whole=whole)
     result, plan = run(*sides, parts, readouts, *options)
     if groups is None:
         return result, plan
