@@ -56,18 +56,21 @@ def test_a_pipe_gets_no_colour_and_no_progress_bar():
     assert done.stderr == ""
 
 
-def test_a_terminal_that_cannot_show_arrows_gets_question_marks():
+def test_a_pipe_loses_no_character_whatever_the_encoding_of_the_terminal():
     done = command(*GPA, "3.5", env={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0
-    assert "3.5 ? 73,020" in done.stdout
+    assert "3.5 → 73,020" in done.stdout
 
 
-@pytest.mark.parametrize(("colour", "escapes"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_no_color_is_honoured_on_a_terminal(colour, escapes):
+@pytest.mark.parametrize(
+    ("settings", "escapes", "arrow"),
+    [({}, True, "→"), ({"NO_COLOR": "1"}, False, "→"), ({"NO_COLOR": "1", "PYTHONIOENCODING": "ascii"}, False, "?")],
+)
+def test_a_terminal_gets_the_colours_and_characters_that_it_shows(settings, escapes, arrow):
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
-    with conftest.started(*GPA, "3.5", env={"TERM": "xterm-256color", **colour}, **streams) as process:
+    with conftest.started(*GPA, "3.5", env={"TERM": "xterm-256color", **settings}, **streams) as process:
         os.close(theirs)
         seen = b""
         while True:
@@ -84,6 +87,7 @@ def test_no_color_is_honoured_on_a_terminal(colour, escapes):
     import re
 
     assert bool(re.search(rb"\x1b\[[0-9;]*3[0-7]m", seen)) == escapes
+    assert f" {arrow} " in seen.decode()
 
 
 def test_a_query_of_a_small_table_imports_no_heavy_package():

@@ -33,8 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         signal.signal(signal.SIGINT, _interrupt)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # A terminal that cannot encode an arrow gets a question mark instead of a traceback.
-            stream.reconfigure(errors="replace")
+            # A terminal that cannot encode an arrow gets a question mark instead of a traceback; a file loses nothing.
+            stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="replace")
     _end_process(run(arguments))
 
 
