@@ -32,7 +32,6 @@ from qkv.database.io.text_readings import (
     number_reading,
     numbers_remark,
     text_remark,
-    thousands_reading,
 )
 from qkv.encoders.arrow_columns import beyond_python, null_mask, stored_numbers, to_python, with_metadata
 from qkv.errors import DataError, OptionError
@@ -131,10 +130,7 @@ def detect_conversions(
         if text and name in numeric:
             dated = _reading_in_format(relation, name, name in stated, options, delimiter)
             if dated is None:
-                found = number_reading(relation, name, options.decimal or ".", policy == "text")
-            # Semicolons delimit cells where points separate thousands.
-            if found is not None and delimiter == ";" and options.decimal is None and not options.as_written:
-                found = replace(found, said=thousands_reading(relation, name))
+                found = number_reading(relation, name, options, delimiter, policy == "text")
         if found is not None:
             readings[name] = found
             bad = f"{found.bad('x')} and lower(trim(x)) not in ('nan', '-nan')"
