@@ -26,6 +26,7 @@ from qkv.database.execute.line_fit import check_line, comparison_note
 from qkv.database.execute.missing_values import KeysWithoutValue
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.uncertainty import Calibration
+from qkv.database.io.bad_cells import predicate_notes
 from qkv.database.io.predicates import matching_rows
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.comparisons import Comparison, MixedComparison
@@ -293,7 +294,7 @@ class Executor(ABC):
         if self.value_reason and self.votes and options.aggregate is None:
             column_notes += (identifier_note(self.value_column, self.value_reason),)
         if self.selected_rows == 0:
-            return (self._rows_note(),), column_notes  # nothing was chosen from rows that do not exist
+            return (self._rows_note(), *column_notes), column_notes  # nothing was chosen from rows that do not exist
         notes = (self._rows_note(), *comparison.notes, *column_notes)
         default = normalizer is comparison.normalizer
         if comparison.normalizer_note and default:
@@ -358,7 +359,9 @@ class Executor(ABC):
             rows = self.table
             streamed = isinstance(rows, StoredRows)
             selected = rows.match(predicate) if streamed else matching_rows(rows, predicate)
-            self._restricted = predicate, self.restrict(selected, progress)
+            restricted = self.restrict(selected, progress)
+            restricted.cell_notes += predicate_notes(rows, predicate, (*self.key, self.value))
+            self._restricted = predicate, restricted
         return self._restricted[1]
 
     def _rows_note(self) -> str:

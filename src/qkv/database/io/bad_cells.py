@@ -23,6 +23,7 @@ from qkv.core.times import is_compact_date
 from qkv.core.typing import Num
 from qkv.database.io.cell_notes import CellNote, with_cell_note
 from qkv.database.io.identifiers import as_integers, has_identifier_name, is_mostly_whole, whole_sql
+from qkv.database.io.predicates import mentioned_columns
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.text_readings import (
     TextReading,
@@ -33,11 +34,21 @@ from qkv.database.io.text_readings import (
     numbers_remark,
     text_remark,
 )
-from qkv.encoders.arrow_columns import beyond_python, null_mask, stored_numbers, to_python, with_metadata
+from qkv.encoders.arrow_columns import (
+    READING,
+    beyond_python,
+    metadata_text,
+    null_mask,
+    stored_numbers,
+    to_python,
+    with_metadata,
+)
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
     import duckdb
+
+    from qkv.database.execute.row_reader import StoredRows
 
 
 @dataclass(frozen=True)
@@ -244,15 +255,39 @@ def add_cell_notes(table: pa.Table, names: Sequence[str], on_bad_cell: str, sour
             remark = numbers_remark(column.slice(0, _FIRST_TEXTS).to_pylist())
             note = CellNote(remark=remark) if remark else None
         elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            texts = [text for text in column.slice(0, _FIRST_TEXTS).to_pylist() if text]
-            numbers = sum(_WRITTEN_NUMBER.fullmatch(text.strip()) is not None for text in texts)
-            if _LEAST_SHARE * len(texts) <= numbers < len(texts):
-                note = CellNote(numbers, total=len(texts))
-            if remark := text_remark(texts, stated=True):
-                note = CellNote(remark=remark)
+            note = _text_note(column)
         if note:
             table = with_cell_note(table, name, note)
     return table
+
+
+def _text_note(column: pa.ChunkedArray) -> CellNote | None:
+    """Return a note about a column of texts of which some are numbers, or which look like numbers or dates."""
+    texts = [text for text in column.slice(0, _FIRST_TEXTS).to_pylist() if text]
+    if remark := text_remark(texts, stated=True):
+        return CellNote(remark=remark)
+    numbers = sum(_WRITTEN_NUMBER.fullmatch(text.strip()) is not None for text in texts)
+    return CellNote(numbers, total=len(texts)) if _LEAST_SHARE * len(texts) <= numbers < len(texts) else None
+
+
+def predicate_notes(rows: pa.Table | StoredRows, predicate: str, others: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return how a predicate reads the columns that it names: their formats, and texts that it compares as texts.
+
+    Args:
+        rows: the rows of a table.
+        predicate: a SQL predicate.
+        others: columns that are left out.
+    """
+    names = [name for name in mentioned_columns(rows.column_names, predicate) if name not in others]
+    if not names:
+        return ()
+    first = rows.slice(0, min(_FIRST_TEXTS, rows.num_rows)).select(names)
+    notes = []
+    for name, column in zip(names, first.columns, strict=True):
+        note = _text_note(column) if pa.types.is_string(column.type) or pa.types.is_large_string(column.type) else None
+        reading = metadata_text(first.schema, name, READING)
+        notes += [f"{name} {reading}"] * bool(reading) + ([note.text(name)] if note else [])
+    return tuple(notes)
 
 
 def _with_whole_numbers(table: pa.Table, name: str, on_bad_cell: str, source: str) -> tuple[pa.Table, CellNote | None]:

@@ -509,7 +509,11 @@ def _with_common_types(table: pa.Table) -> pa.Table:
     """Return a table without views, of which pyarrow takes no rows, and float16, of which DuckDB reads no cells."""
     for index, field in enumerate(table.schema):
         if (type_ := _common_type(field.type)) != field.type:
-            table = table.set_column(index, field.with_type(type_), table.column(index).cast(type_))
+            column = table.column(index)
+            # pyarrow's cast of a list view to a list is invalid.
+            lists = "list_view" in str(field.type)
+            column = pa.chunked_array([column.to_pylist()], type_) if lists else column.cast(type_)
+            table = table.set_column(index, field.with_type(type_), column)
     return table
 
 
@@ -522,8 +526,9 @@ def _common_type(type_: pa.DataType) -> pa.DataType:
         return pa.dictionary(type_.index_type, _common_type(type_.value_type), type_.ordered)
     if types.is_fixed_size_list(type_):
         return pa.list_(type_.value_field.with_type(_common_type(type_.value_type)), type_.list_size)
-    for new, test in ((pa.list_, types.is_list), (pa.large_list, types.is_large_list)):
-        if test(type_):
+    small, large = types.is_list(type_) or types.is_list_view(type_), types.is_large_list(type_)
+    for new, test in ((pa.list_, small), (pa.large_list, large or types.is_large_list_view(type_))):
+        if test:
             return new(type_.value_field.with_type(_common_type(type_.value_type)))
     common = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary(), pa.float16(): pa.float32()}
     return common.get(type_, type_)
