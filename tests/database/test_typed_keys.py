@@ -447,3 +447,21 @@ def test_a_query_with_nanoseconds_equals_the_cell_that_has_them(type_, queries):
     table = pa.table({"key": pa.array([1001, 1002, 1000], pa.int64()).cast(type_), "value": [0.0, 1.0, 2.0]})
     answers = Database.open(table, "key", "value").ask(queries, score="exact")
     assert [entry.value for entry in answers] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("score", ["exact", None, "gaussian:1"])
+@pytest.mark.parametrize(
+    ("type_", "query"),
+    [
+        (pa.timestamp("ns"), "9999-12-31"),
+        (pa.timestamp("ns", "Asia/Tokyo"), "0001-01-02"),
+        (pa.timestamp("ns"), dt.datetime.max),
+        (pa.duration("us"), 1e12),
+        (pa.duration("ns"), dt.timedelta.max),
+    ],
+    ids=str,
+)
+def test_a_time_beyond_the_range_of_the_column_equals_no_key(type_, query, score):
+    database = Database.open(pa.table({"t": pa.array([1, 2], type_), "v": [1, 2]}), "t", "v")
+    assert not database.ask(query, score=score).found
+    assert database.ask([query, database.table["t"][0].as_py()], score=score)[1].found
