@@ -196,7 +196,7 @@ def read(source: object, required: tuple[str, ...] = (), options: ReadOptions = 
         except Exception as error:  # pyarrow, pandas and polars each raise their own kinds
             raise DataError(
                 f"the {type(source).__name__} cannot be read as a table: {first_line(error)}. "
-                "Pass columns of equal length, each with cells of one type."
+                "Pass columns of equal length, each with cells of one type that Arrow has."
             ) from None
         _refuse_repeated_names(table.column_names)
         _check_stated(describe(source), options)
@@ -444,6 +444,7 @@ def _read_object(source: Any) -> pa.Table:
     if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
         return pa.table(source)
     if isinstance(source, Mapping):
+        _refuse_other_indexes(source)
         columns = [_column(values, f"column {name!r}") for name, values in source.items()]
         return pa.table(columns, names=[str(name) for name in source])
     if isinstance(source, Sequence) and source and all(isinstance(row, Mapping) for row in source):
@@ -454,6 +455,18 @@ def _read_object(source: Any) -> pa.Table:
         "source must be a path, a pandas or polars frame, a pyarrow table, a dict of columns or a list of records, "
         f"got a {type(source).__name__}. Convert the source to one of these types."
     )
+
+
+def _refuse_other_indexes(columns: Mapping[object, Any]) -> None:
+    """Raise a `DataError` if columns are pandas series with different indexes, which pandas pairs by index."""
+    series = {name: values for name, values in columns.items() if hasattr(values, "reindex")}
+    first = next(iter(series), None)
+    for name, values in series.items():
+        if not values.index.equals(series[first].index):
+            raise DataError(
+                f"pandas series in a dict must have the same index, got different ones for {first!r} and {name!r}. "
+                "Pass a DataFrame of them, which pairs rows by index, or their to_numpy(), which pairs by position."
+            )
 
 
 def _frame_table(frame: Any) -> pa.Table:
@@ -496,9 +509,15 @@ def _column(values: Any, name: str) -> pa.Array | pa.ChunkedArray:
     return exact_array(list(values), name)
 
 
+_COARSE_UNITS = {"M": {**dict.fromkeys("YMW", "D"), **dict.fromkeys("hm", "s")}, "m": dict.fromkeys("WDhm", "s")}
+"""The units of dates and durations of NumPy that Arrow lacks, with the nearest one that it has."""
+
+
 def _array(values: Shaped[np.ndarray, " rows"]) -> pa.Array:
     """Return a NumPy array as an Arrow array; numbers without `pa.array`, which imports pandas if it is installed."""
     values = values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+    if (coarse := _COARSE_UNITS.get(values.dtype.kind, {})) and (unit := np.datetime_data(values.dtype)[0]) in coarse:
+        values = values.astype(f"{values.dtype.kind}8[{coarse[unit]}]")
     if type(values) is not np.ndarray or values.dtype.kind not in "iuf":
         return pa.array(values)
     buffer = pa.py_buffer(np.ascontiguousarray(values))
