@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from qkv.core.formatting import counted, format_key
 from qkv.core.progress import Progress
+from qkv.core.times import clock_changes
 from qkv.core.typing import Bool, Int
 from qkv.database.answer import Answer, Call, Entry, RanCalls
 from qkv.database.candidates.recall import CandidatePlan
@@ -383,7 +384,9 @@ def _reading_notes(columns: Sequence[Column], keys: Sequence[Column]) -> tuple[s
     """Return a sentence about each column in the format of a file or of times of day, and each key with a time zone."""
     zones = ((column.name, getattr(column.type, "tz", None)) for column in keys if column.kind == "timestamp")
     notes = [
-        f"{name} is in the time zone {zone}; queries without a time zone are read in it" for name, zone in zones if zone
+        f"{name} is in the time zone {zone}; queries without a time zone are read in it{clock_changes([zone])}"
+        for name, zone in zones
+        if zone
     ]
     notes += [
         f"{column.name} holds times of day, which do not go round: 23:50 and 00:10 are 23 hours and 40 minutes apart; "
