@@ -23,7 +23,7 @@ PREDICATES = (
     "size = 3 or name like 'a%'",
     "size > 1000",
 )
-KEYS = ("share", "day", "name", "shop", "share,size", "shop,share", "name,day", "ok")
+KEYS = ("share", "day", "name", "shop", "share,size", "shop,share", "name,day", "ok", "shop,ok", "ok,share")
 VALUES = ("price", "shop", "day", "ok")
 
 
