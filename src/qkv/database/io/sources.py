@@ -321,9 +321,11 @@ def require_columns(table: pa.Table, names: Iterable[str], where: str) -> None:
     for name in names:
         if name not in table.column_names:
             columns = ", ".join(table.column_names[:20]) + (", …" if table.num_columns > 20 else "")
+            unnamed = table.column_names == [f"column{index}" for index in range(table.num_columns)]
+            header = " No line was read as the header; --header-row 1 (in Python: header_row=1) reads the first."
             raise DataError(
                 f"column must be one of {columns} in {where}, got {name!r}."
-                + (suggest_name(name, table.column_names) or " Name one of them.")
+                + (header if unnamed else suggest_name(name, table.column_names) or " Name one of them.")
             )
 
 
