@@ -124,6 +124,13 @@ def test_a_truth_value_is_no_number(truth, cells, said):
         Database.open({"x": cells, "v": [1, 2, 3]}, "x", "v").ask(truth)
 
 
+def test_truth_values_are_elements_of_vectors_of_them_alone():
+    cells = [[True, False], [False, True]]
+    assert Database.open({"x": cells, "v": [1, 2]}, "x", "v").ask([False, True], score="exact").value == 2
+    with pytest.raises(QueryError, match="must be a vector of 2 finite elements, got"):
+        Database.open({"x": np.array(cells, float), "v": [1, 2]}, "x", "v").ask([False, 1.0])
+
+
 @pytest.mark.parametrize("missing", [None, float("nan"), np.datetime64("NaT"), pd.NaT, pd.NA, "", "  "])
 def test_a_missing_query_is_no_match(missing):
     answer = points("x").ask(missing)

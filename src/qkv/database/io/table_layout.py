@@ -149,7 +149,8 @@ def _best_layout(lines: list[str], delimiter: str | None, required: tuple[str, .
     quotes += [('"', "\\")] if '\\"' in text else []
     quotes += [("'", "'")] if "'" in text else []
     quotes += [("", "")] if '"' in text else []
-    best, most = Layout(), (-1.0,) * 5
+    best = Layout()
+    most: tuple[float, ...] = (-1.0,) * 5
     for quote, escape in quotes:
         for each in delimiter or _DELIMITERS:
             layout = Layout(each, quote, escape)

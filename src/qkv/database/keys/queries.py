@@ -318,6 +318,8 @@ def _elements(value: Any) -> Sequence[Any]:
 
 
 def _vector(value: str | Sequence[float], column: Column) -> Float[np.ndarray, " width"]:
+    if any(isinstance(number, bool) for number in value) and not pa.types.is_boolean(column.type.value_type):
+        raise ValueError(value)
     return np.array([float(number) for number in _elements(value)]).reshape(column.width)
 
 
