@@ -281,7 +281,9 @@ def predicate_notes(rows: pa.Table | StoredRows, predicate: str, others: Sequenc
     names = [name for name in mentioned_columns(rows.column_names, predicate) if name not in others]
     if not names:
         return ()
-    first = rows.slice(0, min(_FIRST_TEXTS, rows.num_rows)).select(names)
+    count = min(_FIRST_TEXTS, rows.num_rows)
+    # Of an object store, only these columns are read.
+    first = rows.select(names).slice(0, count) if isinstance(rows, pa.Table) else rows.take(np.arange(count), names)
     notes = []
     for name, column in zip(names, first.columns, strict=True):
         note = _text_note(column) if pa.types.is_string(column.type) or pa.types.is_large_string(column.type) else None
