@@ -474,3 +474,25 @@ def test_progress_is_reported_while_rows_are_appended(tmp_path):
     store.append({"k": ["b", "c"], "v": [False, True]}, progress=lambda *each: told.append(each))
     assert told
     assert store.votes
+
+
+@pytest.mark.parametrize(
+    ("key", "query", "how"),
+    [
+        ("x", 99.0, {"score": "boxcar:1", "normalizer": "sparsemax"}),
+        ("x", 99.0, {}),
+        ("shop,x", ("b", 99.0), {"normalizer": "sparsemax"}),
+    ],
+)
+def test_the_calls_of_a_query_without_a_match_have_the_same_bandwidth_in_memory_and_streamed(tmp_path, key, query, how):
+    rng = np.random.default_rng(0)
+    x, shop = rng.normal(size=80), np.repeat(["a", "b"], 40)
+    table = {"x": x, "shop": shop, "v": np.where(shop == "a", np.sin(9 * x), x)}
+    Database.create(tmp_path / "s", table, key, "v")
+    near, far = (
+        Database.open(table, key, "v").ask(query, **how),
+        Database.open(tmp_path / "s", memory=1).ask(query, **how),
+    )
+    assert (near.found, far.found) == (False, False)
+    assert near.calls == far.calls
+    assert near.calls[-1].bandwidth.keys() == {"x"}

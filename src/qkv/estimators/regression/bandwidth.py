@@ -414,5 +414,5 @@ def method_text(chosen: Bandwidth, unit: str = "") -> str:
     error, baseline = format_number(chosen.error**0.5), format_number((chosen.baseline or 0.0) ** 0.5)
     if chosen.grouped:
         share = f"{error} of a group's deviation; {baseline} for the mean of each group"
-        return f"{text} in groups of equal texts and categories: error {share}"
+        return f"{text} in groups of equal texts, categories and booleans: error {share}"
     return f"{text}: error {error}{unit} (root mean square; {baseline}{unit} for the mean of all)"
