@@ -76,7 +76,7 @@ def test_groups_are_aligned_as_in_python(opened, address):
                 return [found.pairs, found.others];
             });
         }""",
-        [json.loads(QUESTIONS["aligned"](*both))[0] for both in views],
+        [json.loads(QUESTIONS["aligned"][1](*both))[0] for both in views],
     )
     assert found == [[[list(map(list, pair)) for pair in one.pairs], list(map(list, one.others))] for one in wanted]
     assert sum(len(a) > 1 or len(b) > 1 for one in wanted for a, b in one.pairs) > 100
