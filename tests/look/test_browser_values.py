@@ -1,0 +1,110 @@
+"""Numbers that exported pages print, compared with the weights of `attend` in float64."""
+
+import numpy as np
+import pytest
+
+from qkv import look
+from qkv.look.axis import Axis
+from qkv.look.head_call import HeadCall
+from qkv.look.html_export import export_html
+from qkv.look.page import Page
+from qkv.look.tiled_map import TiledMap
+from qkv.look.token_groups import find_phrase, merge
+from qkv.look.views import LayerMaps, View
+from qkv.masks import Causal
+
+from .chromium import needs_chromium
+
+pytestmark = needs_chromium
+TOKENS = ["the", "dog", "##gy", "saw", "the", "river", "the", "dog", "##gy", "was", "happy"]
+WORDS = (0, 1, 1, 2, 3, 4, 5, 6, 6, 7, 8)
+AXIS = Axis(tuple(TOKENS), tuple(token.removeprefix("##") for token in TOKENS), WORDS, (False,) * len(TOKENS))
+HEADS = 4
+
+
+def drawn(seed, vectors):
+    """Return a view of drawn queries and keys, stored as vectors or as rounded weights, and its exact weights."""
+    rng = np.random.default_rng(seed)
+    maps = [TiledMap.from_arrays(*rng.normal(size=(2, len(TOKENS), 8)) * 1.7, mask=Causal()) for _ in range(HEADS)]
+    exact = np.stack([one.weights((0, len(TOKENS)), (0, len(TOKENS))) for one in maps])
+    calls = tuple(HeadCall(one.call, one.log_sum_exp) for one in maps) if vectors else None
+    layer = LayerMaps.from_weights("layer 0", exact, None, np.tri(len(TOKENS), dtype=bool), calls=calls)
+    return View(f"text {seed}", "drawn", "self", AXIS, None, (layer,)), exact
+
+
+def assert_printed(text, exact):
+    """Assert that a number is printed with digits that are certain, or is marked as about the exact number."""
+    number = float(text.removeprefix("≈ ").replace("−", "-"))
+    mantissa, _, exponent = text.removeprefix("≈ ").partition("e")
+    last = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
+    assert abs(number - exact) <= (10 * abs(exact) if text.startswith("≈") else 0.501 * last), (text, exact)
+
+
+def opened_at(opened, page, path, fragment):
+    shown = opened(f"{export_html(page[0], path, small=page[1]).as_uri()}#{fragment}")
+    shown.wait_for_selector(".questions tbody")
+    return shown
+
+
+def cells(page):
+    return page.locator(".questions tbody tr").evaluate_all(
+        "all => all.map(row => [...row.cells].map(c => c.innerText))"
+    )
+
+
+@pytest.mark.parametrize("kind", ["rounded weights", "vectors", "small"])
+def test_ranked_heads_have_weights_with_certain_digits(opened, tmp_path, kind):
+    views = [drawn(seed, kind != "rounded weights") for seed in range(2)]
+    made = Page.from_views([view for view, _ in views]), kind == "small"
+    shown = opened_at(opened, made, tmp_path / "a.html", "layer=0&open=search&ask=doggy→the")
+    listed = cells(shown)
+    assert len(listed) == HEADS
+    targets = [sum(find_phrase(AXIS, "the"), ())]
+    for name, *numbers in listed:
+        head = int(name.rsplit(" ", 1)[1])
+        found = [
+            merge(exact[head], [group], targets)[0, 0] for _, exact in views for group in find_phrase(AXIS, "doggy")
+        ]
+        for text, number in zip(numbers, [np.mean(found), min(found), max(found)], strict=False):
+            assert_printed(text, number)
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_vectors_of_a_pair_are_printed_with_certain_digits(opened, tmp_path, small):
+    view, exact = drawn(5, True)
+    path = tmp_path / "a.html"
+    for query, key in ((8, 3), (10, 0), (5, 5)):
+        fragment = f"layer=0&head=1&query={query}&key={key}&open=pair"
+        shown = opened_at(opened, (Page.from_views(view), small), path, fragment)
+        pair, said = view.pair(0, 1, query, key), shown.locator("[data-question=pair] p").text_content()
+        assert_printed(said.split("logit ")[1].split(" =")[0], pair.logit)
+        assert_printed(said.split("; weight ")[1].removesuffix("."), exact[1, query, key])
+        vectors = pair.query, pair.key, pair.product
+        for label, vector in zip(shown.locator(".strip .quiet").all_text_contents(), vectors, strict=True):
+            assert_printed(label.split("±")[1], np.abs(vector).max())
+        for dimension, *numbers in cells(shown):
+            for text, vector in zip(numbers, vectors, strict=True):
+                assert_printed(text, vector[int(dimension)])
+
+
+def test_lines_of_several_heads_name_weights_with_certain_digits(opened, tmp_path):
+    view, exact = drawn(3, True)
+    path = export_html(Page.from_views(view), tmp_path / "a.html", small=True)
+    shown = opened(path.as_uri())
+    shown.evaluate("location.hash = 'layer=0&head=0&query=8&key=5&how=lines&lined=0.0_0.1_0.2_0.3&pin=1'")
+    shown.wait_for_selector(".between .badge")
+    labels = shown.locator(".between .badge span:nth-child(2)").all_text_contents()
+    assert len(labels) == HEADS
+    for head, label in enumerate(labels):
+        assert_printed(label.rsplit(": ", 1)[1].strip(), exact[head, 8, 5])
+
+
+def test_differences_have_weights_with_certain_digits(opened, tmp_path):
+    views = [drawn(seed, False) for seed in range(2)]
+    page = Page.from_views([look.View.from_weights(exact[None], AXIS, name=view.name) for view, exact in views])
+    path = export_html(page, tmp_path / "a.html").as_uri()
+    for query, key in ((8, 5), (10, 3), (9, 9)):
+        shown = opened(f"{path}#view=0&layer=0&query={query}&key={key}&compare=1&how=difference&mean=1&pin=1")
+        first, second = shown.locator(".readout").first.text_content().rsplit(": ", 1)[1].split(" = ")[0].split(" − ")
+        for text, (_, exact) in zip((first, second), views, strict=True):
+            assert_printed(text, exact[:, query, key].mean())
