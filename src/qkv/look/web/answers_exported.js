@@ -1,6 +1,6 @@
 // Entry point of the exported page of answers, which holds the answers to a grid of queries and makes no requests.
 
-import answers from "./answers.js";
+import { renderAnswers } from "./answers.js";
 import { fromJson, partOf, unpack } from "./unpack.js";
 
 const savedMeta = JSON.parse(partOf("data"));
@@ -63,5 +63,5 @@ async function respondFromFile(request) {
   return every[nearestTo(at)];
 }
 
-const exportedFields = /** @type {Record<string, any>} */ ({ meta: savedMeta, respond: respondFromFile, linked: true });
-answers.render({ model: { get: (/** @type {string} */ name) => exportedFields[name] }, el: /** @type {HTMLElement} */ (document.getElementById("look")) });
+const model = new Map(Object.entries({ meta: savedMeta, respond: respondFromFile, linked: true }));
+renderAnswers({ model, el: /** @type {HTMLElement} */ (document.getElementById("look")) });

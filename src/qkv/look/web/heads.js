@@ -50,7 +50,7 @@ const KEYS =
   "In the map, + and − zoom, and 0 resets the zoom; Shift and a drag frame a passage. P presents a single map.";
 
 /** @param {{model: any, el: HTMLElement, hash?: string}} options `hash`: the link to show; default: that of the address */
-function render({ model, el, hash }) {
+export function render({ model, el, hash }) {
   const meta = withNumberedTokens(model.get("meta"));
   const source = model.get("source") || fromKernel(meta, model);
   const linked = model.get("linked") === true;

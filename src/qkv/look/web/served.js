@@ -23,9 +23,8 @@ async function start() {
     const { default: page } = await (meta.settings ? import("./answers.js") : import("./heads.js"));
     if (!meta.task) {
       document.title = meta.title;
-      /** @type {Record<string, any>} */
-      const fields = { meta, linked: true, served: true, ...(meta.views ? { source: fromServer(meta, "./") } : { respond: post }) };
-      page.render({ model: { get: (/** @type {string} */ name) => fields[name] }, el });
+      const answered = meta.views ? { source: fromServer(meta, "./") } : { respond: post };
+      page.render({ model: new Map(Object.entries({ meta, linked: true, served: true, ...answered })), el });
       return;
     }
     const bar = document.createElement("progress");
