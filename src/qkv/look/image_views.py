@@ -21,6 +21,7 @@ from qkv.encoders.pretrained import without_progress_bars
 from qkv.errors import DataError, OptionError
 from qkv.look.axis import Axis, Patches
 from qkv.look.model_views import model as model_views
+from qkv.look.predictions import Targets
 from qkv.look.recorded_layers import call_module
 from qkv.look.text_model import model_folder, token_axis
 from qkv.look.text_roles import content_words
@@ -242,7 +243,7 @@ def _views(
         if getattr(output, "logits", None) is not None and view.live is not None:
             # Tokens of the image are no targets.
             targets = np.append(np.where(image[1:], -1, numbers[1:].cpu().numpy()), -1)
-            live = replace(view.live, targets=targets, kind="next", tokenizer=processor.tokenizer)
+            live = replace(view.live, targets=Targets("next", targets, processor.tokenizer))
             view = replace(view, live=live, predictions=live.predict(output))
         views.insert(0, replace(view, opening=_opening(view)))
     return views
