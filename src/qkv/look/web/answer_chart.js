@@ -4,17 +4,6 @@ import { createElement } from "./dom.js";
 import { createShape, tickMarks } from "./answer_ticks.js";
 import { screenPen } from "./drawing.js";
 
-/** Colours of the rows, by theme. */
-export const CHART_COLOURS = {
-  light: {
-    rows: "#5b6470", weight: [194, 65, 12], negative: [124, 58, 237], curve: "#1d4ed8", outline: "#6b7280",
-    scale: [[253, 231, 160], [225, 180, 90], [178, 138, 110], [116, 104, 130], [52, 66, 120], [8, 28, 80]],
-  },
-  dark: {
-    rows: "#a3adba", weight: [251, 146, 60], negative: [196, 150, 255], curve: "#7db2ff", outline: "#0b0d10",
-    scale: [[30, 52, 110], [70, 90, 140], [116, 120, 140], [170, 150, 120], [226, 190, 100], [255, 236, 170]],
-  },
-};
 /** Colours of labels, which colour-blind readers can tell apart (Okabe and Ito). */
 export const LABEL_COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#8a8f98"];
 
@@ -73,7 +62,9 @@ export class AnswerChart {
 
   get width() { return (this.size || this.#measure())[0]; }
   get height() { return (this.size || this.#measure())[1]; }
-  get colours() { return CHART_COLOURS[this.dark ? "dark" : "light"]; }
+
+  /** Return a colour of the style sheet. @param {string} name */
+  themeColour(name) { return getComputedStyle(this.element).getPropertyValue(`--${name}`); }
 
   /** @param {PointerEvent} event */
   #moveTo(event) {
@@ -144,11 +135,12 @@ export class AnswerChart {
   discs([least, more], [faint, strong], draw) {
     const context = screenPen(this.weights, this.width, this.height);
     const drawn = this.answer?.drawn;
+    const [mark, negative] = ["mark", "negative"].map((name) => this.themeColour(name));
     for (let i = (drawn?.weights.length ?? 0) - 1; i >= 0; i--) {
       const share = Math.abs(drawn.weights[i]);
       const [x, y] = this.place(drawn, i);
-      const rgb = (drawn.weights[i] < 0 ? this.colours.negative : this.colours.weight).join(" ");
-      context.fillStyle = context.strokeStyle = `rgb(${rgb} / ${faint + strong * share})`;
+      context.fillStyle = context.strokeStyle = drawn.weights[i] < 0 ? negative : mark;
+      context.globalAlpha = faint + strong * share;
       context.beginPath();
       context.arc(x, y, least + more * Math.sqrt(share), 0, 7);
       draw(context, share, x);
@@ -221,7 +213,10 @@ export class AnswerChart {
   /** Draw the axes and the answer. @param {Add} add */
   fill(add) { add("g", {}); }
   placeHandle() {}
-  drawRows() { this.dots(screenPen(this.rows, this.width, this.height), () => this.colours.rows); }
+  drawRows() {
+    const colour = this.themeColour("quiet");
+    this.dots(screenPen(this.rows, this.width, this.height), () => colour);
+  }
   drawWeights() {}
 }
 
