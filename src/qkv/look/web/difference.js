@@ -4,20 +4,22 @@ import { MASKED } from "./codes.js";
 
 /** What the colours of a difference mean. */
 export const SIGNS = " Blue: larger in the first map; orange: in the second.";
-/** Return the weights of a pair in both maps and their difference as text, rounded to the last digit that is certain in both
- *  weights, at most the third one of the larger, so that they add up; `value` is the difference as printed. Null if a weight is masked or
- *  not finite.
+/** Return the weights of a pair in both maps and their difference as text, rounded to the third digit of the larger weight, or to an
+ *  earlier one if an error exceeds half a unit, so that they add up; ≈ says that the last digit is not certain, and `value` is the
+ *  difference as printed. Null if a weight is masked or not finite.
  *  @param {import("./load.js").Parts} parts @param {number} row @param {number} column */
 export function describeDifference({ first, second }, row, column) {
   const weights = [first, second].map((map) => ({ weight: map.weights[row * map.keys.length + column], error: map.error(row, column) }));
   if (!weights.every(({ weight }) => Number.isFinite(weight))) return null;
   const largest = Math.max(...weights.map(({ weight }) => Math.abs(weight)));
-  let power = largest ? Math.floor(Math.log10(largest) + 1e-6) - 2 : 0;
+  const third = largest ? Math.floor(Math.log10(largest) + 1e-6) - 2 : 0;
+  const power = Math.max(third, ...weights.map(({ error }) => (error > 0 ? Math.ceil(Math.log10(2 * error) - 1e-6) : third)));
   const unitsOf = (/** @type {number} */ weight) => Math.round(Number((power < 0 ? weight * 10 ** -power : weight / 10 ** power).toPrecision(6)));
-  while (weights.some(({ weight, error }) => unitsOf(weight - error) !== unitsOf(weight + error))) power++;
+  const certain = weights.every(({ weight, error }) => unitsOf(weight - error) === unitsOf(weight + error));
   const [a, b] = weights.map(({ weight }) => unitsOf(weight));
   const [one, other, difference] = [a, b, a - b].map((units) => inUnits(units, power, Math.max(Math.abs(a), Math.abs(b))));
-  return { sum: `${one} − ${b < 0 ? `(${other})` : other} = ${difference}`, difference, value: (a - b) * 10 ** power };
+  const sum = `${one} − ${b < 0 ? `(${other})` : other} ${certain ? "=" : "≈"} ${difference}`;
+  return { sum, difference: `${certain ? "" : "≈ "}${difference}`, value: (a - b) * 10 ** power };
 }
 
 /** Write a multiple of a power of ten; multiples of which even the largest is below 0.0001 have an exponent.
