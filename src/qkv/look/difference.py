@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qkv.core.typing import Bool, Float, Int
+from qkv.core.typing import Bool, Float
 from qkv.errors import KindError, ShapeError
 from qkv.look.axis import Axis
 from qkv.look.tiled_map import TiledView
@@ -141,20 +141,15 @@ def rank_differences(first: View, second: View, count: int = 10) -> tuple[list[H
         heads.append(HeadDistance(*place, distance))
         moved = np.abs(a - b)
         size = np.where(np.isfinite(moved), moved, -1.0).ravel()
-        largest = _first_largest(size, min(count, size.size))
-        for at in largest[size[largest] > 0]:
+        # Sorting all pairs of a head would take ten times as long.
+        least = np.partition(size, -count)[-count] if count < size.size else -1.0
+        candidates = np.flatnonzero((size >= least) & (size > 0))
+        for at in candidates[np.argsort(-size[candidates], kind="stable")[:count]]:
             row, column = divmod(int(at), len(columns.pairs))
             tokens = (rows.pairs[row][0][0], columns.pairs[column][0][0])
             pairs.append(PairDifference(*place, *tokens, float(a[row, column]), float(b[row, column])))
         pairs = sorted(pairs, key=lambda one: -abs(one.first - one.second))[:count]
     return sorted(heads, key=lambda one: -one.distance), pairs
-
-
-def _first_largest(size: Float[np.ndarray, " n"], count: int) -> Int[np.ndarray, " count"]:
-    """Return the indices of the largest numbers in decreasing order; of equal numbers, the first."""
-    least = np.partition(size, -count)[-count] if count else np.inf
-    candidates = np.flatnonzero(size >= least)
-    return candidates[np.argsort(-size[candidates], kind="stable")[:count]]
 
 
 def align_views(first: View | TiledView, second: View | TiledView) -> tuple[Alignment, Alignment]:
