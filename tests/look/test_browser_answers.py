@@ -64,6 +64,24 @@ def shown(narrow_window):
     assert troubles == []
 
 
+def test_ticks_are_named_by_their_places(shown):
+    with serve_answers_in_thread(page_of("gpa.csv", "gpa", "starting_salary", "3.5")) as address:
+        *numbers, days = shown(address).evaluate(
+            """async () => {
+                const { tickMarks } = await import('./web/answer_ticks.js');
+                const numbers = [[1.7e9, 1.7e9 + 86400], [-9e-6, 9e-6], [0.2, 3.7e12]];
+                const days = tickMarks("date", 5000.1, 5004.5, 8);
+                return [...numbers.map((ends) => tickMarks("number", ...ends, 2)), days];
+            }"""
+        )
+    for marks in numbers:
+        texts = [mark["text"].replace("−", "-") for mark in marks]
+        assert len(set(texts)) == len(marks) > 0
+        assert [float(text) for text in texts] == pytest.approx([mark["at"] for mark in marks])
+    # Half a day and a little more between ticks.
+    assert [mark["text"] for mark in days] == ["1983-09-11", "1983-09-12", "1983-09-13", "1983-09-14"]
+
+
 def settled(page, act):
     """Call a function, and wait until the page shows its result and has drawn the curve."""
     page.evaluate("delete document.getElementById('look').dataset.idle")
