@@ -333,9 +333,8 @@ def _dense_view(
     logits = getattr(output, "logits", None)
     if logits is not None and logits.ndim == 3:
         numbers = inputs["input_ids"][0].cpu().numpy()
-        causal = not any(np.triu(mask, 1).any() for mask in found.masks)
-        targets = np.append(numbers[1:], -1) if causal else np.where(tokens.special, -1, numbers)
-        live = replace(live, targets=Targets("next" if causal else "own", targets, text_model.tokenizer))
+        targets = np.append(numbers[1:], -1) if found.causal else np.where(tokens.special, -1, numbers)
+        live = replace(live, targets=Targets("next" if found.causal else "own", targets, text_model.tokenizer))
     combined = all_heads and len({mean.shape for mean in found.means}) == 1
     predictions = live.predict(output)
     return found.view(name, text_model.name, "self", tokens, None, combined, predictions=predictions, live=live)

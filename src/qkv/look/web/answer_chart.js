@@ -12,7 +12,8 @@ export const shortened = (text, length) => (text.length > length ? `${text.slice
 
 /** @typedef {(tag: string, attributes: Record<string, any>, text?: string) => void} Add adds a shape to a drawing */
 
-/** A chart with a query that can be moved by pointer and by keyboard. */
+/** A chart with a query that can be moved by pointer and by keyboard. Its kinds have an `area` of both axes in pixels, `drawWeights`, and
+ *  `fill`, which adds the axes and the answer to the drawing. */
 export class AnswerChart {
   /** @param {any} meta @param {any} across the axis from left to right @param {any} up the axis from bottom to top
    *  @param {(at: number[]) => void} [move] called with the coordinates of the query */
@@ -101,9 +102,6 @@ export class AnswerChart {
     this.drawWeights();
     this.drawAnswer();
   }
-
-  /** The edges of the area of both axes, in pixels. */
-  get area() { return { left: 0, right: this.width, top: 0, bottom: this.height }; }
 
   /** @param {number} coordinate */
   x(coordinate) {
@@ -210,14 +208,11 @@ export class AnswerChart {
     this.placeHandle();
   }
 
-  /** Draw the axes and the answer. @param {Add} add */
-  fill(add) { add("g", {}); }
   placeHandle() {}
   drawRows() {
     const colour = this.themeColour("quiet");
     this.dots(screenPen(this.rows, this.width, this.height), () => colour);
   }
-  drawWeights() {}
 }
 
 /** Return the place between two pixels of a coordinate of an axis. @param {any} axis @param {number} coordinate @param {number} start @param {number} stop */
