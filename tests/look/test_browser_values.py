@@ -9,6 +9,7 @@ from qkv.look.head_call import HeadCall
 from qkv.look.html_export import export_html
 from qkv.look.page import Page
 from qkv.look.tiled_map import TiledMap
+from qkv.look.tiled_views import arrays_view
 from qkv.look.token_groups import find_phrase, merge
 from qkv.look.views import LayerMaps, View
 from qkv.masks import Causal
@@ -121,3 +122,16 @@ def test_differences_say_whether_their_last_digit_is_certain(opened, tmp_path):
             decimals = len(text.partition("e")[0].partition(".")[2]) - int(text.partition("e")[2] or 0)
             assert abs(float(text) - exact[:, query, key].mean()) <= far * 10.0**-decimals, (said, query, key)
     assert signs == {"=", "≈"}
+
+
+def test_the_largest_weights_of_a_long_text_have_certain_digits(opened, tmp_path):
+    query, key = np.random.default_rng(0).normal(size=(2, 300, 8)).astype(np.float32) * 1.8
+    view = arrays_view(query, key)
+    exact = view.head(0, 0).weights((250, 251), (0, 300))[0]
+    path = export_html(Page.from_views(view), tmp_path / "a.html", small=True)
+    shown = opened(f"{path.as_uri()}#layer=0&head=0&query=250&key=3&pin=1")
+    shown.wait_for_selector(".top tbody tr")
+    rows = shown.locator(".top tbody tr").evaluate_all("all => all.map(row => [...row.cells].map(c => c.innerText))")
+    assert len(rows) == 10
+    for _, position, text in rows:
+        assert_printed(text, exact[int(position)])

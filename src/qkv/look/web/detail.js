@@ -380,7 +380,7 @@ export class Detail {
     if (request !== this.request || row !== this.query) return;
     fillTable(
       this.top, mapData.queries[row],
-      rows.map((/** @type {any} */ entry) => ({ ...entry, name: mapData.keys[entry.key], position: this.tokens(row, entry.key).key, error: mapData.error(row, entry.key) })),
+      rows.map((/** @type {any} */ entry) => ({ ...entry, name: mapData.keys[entry.key], position: this.tokens(row, entry.key).key, error: mapData.error(row, entry.key, entry.weight) })),
       (key) => this.#point(row, key, true),
       this.matrix?.parts ? ["difference", `${quoted(mapData.queries[row])}: largest differences`]
         : this.weighted ? ["weight × norm", `${quoted(mapData.queries[row])} attends to`]

@@ -22,7 +22,8 @@ const LABEL = 13;
  *  @property {(part: [number, number, number, number], height: number, width: number, reduction: "max" | "mean")
  *    => Float32Array} cells
  *  @property {(row: number, column: number) => number | null} weight null: not loaded yet
- *  @property {(row: number, column: number) => number} error largest difference from the exact weight
+ *  @property {(row: number, column: number, weight?: number) => number} error largest difference from the exact weight; `weight` is that
+ *    of the pair, which may not be loaded
  *  @property {[import("./axes.js").AxisDrawing, import("./axes.js").AxisDrawing]} axes of the rows and the columns
  *  @property {() => boolean} [loading] whether coarser weights are shown until others are loaded */
 

@@ -73,7 +73,7 @@ async function loadTiles(source, { view, index, layer, head }, refresh) {
       queries: view.queries.tokens, keys: keys.tokens, rows: count, columns: width, counts, normalized: view.ranges[layer][head].normalized,
       axes: [axisDrawing(view.queries, rows, view.queries.tokens, null), axisDrawing(keys, columns, keys.tokens, null)],
       weight: (row, column) => tiles.weight(row, column),
-      error: (row, column) => (error ? errorOfWeight(tiles.weight(row, column) ?? 0, error) : 0),
+      error: (row, column, weight = tiles.weight(row, column)) => (error ? errorOfWeight(weight ?? 0, error) : 0),
       cells: (...part) => tiles.reduce(...part),
       loading: () => tiles.pending.size > 0,
       loadRow: (...part) => tiles.loadRow(...part),
