@@ -10,7 +10,7 @@ from qkv.look.html_export import export_html
 from qkv.look.page import Page
 from qkv.look.tiled_map import TiledMap
 from qkv.look.tiled_views import arrays_view
-from qkv.look.token_groups import find_phrase, merge
+from qkv.look.token_groups import find_phrase, group_tokens, merge
 from qkv.look.views import LayerMaps, View
 from qkv.masks import Causal
 
@@ -135,3 +135,15 @@ def test_the_largest_weights_of_a_long_text_have_certain_digits(opened, tmp_path
     assert len(rows) == 10
     for _, position, text in rows:
         assert_printed(text, exact[int(position)])
+
+
+@pytest.mark.parametrize("unit", ["tokens", "words"])
+@pytest.mark.parametrize("small", [False, True])
+def test_the_legend_names_the_largest_weight_with_certain_digits(opened, tmp_path, unit, small):
+    for seed in range(3):
+        view, exact = drawn(seed, small)
+        path = export_html(Page.from_views(view), tmp_path / "a.html", small=small)
+        shown = opened(f"{path.as_uri()}#layer=0&head=2&unit={unit}")
+        groups = group_tokens(AXIS, unit)
+        text = shown.locator(".rule").first.text_content().rsplit("shown ", 1)[1].removesuffix(".")
+        assert_printed(text, merge(exact[2], groups, groups).max())
