@@ -105,7 +105,7 @@ def test_weights_of_any_size_and_their_difference_add_up(page, address):
     said = page.evaluate(
         """async ([pairs, errors]) => {
             const { describeDifference } = await import('./web/difference.js');
-            const map = (weight, error) => ({ weights: [weight], keys: ["k"], error: () => error });
+            const map = (weight, error) => ({ weights: [weight], keys: ["k"], error: () => error, bound: () => error });
             return pairs.map(([a, b], i) => {
                 const [first, second] = [map(a, errors[i][0]), map(b, errors[i][1])];
                 return describeDifference({ first, second }, 0, 0).sum;

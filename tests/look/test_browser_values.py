@@ -124,6 +124,17 @@ def test_differences_say_whether_their_last_digit_is_certain(opened, tmp_path):
     assert signs == {"=", "≈"}
 
 
+def test_a_weight_that_is_rounded_twice_is_not_certain(opened, tmp_path):
+    weights = np.array([[[[0.06431, 0.5], [0, 0]]], [[[0.005247, 0.5], [0, 0]]]])
+    page = Page.from_views(
+        [View.from_weights(one[None], ["a", "b"], name=f"text {i}") for i, one in enumerate(weights)]
+    )
+    path = export_html(page, tmp_path / "a.html").as_uri()
+    shown = opened(f"{path}#view=0&layer=0&head=0&query=0&key=0&compare=1&how=difference&pin=1")
+    # 0.005247 is 0.00525 in the file, which is rounded to 0.0053.
+    assert shown.locator(".readout").first.text_content() == "“a” (0) → “a” (0): 0.0643 − 0.0053 ≈ 0.0590"
+
+
 def test_the_largest_weights_of_a_long_text_have_certain_digits(opened, tmp_path):
     query, key = np.random.default_rng(0).normal(size=(2, 300, 8)).astype(np.float32) * 1.8
     view = arrays_view(query, key)

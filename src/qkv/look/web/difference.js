@@ -9,13 +9,19 @@ export const SIGNS = " Blue: larger in the first map; orange: in the second.";
  *  difference as printed. Null if a weight is masked or not finite.
  *  @param {import("./load.js").Parts} parts @param {number} row @param {number} column */
 export function describeDifference({ first, second }, row, column) {
-  const weights = [first, second].map((map) => ({ weight: map.weights[row * map.keys.length + column], error: map.error(row, column) }));
+  const weights = [first, second].map((map) => ({
+    weight: map.weights[row * map.keys.length + column], error: map.error(row, column), bound: map.bound(row, column),
+  }));
   if (!weights.every(({ weight }) => Number.isFinite(weight))) return null;
-  const largest = Math.max(...weights.map(({ weight }) => Math.abs(weight)));
-  const third = largest ? Math.floor(Math.log10(largest) + 1e-6) - 2 : 0;
-  const power = Math.max(third, ...weights.map(({ error }) => (error > 0 ? Math.ceil(Math.log10(2 * error) - 1e-6) : third)));
+  const thirds = weights.map(({ weight }) => Math.floor(Math.log10(Math.abs(weight)) + 1e-6) - 2);
+  const last = Math.max(...thirds, ...weights.map(({ error }) => Math.ceil(Math.log10(2 * error) - 1e-6)));
+  const power = Number.isFinite(last) ? last : 0; // not of two zeros
   const unitsOf = (/** @type {number} */ weight) => Math.round(Number((power < 0 ? weight * 10 ** -power : weight / 10 ** power).toPrecision(6)));
-  const certain = weights.every(({ weight, error }) => unitsOf(weight - error) === unitsOf(weight + error));
+  // The third digit of a single weight is exact, an earlier one may be rounded twice.
+  const certain = weights.every(({ weight, error, bound }, i) => {
+    const far = error || (power > thirds[i] ? bound : 0);
+    return unitsOf(weight - far) === unitsOf(weight + far);
+  });
   const [a, b] = weights.map(({ weight }) => unitsOf(weight));
   const [one, other, difference] = [a, b, a - b].map((units) => inUnits(units, power, Math.max(Math.abs(a), Math.abs(b))));
   const sum = `${one} − ${b < 0 ? `(${other})` : other} ${certain ? "=" : "≈"} ${difference}`;
