@@ -64,6 +64,19 @@ def shown(narrow_window):
     assert troubles == []
 
 
+def test_prediction_intervals_stay_in_the_area_of_the_values(shown):
+    rng = np.random.default_rng(0)
+    rows = {"x": rng.uniform(0, 9, 60).round(2).tolist(), "y": rng.normal(size=60).round(2).tolist()}
+    page = AnswerPage(Database.open(rows, "x", "y"), query="4")
+    (answer,) = page.describe(["4"], page.options(page.settings))
+    assert answer["interval"][1] > page.meta()["value"]["ends"][1]
+    with serve_answers_in_thread(page) as address:
+        opened = shown(address)
+        ends = "line => ['y1', 'y2'].map((name) => Number(line.getAttribute(name)))"
+        top = opened.locator("svg line.query").evaluate(ends)[0]
+        assert min(opened.locator("svg line.interval").evaluate(ends)) == top
+
+
 def test_ticks_are_named_by_their_places(shown):
     with serve_answers_in_thread(page_of("gpa.csv", "gpa", "starting_salary", "3.5")) as address:
         *numbers, days = shown(address).evaluate(

@@ -159,7 +159,8 @@ export class AnswerChart {
   errors(add, place, [dx, dy]) {
     const { interval, deviation } = this.answer;
     if (interval?.every((/** @type {number | null} */ each) => each !== null)) {
-      const [[x1, y1], [x2, y2]] = interval.map(place).map(([x, y]) => [Math.min(this.width, Math.max(0, x)), y]);
+      const { top, bottom } = this.area;
+      const [[x1, y1], [x2, y2]] = interval.map(place).map(([x, y]) => [Math.min(this.width, Math.max(0, x)), Math.min(bottom, Math.max(top, y))]);
       add("line", { class: "interval", x1, x2, y1, y2 });
     }
     if (deviation) {
