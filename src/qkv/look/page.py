@@ -117,12 +117,8 @@ def _aligned(first: View | TiledView, second: View | TiledView) -> bytes:
     counts = [[len(axis.tokens) for axis in (view.queries, view.columns)] for view in (first, second)]
     found = []
     for axis, alignment in enumerate(align_views(first, second)):
-        places = [[-1] * counts[side][axis] for side in (0, 1)]
-        for number, groups in enumerate(alignment.pairs):
-            for side, group in enumerate(groups):
-                for token in group:
-                    places[side][token] = number
-        found.append(places)
+        owners = [{i: number for number, pair in enumerate(alignment.pairs) for i in pair[side]} for side in (0, 1)]
+        found.append([[owners[side].get(i, -1) for i in range(counts[side][axis])] for side in (0, 1)])
     return _json(found)
 
 
