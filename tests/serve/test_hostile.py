@@ -191,7 +191,7 @@ def test_bodies_with_many_lists_are_read_between_checkpoints():
 
 
 def test_ordinary_requests_are_answered_beside_hostile_ones_and_the_server_is_idle_afterwards():
-    seen = hostile.run(minutes=0.05, rows=3000, hostile=4, seed=1)
+    seen = hostile.run(minutes=0.02, rows=3000, hostile=4, seed=1)
     assert seen.failed == []
     assert len(seen.ordinary) > 1
     assert len(seen.statuses) > 0
