@@ -12,6 +12,7 @@ from qkv.database.execute import block_scan, row_reader, statistics
 from qkv.errors import DataError, OptionError, QueryError, RefusedError
 from qkv.estimators.regression import bandwidth
 from qkv.store import row_files
+from qkv.testing.libraries import turn
 from tests.effort import sample
 
 ROWS = 900
@@ -184,9 +185,9 @@ NORMALIZERS = [
     ("key", "score", "normalizer"), sample([(*pair, name) for name in NORMALIZERS for pair in KEYS_AND_SCORES], 4)
 )
 def test_every_normalizer_gives_the_weights_of_a_table_in_memory(folder, whole, key, score, normalizer):
-    for path in (folder, whole):
-        same(path, key, "value", QUERIES[key][:2], score=score, normalizer=normalizer)
-        same(path, key, "city", QUERIES[key][:2], score=score, normalizer=normalizer)
+    stores = ((folder, "value"), (whole, "value"), (whole, "city"), (folder, "city"))
+    for path, value in turn(stores, NORMALIZERS.index(normalizer), 2):
+        same(path, key, value, QUERIES[key][:2], score=score, normalizer=normalizer)
 
 
 @pytest.mark.parametrize("score", ["cosine", "scaled-dot", "gaussian:0.5", "gaussian:0.001"])
