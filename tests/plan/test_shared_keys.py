@@ -24,6 +24,10 @@ PARTS = [
 ]
 
 
+class OfTheTile(scores.Dot):
+    """A score of a user, whose logits may depend on the indices of the tile."""
+
+
 @given(st.sampled_from(LIBRARIES), st.sampled_from(BATCHES), st.sampled_from(PARTS), st.booleans())
 def test_queries_that_share_keys_are_answered_as_each_alone(library, batches, parts, gradient):
     made = [DRAW.normal(size=(*own, n, 4)) for own, n in zip(batches, (2, 5, 5), strict=True)]
@@ -50,6 +54,7 @@ def test_only_queries_that_differ_in_their_vectors_alone_become_rows_of_one_elem
     assert queries(score=scores.Biased(scores.Dot(), DRAW.normal(size=(64, 1, 9)))) == 1
     assert queries(dropout=0.1) == queries(normalizer=normalizers.Sample()) == queries(kernel="dense") == 1
     assert queries(readouts=[qkv.readouts.Dense()]) == 1
+    assert queries(score=scores.Custom(lambda query, key: query @ key.mT)) == queries(score=OfTheTile()) == 1
     assert queries(100) == 100
     assert qkv.explain((64, 1, 4), (64, 9, 4), (9, 4)).requested.axes.q == 1
 

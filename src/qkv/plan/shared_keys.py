@@ -16,6 +16,7 @@ from dataclasses import fields
 from typing import Any, TypeVar, cast
 
 from qkv.core.arrays import namespace
+from qkv.core.function_part import function_parts
 from qkv.core.map_batch import map_batch
 from qkv.core.parts import Part
 from qkv.core.typing import Array, Shaped
@@ -30,6 +31,9 @@ _MOST_QUERIES = 64
 One query in each of 64 elements to 20,000 keys takes .03 to .5 of the time, one in each of 4 heads .6, four .7, and 64
 queries .95 (PyTorch, one thread).
 """
+
+
+_KNOWN = ("qkv.scores.", "qkv.normalizers.", "qkv.masks.")
 
 
 def join_queries(query: Any, key: Any, value: Any, parts: T) -> tuple[tuple[Any, Any, Any], T, Shape] | None:
@@ -80,6 +84,10 @@ def _differ_in_vectors_alone(parts: object, count: int) -> bool:
     if any(getattr(part, name, False) for part in own for name in ("positional", "stochastic")):
         return False
     if getattr(score, "accepts", "") == "text":
+        return False
+    # Functions may expect the axes of the call, and logits of other classes may depend on the indices of a tile.
+    modules = [type(each).__module__ for part in own for each in part.parts()]
+    if function_parts(tuple(own)) or not all(name.startswith(_KNOWN) for name in modules):
         return False
     for x, names in [each for part in own for each in part.array_fields()]:
         if not isinstance(names, tuple) or "q" in names:
