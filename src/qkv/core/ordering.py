@@ -334,6 +334,11 @@ class RunningTopK:
         """Merge elements in ascending order of row and index."""
         count = self.rank.shape[-1]
         known, indices = self.rank.reshape(-1, count), self.index.reshape(-1, count)
+        if len(known) == 1:  # sorting takes half the time
+            both, at = np.concatenate([known[0], rank]), np.concatenate([indices[0], index])
+            order = np.argsort(-both, kind="stable")[:count]
+            known[0], indices[0] = both[order], at[order]
+            return
         length = np.bincount(row)
         rows = np.flatnonzero(length)
         length = length[rows]
@@ -343,8 +348,8 @@ class RunningTopK:
         table[:, :count], table[place, column] = known[rows], rank
         at = np.full(table.shape, -1, np.int64)
         at[:, :count], at[place, column] = indices[rows], index
-        order = _top_of_short_rows(table, count)
-        known[rows], indices[rows] = np.take_along_axis(table, order, axis=1), np.take_along_axis(at, order, axis=1)
+        chosen = _top_of_short_rows(table, count)
+        known[rows], indices[rows] = np.take_along_axis(table, chosen, axis=1), np.take_along_axis(at, chosen, axis=1)
 
 
 def row_groups(*fields: Shaped[np.ndarray, "rows ..."]) -> Int[np.ndarray, " rows"]:
