@@ -23,7 +23,7 @@ from qkv.core.checksums import digest
 from qkv.core.formatting import counted, memory_text
 from qkv.core.ordering import RunningTopK
 from qkv.core.progress import Progress, report
-from qkv.core.typing import Bool, Float, Int, Num, Shaped
+from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.answer import Entry
 from qkv.database.choice_cache import ChoiceCache
 from qkv.database.execute import block_scan
@@ -38,7 +38,7 @@ from qkv.database.execute.line_fit import LineSums, effective_evidence, largest_
 from qkv.database.execute.partial_sums import PartialSums, accumulates, tile_weights
 from qkv.database.execute.row_lists import rows_of_any_query
 from qkv.database.execute.row_reader import RowTile, StoredRows, read_note, save_note
-from qkv.database.execute.scan import CellLogits, VectorLogits, VectorNorms
+from qkv.database.execute.scan import VectorLogits, VectorNorms, exact_logits
 from qkv.database.execute.statistics import TableStatistics, load_statistics, restricted_statistics
 from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.keys.choose import ComparisonChooser
@@ -121,8 +121,8 @@ class StreamedCall:
         line, weigh = sums.values, partial(tile_weights, self.normalizer, summary=summary)
         if isinstance(line, LineSums):
             top_rows = np.union1d(top_rows, self._largest_effective(query, line, weigh, progress))
-        comparison, columns = self._over(top_rows)
-        weights = self._exact_logits(comparison, columns, query)
+        comparison, _ = self._over(top_rows)
+        weights = exact_logits(comparison, query)
         weights = weigh(logits=weights) if len(top_rows) else weights
         rows, heaviest = largest_weights(weights, top)
         nearest = rows[:, 0]
@@ -267,12 +267,6 @@ class StreamedCall:
         """Return a comparison restricted to the given rows, and the key and value columns of these rows."""
         columns = self.executor.read_columns(self.rows.take(rows, self.names))
         return self.comparison.with_rows(columns[:-1]), columns
-
-    def _exact_logits(
-        self, comparison: Comparison, columns: Sequence[Column], query: Shaped[np.ndarray, "q ..."]
-    ) -> Num[np.ndarray, "q n"]:
-        cells, n = CellLogits(comparison, columns[:-1], query, self.executor.fold), len(comparison.key)
-        return cells.compute((cells.bind(comparison.key), None), 0, n) if n else np.zeros((len(query), 0))
 
     def _answer_from_candidates(
         self, queries: Queries, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, " rows"]

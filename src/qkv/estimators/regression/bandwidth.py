@@ -4,7 +4,8 @@
     K_h(x, y) = exp(-|x - y|^2 / 2 h^2)
 
 For one-hot values this is the Brier score. Of more than 4,000 rows, 1,000 are predicted by all bandwidths. Those that
-are clearly worse than the best are dropped, and as many rows as take half a second are predicted by the others.
+are clearly worse than the best are dropped, and 4,000 rows, or as many as take half a second, are predicted by the
+others.
 
 Of rows in groups, such as the days of each shop, each row is predicted from the other rows of its group. Values are
 standardized by the mean and the deviation of their group, so that groups of small and large values count alike. The
@@ -20,8 +21,8 @@ so that groups without a clear minimum follow the others. M counts as much as c 
     sum over g of min over the group's own candidates of E_g(h).
 
 With c = 0 it always is, because the own candidates are among those of the group. Of a group of more than 4,000 rows,
-1,000 are predicted by all bandwidths, and as many as take half a second by those that
-are not clearly worse than the best.
+1,000 are predicted by all bandwidths, and 4,000, or as many as take half a second, by those that are not clearly worse
+than the best.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from qkv.core.untrusted_json import Fields
 from qkv.estimators.regression.bandwidth_errors import LARGEST_EXPONENT, BandwidthErrors, error_series, series_widths
 from qkv.estimators.regression.neighbor_blocks import draw_rows, separate_groups
 
-# Of more rows, some are predicted by all bandwidths, and more by those that are not clearly worse than the best, by so
-# many standard errors of the difference. A hundred million pairs take half a second.
+# Of more rows, some are predicted by all bandwidths, and at most this many by those that are not clearly worse than the
+# best, by so many standard errors of the difference. A hundred million pairs take half a second.
 _ALL_TARGETS = 4000
 _FIRST_TARGETS = 1000
 _CLEARLY_WORSE = 4.0
@@ -174,7 +175,7 @@ def _group_errors(
     share = min(1.0, most_pairs / max(targets.near_rows(start), 1.0) / large.sum())
     if share * large.sum() <= _FIRST_TARGETS * len(ranges):
         return sums
-    more = errors.targets(_drawn(groups, np.ceil(share * large).astype(np.int64)))
+    more = errors.targets(_drawn(groups, np.minimum(np.ceil(share * large), _ALL_TARGETS).astype(np.int64)))
     refined = _sums(more.errors(start, high - low), groups[more.rows], sizes)
     for group in np.flatnonzero(large):
         # The other bandwidths keep their difference from the best.

@@ -32,6 +32,7 @@ import numpy as np
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int
 from qkv.estimators.regression.bandwidth import Bandwidth, column_means, scott, square_unit
+from qkv.estimators.regression.neighbor_blocks import squared_distances
 
 _STEPS = 26
 # The search ends this many bandwidths after the best.
@@ -223,10 +224,9 @@ def _part_errors(
 ) -> Float[np.ndarray, "steps 2 t"]:
     """Return the errors of the mean and of the line, until both are past their best if `ends` is True."""
     own = points[targets]
-    distances = np.zeros((len(targets), len(points)))
-    for column, cell in zip(points.T, own.T, strict=True):
-        distances += np.square(cell[:, None] - column)
-    kernel = np.exp(distances * (-0.5 / widest**2))
+    kernel = squared_distances(own, points, *np.empty((2, len(targets), len(points))))
+    kernel *= -0.5 / widest**2
+    np.exp(kernel, out=kernel)
     kernel[np.arange(len(targets)), targets] = 0.0
     if groups is not None:
         kernel *= groups[targets][:, None] == groups
@@ -235,7 +235,7 @@ def _part_errors(
         if number:
             with np.errstate(under="ignore"):
                 np.multiply(kernel, kernel, out=kernel)
-            kernel[kernel < 1e-150] = 0.0
+            kernel *= kernel >= 1e-150
         errors.append(_errors_of(kernel @ features, own, values[targets]))
         averages = np.array(errors).mean(axis=2)
         if ends and (len(errors) - 1 - averages.argmin(axis=0) >= _WORSE).all():

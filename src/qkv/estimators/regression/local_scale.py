@@ -20,7 +20,7 @@ import numpy as np
 
 from qkv.core.typing import Float
 from qkv.engine import attend
-from qkv.estimators.regression.bandwidth import leave_one_out
+from qkv.estimators.regression.bandwidth_errors import BandwidthErrors, error_series, series_widths
 from qkv.masks import AllowedPairs, Mask
 from qkv.scores import Gaussian
 
@@ -88,12 +88,18 @@ def fit_scale(points: Float[np.ndarray, "rows width"], residuals: Float[np.ndarr
         return None
     floor = float(np.median(sizes[finite & (sizes > 0)])) * np.exp(-_FLOOR)
     logs = np.log(np.clip(sizes, floor, sizes[finite].max()))
-    deviation = points.std(axis=0)
-    varies = deviation > 0
-    if not varies.any():
+    logs, deviation, count = logs - logs.mean(), points.std(axis=0), len(logs)
+    varies, spread = deviation > 0, logs.std()
+    if not varies.any() or not spread > 0:
         return None
-    deviation = np.where(varies, deviation, 1.0)
-    chosen = leave_one_out((points / deviation)[:, varies], (logs - logs.mean())[:, None])
-    scale = LocalScale(points, logs - logs.mean(), np.where(varies, chosen.value * deviation, np.inf))
-    better = np.square(scale.logs * (len(logs) / (len(logs) - 1))) - np.square(scale.logs - np.log(scale.left_out))
-    return scale if better.mean() > _BETTER * better.std() / np.sqrt(len(better)) else None
+    deviation, values = np.where(varies, deviation, 1.0), logs[:, None] / spread
+    alone = np.full((count, 1), -1.0 / (count - 1))
+    targets = BandwidthErrors((points / deviation)[:, varies], values, alone).targets(None)
+    widest = 2.0 * np.sqrt(np.count_nonzero(varies))
+    errors = error_series(targets, widest)
+    best = int(np.argmin(errors.mean(axis=1)))
+    better = np.square(values[targets.rows, 0] * (count / (count - 1))) - errors[best]
+    if not better.mean() > _BETTER * better.std() / np.sqrt(count):
+        return None
+    width = series_widths(widest, len(errors))[best]
+    return LocalScale(points, logs, np.where(varies, width * deviation, np.inf))
