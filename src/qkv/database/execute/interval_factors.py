@@ -21,6 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from qkv.core.conformal import conformal_quantile
+from qkv.core.ordering import row_groups
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Int
 from qkv.database.execute.aggregates import AverageSums, rounded_deviation, value_sums
@@ -38,7 +39,7 @@ from qkv.database.keys.comparisons import (
 from qkv.encoders.columns import Column
 from qkv.estimators.regression.local_linear import fit_rows
 from qkv.estimators.regression.local_scale import LocalScale, fit_scale
-from qkv.estimators.regression.neighbor_blocks import split_into_blocks
+from qkv.estimators.regression.neighbor_blocks import draw_rows, split_into_blocks
 from qkv.normalizers.base import Normalizer
 from qkv.scores import Exact
 
@@ -87,10 +88,7 @@ def _is_cheap(comparison: Comparison) -> bool:
 
 def _group_residuals(comparison: Comparison, cells: Float[np.ndarray, " rows"]) -> Float[np.ndarray, " n"]:
     """Return z of each row in a group of at least three rows with equal keys."""
-    keys = comparison.key.tolist()
-    cells_of = list(map(tuple, keys)) if comparison.key.ndim > 1 else keys
-    labels = {key: code for code, key in enumerate(dict.fromkeys(cells_of))}
-    codes = np.array([labels[key] for key in cells_of])
+    codes = row_groups(comparison.key)
     count = np.bincount(codes)[codes].astype(np.float64)
     deviation = cells - (np.bincount(codes, weights=cells) / np.bincount(codes))[codes]
     squares = np.bincount(codes, weights=np.square(deviation))[codes]
@@ -108,7 +106,7 @@ def _residuals(
     """Return the indices of a sample of the rows, and z of each of them."""
     count = len(value.cells)
     size = min(_MOST_ROWS, max(_FEWEST_ROWS, _MOST_PAIRS // count))
-    sample = np.random.default_rng(0).permutation(count)[:size]
+    sample = draw_rows(count, size)
     step = max(1, _WEIGHTS_AT_ONCE // count)
     parts: Sequence[Int[np.ndarray, " q"]] = [sample[i : i + step] for i in range(0, len(sample), step)]
     if isinstance(comparison, DistanceComparison):

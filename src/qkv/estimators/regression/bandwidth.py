@@ -36,7 +36,14 @@ from qkv.core.formatting import number as format_number
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Int
 from qkv.core.untrusted_json import Fields
-from qkv.estimators.regression.bandwidth_errors import LARGEST_EXPONENT, BandwidthErrors, error_series, series_widths
+from qkv.estimators.regression.bandwidth_errors import (
+    LARGEST_EXPONENT,
+    BandwidthErrors,
+    TargetErrors,
+    error_series,
+    part_progress,
+    series_widths,
+)
 from qkv.estimators.regression.neighbor_blocks import draw_rows, separate_groups
 
 # Of more rows, some are predicted by all bandwidths, and at most this many by those that are not clearly worse than the
@@ -119,13 +126,12 @@ def choose_within_groups(
     points, values, groups = points[some], values[some], groups[some]
     if len(points) < 3 or not values.any():
         return None
-    alone = -1.0 / (counts[some, None] - 1)
     spreads, sizes = _spreads(points, groups), np.bincount(groups)
     sums: list[Float[np.ndarray, "steps groups"]] = []
     for number, scale in enumerate((np.ones(len(points)), spreads[groups])):
         scaled = separate_groups(points / scale[:, None], groups, 2 * np.sqrt(2 * LARGEST_EXPONENT) * widest)
-        errors = BandwidthErrors(scaled, values, alone)
-        sums.append(_group_errors(errors, groups, widest, _MOST_PAIRS / 2, _half_progress(progress, number)))
+        errors = BandwidthErrors(scaled, values, counts[some] - 1)
+        sums.append(_group_errors(errors, groups, widest, _MOST_PAIRS / 2, part_progress(progress, number, 2)))
     common, own = sums
     means = common.sum(axis=1) / len(points)
     # Ties go to the wider kernel, which gives a smoother function.
@@ -164,7 +170,7 @@ def _group_errors(
 ) -> Float[np.ndarray, "steps groups"]:
     """Return the sum of the errors of each group at a series of bandwidths, estimated from a part of large groups."""
     sizes = np.bincount(groups)
-    targets = errors.targets(_drawn(groups, np.where(sizes > _ALL_TARGETS, _FIRST_TARGETS, sizes)))
+    targets = TargetErrors(errors, _drawn(groups, np.where(sizes > _ALL_TARGETS, _FIRST_TARGETS, sizes)))
     found, owners = error_series(targets, widest, progress), groups[targets.rows]
     sums = _sums(found, owners, sizes)
     ranges = [_candidates(found[:, owners == group]) for group in np.flatnonzero(sizes > _ALL_TARGETS)]
@@ -175,7 +181,7 @@ def _group_errors(
     share = min(1.0, most_pairs / max(targets.near_rows(start), 1.0) / large.sum())
     if share * large.sum() <= _FIRST_TARGETS * len(ranges):
         return sums
-    more = errors.targets(_drawn(groups, np.minimum(np.ceil(share * large), _ALL_TARGETS).astype(np.int64)))
+    more = TargetErrors(errors, _drawn(groups, np.minimum(np.ceil(share * large), _ALL_TARGETS).astype(np.int64)))
     refined = _sums(more.errors(start, high - low), groups[more.rows], sizes)
     for group in np.flatnonzero(large):
         # The other bandwidths keep their difference from the best.
@@ -247,13 +253,6 @@ def _drawn(groups: Int[np.ndarray, " rows"], most: Int[np.ndarray, " groups"]) -
     order = order[np.argsort(groups[order], kind="stable")]
     places = np.arange(len(groups)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     return np.sort(order[places < most[groups[order]]])
-
-
-def _half_progress(progress: Progress | None, number: int) -> Progress | None:
-    """Return a function that reports the progress of one of the two series of candidates."""
-    if progress is None:
-        return None
-    return lambda what, done, total: progress(what, number * total + done, 2 * total)
 
 
 # The bandwidth at which a kernel smooths as much as a Gaussian of bandwidth 1: Marron and Nolan (1988),
@@ -377,11 +376,9 @@ def leave_one_out(
     widest = 2.0 * np.sqrt(width)
     if groups is not None:
         return _within_groups(choose_within_groups(points, values, groups, widest, progress), width, total)
-    # Centered and scaled: float32 sums of large, nearly equal values would cancel. A row without neighbors is
-    # predicted by the mean of the other rows, −v / (n − 1).
+    # Centered and scaled: float32 sums of large, nearly equal values would cancel.
     values = (values - values.mean(axis=0)) / spread
-    alone = np.full((len(values), 1), -1.0 / (len(values) - 1))
-    errors = BandwidthErrors(points, values, alone)
+    errors = BandwidthErrors(points, values)
     one_group = np.zeros(len(points), np.int64)
     means = _group_errors(errors, one_group, widest, _MOST_PAIRS, progress)[:, 0] / len(points)
     # Ties go to the wider kernel, which gives a smoother function.

@@ -91,16 +91,18 @@ class BandwidthErrors:
     Args:
         points: the points.
         values: the values to predict.
-        alone: the factor by which a row without neighbors is predicted from its own value.
+        others: for each row the number of rows whose mean predicts it if it has no neighbors; None: all others. The
+            mean of all these rows and the row itself is 0.
     """
 
     def __init__(
         self,
         points: Float[np.ndarray, "rows width"],
         values: Float[np.ndarray, "rows targets"],
-        alone: Float[np.ndarray, "rows 1"],
+        others: Int[np.ndarray, " rows"] | None = None,
     ) -> None:
-        self.alone, self.points = alone, points
+        self.points = points
+        self.others = np.full(len(points), len(points) - 1) if others is None else others
         self.values = np.concatenate([values.astype(np.float32), np.ones((len(values), 1), np.float32)], axis=1)
         self.width = self.values.shape[1]
         self._rows = _Sources.of(points, self.values, np.arange(len(points)))
@@ -116,10 +118,6 @@ class BandwidthErrors:
                 return _Sources.of(self.points, self.values, place), few
             self._too_small = side
         return self._rows, min(count, _BANDWIDTHS_AT_ONCE)
-
-    def targets(self, rows: Int[np.ndarray, " t"] | None) -> TargetErrors:
-        """Return the errors of the rows with these indices, or of all rows."""
-        return TargetErrors(self, rows)
 
 
 class TargetErrors:
@@ -140,7 +138,7 @@ class TargetErrors:
         self.source, self.blocks = source, split_into_blocks(source.points, size, rows)
         self.rows = np.concatenate(self.blocks.rows)
         self.own = source.values[self.rows, :-1].astype(np.float64)
-        self.predicted = source.alone[self.rows] * self.own
+        self.predicted = -self.own / source.others[self.rows, None]
         self.isolated = 0.0
 
     def near_rows(self, widest: float) -> float:
@@ -239,7 +237,8 @@ def error_series(
     """Return the errors of targets at the bandwidths `series_widths`, until most of them have no neighbors."""
     found: list[Float[np.ndarray, "some t"]] = []
     for number in range(_GRIDS):
-        found.append(targets.errors(widest * 2.0 ** (-number * _GRID / 2), _GRID, _part_progress(progress, number)))
+        part = part_progress(progress, number, _GRIDS)
+        found.append(targets.errors(widest * 2.0 ** (-number * _GRID / 2), _GRID, part))
         last, previous = found[-1][-1].mean(), found[-1][-2].mean()
         if targets.isolated > 0.5 or abs(last - previous) <= 1e-9 * last:
             break  # most rows have no neighbors but identical rows, so narrower kernels change nothing
@@ -256,8 +255,8 @@ def series_widths(widest: float, steps: int) -> Float[np.ndarray, " steps"]:
     return np.asarray(widest * 2.0 ** (-np.arange(steps) / 2))
 
 
-def _part_progress(progress: Progress | None, number: int) -> Progress | None:
-    """Return a function that reports the progress of one of the series of bandwidths."""
+def part_progress(progress: Progress | None, number: int, parts: int) -> Progress | None:
+    """Return a function that reports the progress of one of several equal parts."""
     if progress is None:
         return None
-    return lambda what, done, total: progress(what, number * total + done, _GRIDS * total)
+    return lambda what, done, total: progress(what, number * total + done, parts * total)

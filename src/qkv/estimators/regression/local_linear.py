@@ -32,7 +32,7 @@ import numpy as np
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int
 from qkv.estimators.regression.bandwidth import Bandwidth, column_means, scott, square_unit
-from qkv.estimators.regression.neighbor_blocks import squared_distances
+from qkv.estimators.regression.neighbor_blocks import draw_rows, squared_distances
 
 _STEPS = 26
 # The search ends this many bandwidths after the best.
@@ -112,8 +112,7 @@ def choose_linear_bandwidth(
     if not np.ptp(values) > 0:
         return scott(total, width, "the values are all equal")
     count = min(_MOST_TARGETS, len(points), max(200, _MOST_LINE_PAIRS // len(points)))
-    chosen = _draw(len(points), count)
-    errors = _errors(points, values, chosen, groups, progress)
+    errors = _errors(points, values, draw_rows(len(points), count), groups, progress)
     means = errors.linear.mean(axis=1)
     # Ties go to the wider kernel, which gives a smoother function.
     best = int(np.argmin(np.maximum(means, _ERROR_ROUNDING)))
@@ -146,20 +145,16 @@ def compare_fits(
     """
     if len(points) < _FEWEST_ROWS or not np.ptp(values) > 0:
         return None
-    rows = np.sort(_draw(len(points), min(len(points), _COMPARED_ROWS)))
+    rows = np.sort(draw_rows(len(points), _COMPARED_ROWS))
     points, values = points[rows], values[rows]
     groups = None if groups is None else groups[rows]
-    errors = _errors(points, values, _draw(len(rows), min(len(rows), _COMPARED_TARGETS)), groups, None)
+    errors = _errors(points, values, draw_rows(len(rows), _COMPARED_TARGETS), groups, None)
     mean = errors.mean[np.argmin(errors.mean.mean(axis=1))]
     linear = errors.linear[np.argmin(errors.linear.mean(axis=1))]
     better = mean - linear
     clear = better.mean() > max(_CLEAR_SHARE * mean.mean(), _CLEAR_ERRORS * better.std() / np.sqrt(len(better)))
     roots = [float(np.sqrt(each.mean())) * errors.deviation for each in (mean, linear)]
     return FitComparison(roots[0], roots[1], len(better), bool(clear))
-
-
-def _draw(rows: int, count: int) -> Int[np.ndarray, " count"]:
-    return np.arange(rows) if count >= rows else np.random.default_rng(0).permutation(rows)[:count]
 
 
 def _standardized(

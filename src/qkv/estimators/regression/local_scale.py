@@ -20,7 +20,7 @@ import numpy as np
 
 from qkv.core.typing import Float
 from qkv.engine import attend
-from qkv.estimators.regression.bandwidth_errors import BandwidthErrors, error_series, series_widths
+from qkv.estimators.regression.bandwidth_errors import BandwidthErrors, TargetErrors, error_series, series_widths
 from qkv.masks import AllowedPairs, Mask
 from qkv.scores import Gaussian
 
@@ -93,8 +93,7 @@ def fit_scale(points: Float[np.ndarray, "rows width"], residuals: Float[np.ndarr
     if not varies.any() or not spread > 0:
         return None
     deviation, values = np.where(varies, deviation, 1.0), logs[:, None] / spread
-    alone = np.full((count, 1), -1.0 / (count - 1))
-    targets = BandwidthErrors((points / deviation)[:, varies], values, alone).targets(None)
+    targets = TargetErrors(BandwidthErrors((points / deviation)[:, varies], values), None)
     widest = 2.0 * np.sqrt(np.count_nonzero(varies))
     errors = error_series(targets, widest)
     best = int(np.argmin(errors.mean(axis=1)))
