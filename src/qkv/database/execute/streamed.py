@@ -46,7 +46,6 @@ from qkv.database.keys.comparisons import Comparison, MixedComparison, find_coor
 from qkv.database.keys.queries import Queries
 from qkv.encoders.columns import Column
 from qkv.errors import DamagedError, KindError, OptionError, RefusedError, ShapeError
-from qkv.masks import AllowedKeys
 from qkv.normalizers.base import Normalizer
 from qkv.plan.checks import check_problem, read_problem
 from qkv.plan.spec import Spec
@@ -81,7 +80,7 @@ class StreamedCall:
         self.line = find_coordinates(comparison) if options.linear else None
         self.calibration = partial(executor.calibration, comparison, normalizer, options)
         self.statistics, self.rows = executor.statistics, executor.table
-        self.names = tuple(dict.fromkeys((*executor.key, executor.value)))
+        self.names = tuple(executor._names)
         self.incomplete_tiles = set(self.statistics.incomplete_tiles.tolist())
         self.columns = executor.query_columns, executor.value_column
         self.accumulates = accumulates(normalizer)
@@ -462,7 +461,7 @@ class StreamedExecutor(Executor):
 
     def rows_without_value(self, options: AskOptions) -> Iterator[RowsWithoutValue]:
         if self._rows_without_value is not None:
-            yield self._rows_without_value.masked_by(options.mask)
+            yield self._rows_without_value.masked_by(options)
             return
         rows = self.statistics.rows_without_value(self.selected)
         for start in range(0, len(rows), _ROWS_WITHOUT_VALUE):
@@ -470,13 +469,13 @@ class StreamedExecutor(Executor):
             part = RowsWithoutValue(self, some, self.read_rows(some)[:-1])
             if len(some) == len(rows):
                 self._rows_without_value = part
-            yield part.masked_by(options.mask)
+            yield part.masked_by(options)
 
     def group_rows(
         self, comparison: MixedComparison, options: AskOptions
     ) -> Iterator[tuple[MixedComparison, Bool[np.ndarray, " rows"]]]:
         selected = self.selection(options)
-        for tile in self.table.tiles(tuple(dict.fromkeys((*self.key, self.value)))):
+        for tile in self.table.tiles(self._names):
             columns = self.read_columns(tile.table)
             present = ~np.logical_or.reduce([column.missing for column in columns])
             if selected is not None:
@@ -512,15 +511,15 @@ class StreamedExecutor(Executor):
             raise comparison.unsupported(error) from None
 
     def selection(self, options: AskOptions) -> Bool[np.ndarray, " rows"] | None:
-        present, mask = self.selected, options.mask
+        present, mask, array = self.selected, options.mask, options.allowed_keys
         if mask is None:
             return present
-        if not isinstance(mask, AllowedKeys) or np.ndim(np.asarray(mask.array)) != 1:
+        if array is None:
             raise OptionError(
                 f"mask must be masks.AllowedKeys with one boolean per row for {self.name}, which exceeds the memory "
                 f"limit, got {mask}. Use masks.AllowedKeys, select rows with where, or open the store with more "
                 "memory, such as memory='2 GiB'."
             )
         mask.check(1, self.table.num_rows)
-        array = np.broadcast_to(np.asarray(mask.array), self.table.num_rows)
+        array = np.broadcast_to(array, self.table.num_rows)
         return array if present is None else present & array
