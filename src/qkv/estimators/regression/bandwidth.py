@@ -4,8 +4,8 @@
     K_h(x, y) = exp(-|x - y|^2 / 2 h^2)
 
 For one-hot values this is the Brier score. Of more than 4,000 rows, 1,000 are predicted by all bandwidths. Those that
-are clearly worse than the best are dropped, and 4,000 rows, or as many as take half a second, are predicted by the
-others.
+are clearly worse than the best are dropped; 4,000 rows are predicted by the others, and as many as take half a second
+by those that are not clearly worse then.
 
 Of rows in groups, such as the days of each shop, each row is predicted from the other rows of its group. Values are
 standardized by the mean and the deviation of their group, so that groups of small and large values count alike. The
@@ -21,13 +21,14 @@ so that groups without a clear minimum follow the others. M counts as much as c 
     sum over g of min over the group's own candidates of E_g(h).
 
 With c = 0 it always is, because the own candidates are among those of the group. Of a group of more than 4,000 rows,
-1,000 are predicted by all bandwidths, and 4,000, or as many as take half a second, by those that are not clearly worse
-than the best.
+1,000 are predicted by all bandwidths, 4,000 by those that are not clearly worse than the best, and so on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -38,19 +39,18 @@ from qkv.core.typing import Float, Int
 from qkv.core.untrusted_json import Fields
 from qkv.estimators.regression.bandwidth_errors import (
     LARGEST_EXPONENT,
-    BandwidthErrors,
-    TargetErrors,
+    MeanErrors,
     error_series,
     part_progress,
     series_widths,
 )
 from qkv.estimators.regression.neighbor_blocks import draw_rows, separate_groups
 
-# Of more rows, some are predicted by all bandwidths, and at most this many by those that are not clearly worse than the
-# best, by so many standard errors of the difference. A hundred million pairs take half a second.
+# Of more rows, some are predicted by all bandwidths, and more by those that are not clearly worse than the best, by so
+# many standard errors of the difference. A hundred million pairs take half a second.
 _ALL_TARGETS = 4000
 _FIRST_TARGETS = 1000
-_CLEARLY_WORSE = 4.0
+_CLEARLY_WORSE = 3.0
 _MOST_PAIRS = 10**8
 _SHARED_ROWS = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125)
 # Sums of float32 errors are equal within this factor.
@@ -130,8 +130,8 @@ def choose_within_groups(
     sums: list[Float[np.ndarray, "steps groups"]] = []
     for number, scale in enumerate((np.ones(len(points)), spreads[groups])):
         scaled = separate_groups(points / scale[:, None], groups, 2 * np.sqrt(2 * LARGEST_EXPONENT) * widest)
-        errors = BandwidthErrors(scaled, values, counts[some] - 1)
-        sums.append(_group_errors(errors, groups, widest, _MOST_PAIRS / 2, part_progress(progress, number, 2)))
+        errors_of = partial(MeanErrors, scaled, values, others=counts[some] - 1)
+        sums.append(_group_errors(errors_of, groups, widest, _MOST_PAIRS / 2, part_progress(progress, number, 2)))
     common, own = sums
     means = common.sum(axis=1) / len(points)
     # Ties go to the wider kernel, which gives a smoother function.
@@ -162,7 +162,7 @@ def choose_within_groups(
 
 
 def _group_errors(
-    errors: BandwidthErrors,
+    errors_of: Callable[[Int[np.ndarray, " t"] | None], MeanErrors],
     groups: Int[np.ndarray, " rows"],
     widest: float,
     most_pairs: float,
@@ -170,24 +170,25 @@ def _group_errors(
 ) -> Float[np.ndarray, "steps groups"]:
     """Return the sum of the errors of each group at a series of bandwidths, estimated from a part of large groups."""
     sizes = np.bincount(groups)
-    targets = TargetErrors(errors, _drawn(groups, np.where(sizes > _ALL_TARGETS, _FIRST_TARGETS, sizes)))
-    found, owners = error_series(targets, widest, progress), groups[targets.rows]
-    sums = _sums(found, owners, sizes)
-    ranges = [_candidates(found[:, owners == group]) for group in np.flatnonzero(sizes > _ALL_TARGETS)]
-    if not ranges:
-        return sums
-    low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
-    start, large = widest * 2.0 ** (-low / 2), np.where(sizes > _ALL_TARGETS, sizes, 0)
-    share = min(1.0, most_pairs / max(targets.near_rows(start), 1.0) / large.sum())
-    if share * large.sum() <= _FIRST_TARGETS * len(ranges):
-        return sums
-    more = TargetErrors(errors, _drawn(groups, np.minimum(np.ceil(share * large), _ALL_TARGETS).astype(np.int64)))
-    refined = _sums(more.errors(start, high - low), groups[more.rows], sizes)
-    for group in np.flatnonzero(large):
-        # The other bandwidths keep their difference from the best.
-        best = int(sums[:, group].argmin())
-        sums[:, group] += refined[best - low, group] - sums[best, group]
-        sums[low:high, group] = refined[:, group]
+    errors = errors_of(_drawn(groups, np.where(sizes > _ALL_TARGETS, _FIRST_TARGETS, sizes)))
+    found, owners, low = error_series(errors, widest, progress), groups[errors.sums.rows], 0
+    sums, large = _sums(found, owners, sizes), np.flatnonzero(sizes > _ALL_TARGETS)
+    for most in (_ALL_TARGETS, len(groups)) if len(large) else ():
+        ranges = [_candidates(found[:, owners == group]) for group in large]
+        low, high = low + min(low for low, _ in ranges), low + max(high for _, high in ranges)
+        start, rows = widest * 2.0 ** (-low / 2), np.where(sizes > _ALL_TARGETS, sizes, 0)
+        share = min(1.0, most_pairs / max(errors.sums.near_rows(start), 1.0) / rows.sum())
+        count = np.minimum(np.ceil(share * rows), most).astype(np.int64)
+        if count.sum() < 2 * np.count_nonzero(rows[owners]):
+            break
+        errors = errors_of(_drawn(groups, count))
+        found, owners = errors.errors(start, high - low), groups[errors.sums.rows]
+        refined = _sums(found, owners, sizes)
+        for group in large:
+            # The other bandwidths keep their difference from the best.
+            best = int(sums[low:high, group].argmin())
+            sums[:, group] += refined[best, group] - sums[low + best, group]
+            sums[low:high, group] = refined[:, group]
     return sums
 
 
@@ -378,9 +379,8 @@ def leave_one_out(
         return _within_groups(choose_within_groups(points, values, groups, widest, progress), width, total)
     # Centered and scaled: float32 sums of large, nearly equal values would cancel.
     values = (values - values.mean(axis=0)) / spread
-    errors = BandwidthErrors(points, values)
-    one_group = np.zeros(len(points), np.int64)
-    means = _group_errors(errors, one_group, widest, _MOST_PAIRS, progress)[:, 0] / len(points)
+    errors_of, one_group = partial(MeanErrors, points, values), np.zeros(len(points), np.int64)
+    means = _group_errors(errors_of, one_group, widest, _MOST_PAIRS, progress)[:, 0] / len(points)
     # Ties go to the wider kernel, which gives a smoother function.
     best = int(np.argmin(means))
     with np.errstate(over="ignore", under="ignore"):  # the errors of huge values are infinite

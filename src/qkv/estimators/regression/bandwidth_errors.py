@@ -12,7 +12,9 @@ cubes as rows hold them. That is as exact as a bandwidth that differs by 0.1 %.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -40,12 +42,12 @@ LARGEST_EXPONENT = 34.5
 Larger ones stay far above the denormals of float32 when squared; denormals would make the exponential ten times and the
 products thirty times slower.
 """
-_SMALLEST_KERNEL = np.float32(np.exp(-LARGEST_EXPONENT))
-# Products of 360 × 360 by 2 are below the size from which OpenBLAS starts threads. Two threads that each start
+_SMALLEST_KERNEL = np.exp(-LARGEST_EXPONENT)
+# Products of so many multiplications are below the size from which OpenBLAS starts threads. Two threads that each start
 # more threads wait for one another, thirty times longer than the work takes.
+_MULTIPLICATIONS = 2**18
 _BLOCK = 360
 _DRAWN_BLOCK = 128
-_COLUMNS = 2
 _THREADS = 2
 # Up to four series of eight bandwidths, from 2 to 0.00006 standard deviations.
 _GRIDS = 4
@@ -58,7 +60,7 @@ class _Sources:
 
     Attributes:
         blocks: the points in blocks.
-        values: for each block the sums of the values of its points, and last the number of rows, by `_COLUMNS` columns.
+        values: for each block the sums of the values of its points, by a few columns.
         place: the point of each row.
         rest: these sums without the row itself, for each row.
     """
@@ -74,129 +76,103 @@ class _Sources:
         points: Float[np.ndarray, "rows width"],
         values: Float[np.ndarray, "rows columns"],
         place: Int[np.ndarray, " rows"],
+        columns: int,
     ) -> _Sources:
-        """Return the means of the rows with the same number in `place`."""
+        """Return the means of the rows with the same number in `place`, with their values by some columns."""
         count = np.bincount(place)
         means = np.stack([np.bincount(place, column) / count for column in points.T], axis=1)
         sums = np.stack([np.bincount(place, column) for column in values.T], axis=1)
-        blocks, single = split_into_blocks(means, _BLOCK), sums.astype(np.float32)
-        parts = [single[:, start : start + _COLUMNS] for start in range(0, single.shape[1], _COLUMNS)]
+        blocks, rounded = split_into_blocks(means, _BLOCK), sums.astype(values.dtype)
+        parts = [rounded[:, start : start + columns] for start in range(0, rounded.shape[1], columns)]
         by_block = [[np.ascontiguousarray(part[rows]) for part in parts] for rows in blocks.rows]
         return cls(blocks, by_block, place, sums[place] - values)
 
 
-class BandwidthErrors:
-    """The rows from which targets are predicted.
+class KernelSums:
+    """The sums of the values of the rows near each of some rows, weighted by the kernel, without the row itself.
 
     Args:
-        points: the points.
-        values: the values to predict.
-        others: for each row the number of rows whose mean predicts it if it has no neighbors; None: all others. The
-            mean of all these rows and the row itself is 0.
+        points: the points of all rows.
+        values: the values that are summed, in the dtype of the computation.
+        targets: the indices of some rows; None: all rows.
+
+    Attributes:
+        rows: `(t,)` the indices of the targets, in the order of the sums.
     """
 
     def __init__(
         self,
         points: Float[np.ndarray, "rows width"],
-        values: Float[np.ndarray, "rows targets"],
-        others: Int[np.ndarray, " rows"] | None = None,
+        values: Float[np.ndarray, "rows columns"],
+        targets: Int[np.ndarray, " t"] | None,
     ) -> None:
-        self.points = points
-        self.others = np.full(len(points), len(points) - 1) if others is None else others
-        self.values = np.concatenate([values.astype(np.float32), np.ones((len(values), 1), np.float32)], axis=1)
-        self.width = self.values.shape[1]
-        self._rows = _Sources.of(points, self.values, np.arange(len(points)))
+        self.points, self.values = points, values
+        # Drawn rows are farther apart, so that blocks of fewer of them have smaller boxes.
+        size = _BLOCK if targets is None or points.shape[1] > FEW_COLUMNS else _DRAWN_BLOCK
+        self._blocks, self._columns = split_into_blocks(points, size, targets), _MULTIPLICATIONS // (_BLOCK * size)
+        self.rows = np.concatenate(self._blocks.rows)
         self._too_small = 0.0
 
-    def sources(self, widest: float, count: int) -> tuple[_Sources, int]:
+    @cached_property
+    def _unmerged(self) -> _Sources:
+        return _Sources.of(self.points, self.values, np.arange(len(self.points)), self._columns)
+
+    def _sources(self, widest: float, count: int) -> tuple[_Sources, int]:
         """Return the points with which targets are compared at the widest of `count` bandwidths, and at how many."""
         few = min(count, _MERGED_BANDWIDTHS)
         side = widest * 2.0 ** ((1 - few) / 2) / _CUBES
         if len(self.points) >= _FEWEST_MERGED and side > self._too_small:
             place = number_cubes(self.points, side)
             if 2 * (place.max() + 1) <= len(place):
-                return _Sources.of(self.points, self.values, place), few
+                return _Sources.of(self.points, self.values, place, self._columns), few
             self._too_small = side
-        return self._rows, min(count, _BANDWIDTHS_AT_ONCE)
-
-
-class TargetErrors:
-    """The leave-one-out errors of some rows.
-
-    Args:
-        source: all rows.
-        rows: the indices of the targets; None: all rows.
-
-    Attributes:
-        rows: `(t,)` the indices of the targets, in the order of the errors.
-        isolated: the share of the targets without neighbors at the last bandwidth.
-    """
-
-    def __init__(self, source: BandwidthErrors, rows: Int[np.ndarray, " t"] | None) -> None:
-        # Drawn rows are farther apart, so that blocks of fewer of them have smaller boxes.
-        size = _BLOCK if rows is None or source.points.shape[1] > FEW_COLUMNS else _DRAWN_BLOCK
-        self.source, self.blocks = source, split_into_blocks(source.points, size, rows)
-        self.rows = np.concatenate(self.blocks.rows)
-        self.own = source.values[self.rows, :-1].astype(np.float64)
-        self.predicted = -self.own / source.others[self.rows, None]
-        self.isolated = 0.0
+        return self._unmerged, min(count, _BANDWIDTHS_AT_ONCE)
 
     def near_rows(self, widest: float) -> float:
         """Return with how many points a target is compared at a bandwidth, on average."""
-        sources = self.source.sources(widest, _MERGED_BANDWIDTHS)[0].blocks
+        sources = self._sources(widest, _MERGED_BANDWIDTHS)[0].blocks
         lengths = np.array([len(rows) for rows in sources.rows])
         near = (self._squared_gaps(sources) < _reach(widest)) @ lengths
-        return float(np.average(near, weights=[len(rows) for rows in self.blocks.rows]))
+        return float(np.average(near, weights=[len(rows) for rows in self._blocks.rows]))
 
     def _squared_gaps(self, sources: PointBlocks) -> Float[np.ndarray, "blocks others"]:
-        return np.array([self.blocks.squared_gaps(a, sources) for a in range(len(self.blocks.rows))])
+        return np.array([self._blocks.squared_gaps(a, sources) for a in range(len(self._blocks.rows))])
 
-    def errors(self, widest: float, count: int, progress: Progress | None = None) -> Float[np.ndarray, "count t"]:
-        """Return the squared error of each target at `count` bandwidths, widest first.
-
-        Narrower bandwidths are to be asked for after wider ones.
-        """
-        parts: list[Float[np.ndarray, "some t"]] = []
+    def series(
+        self, widest: float, count: int, progress: Progress | None = None
+    ) -> Iterator[Float[np.ndarray, "t columns"]]:
+        """Yield the sums of each target at `count` bandwidths, widest first, in float64."""
         done = 0
         while done < count:
             start = widest * 2.0 ** (-done / 2)
-            sources, steps = self.source.sources(start, count - done)
-            parts.append(self._series(sources, start, steps, progress))
+            sources, steps = self._sources(start, count - done)
+            yield from self._sums(sources, start, steps, progress)
             done += steps
-        return np.concatenate(parts)
 
-    def _series(
+    def _sums(
         self, sources: _Sources, widest: float, steps: int, progress: Progress | None
-    ) -> Float[np.ndarray, "steps t"]:
+    ) -> Iterator[Float[np.ndarray, "t columns"]]:
         gaps, done = self._squared_gaps(sources.blocks), [0]
 
-        def sum_block(a: int) -> Float[np.ndarray, "steps m width"]:
-            sums = np.zeros((steps, len(self.blocks.rows[a]), self.source.width), np.float32)
+        def sum_block(a: int) -> Float[np.ndarray, "steps m columns"]:
+            sums = np.zeros((steps, len(self._blocks.rows[a]), self.values.shape[1]), self.values.dtype)
             for b in np.flatnonzero(gaps[a] < _reach(widest)).tolist():
                 self._add_pair(sums, a, b, sources, gaps[a, b], widest)
             done[0] += 1
             if progress is not None:
-                progress("choosing a bandwidth", min(done[0], len(self.blocks.rows)), len(self.blocks.rows))
+                progress("choosing a bandwidth", min(done[0], len(self._blocks.rows)), len(self._blocks.rows))
             return sums
 
-        blocks = map_threads(sum_block, range(len(self.blocks.rows)), _THREADS)
+        blocks = map_threads(sum_block, range(len(self._blocks.rows)), _THREADS)
         sums = np.concatenate(blocks, axis=1).astype(np.float64)
-        offsets = self.source.points[self.rows] - sources.blocks.points[sources.place[self.rows]]
+        offsets = self.points[self.rows] - sources.blocks.points[sources.place[self.rows]]
         exponents = np.square(offsets).sum(axis=1, keepdims=True) / (-2.0 * widest**2)
-        errors = np.empty((steps, len(self.rows)))
         for step in range(steps):
-            total = sums[step] + np.exp(exponents * 2.0**step) * sources.rest[self.rows]
-            mass = total[:, -1:]
-            has_neighbors = mass > 0
-            weighted = total[:, :-1] / np.where(has_neighbors, mass, 1.0)
-            self.predicted = np.where(has_neighbors, weighted, self.predicted)
-            errors[step] = np.square(self.predicted - self.own).sum(axis=1)
-        self.isolated = float(1.0 - has_neighbors.mean())
-        return errors
+            yield sums[step] + np.exp(exponents * 2.0**step) * sources.rest[self.rows]
 
     def _add_pair(
         self,
-        sums: Float[np.ndarray, "steps m width"],
+        sums: Float[np.ndarray, "steps m columns"],
         a: int,
         b: int,
         sources: _Sources,
@@ -204,16 +180,14 @@ class TargetErrors:
         widest: float,
     ) -> None:
         """Add the sums over the points of block `b`, without the own point of each target, for those of block `a`."""
-        first, second = self.blocks.centered(a, b, sources.blocks)
-        # Scaled before squaring, so that the exponent is formed in float32 without a further pass.
-        scale = np.float32(1.0 / (np.sqrt(2.0) * widest))
-        shape = (len(first), len(second))
-        kernel = squared_distances(first * scale, second * scale, *np.empty((2, *shape), np.float32))
+        # Scaled before squaring, so that the exponent is formed without a further pass.
+        first, second = self._blocks.centered(a, b, sources.blocks, self.values.dtype, 1.0 / (np.sqrt(2.0) * widest))
+        kernel = squared_distances(first, second, *np.empty((2, len(first), len(second)), first.dtype))
         farthest = float(kernel.max())
-        np.clip(kernel, None, np.float32(LARGEST_EXPONENT + 1.0), out=kernel)
+        np.clip(kernel, None, kernel.dtype.type(LARGEST_EXPONENT + 1.0), out=kernel)
         np.negative(kernel, out=kernel)
         np.exp(kernel, out=kernel)
-        kernel[same_rows(sources.place[self.blocks.rows[a]], sources.blocks.rows[b])] = 0.0
+        kernel[same_rows(sources.place[self._blocks.rows[a]], sources.blocks.rows[b])] = 0.0
         nearest = squared_gap / (2.0 * widest**2)
         for step in range(len(sums)):
             if nearest * 2.0**step > LARGEST_EXPONENT:
@@ -221,9 +195,55 @@ class TargetErrors:
             if step:
                 np.multiply(kernel, kernel, out=kernel)
             if farthest * 2.0**step > LARGEST_EXPONENT:
-                np.multiply(kernel, kernel > _SMALLEST_KERNEL, out=kernel)
-            for group, start in enumerate(range(0, self.source.width, _COLUMNS)):
-                sums[step, :, start : start + _COLUMNS] += kernel @ sources.values[b][group]
+                np.multiply(kernel, kernel > kernel.dtype.type(_SMALLEST_KERNEL), out=kernel)
+            for group, values in enumerate(sources.values[b]):
+                start = group * self._columns
+                sums[step, :, start : start + values.shape[1]] += kernel @ values
+
+
+class MeanErrors:
+    """The leave-one-out errors of the weighted means of some rows.
+
+    Args:
+        points: the points of all rows.
+        values: the values to predict.
+        targets: the indices of the rows that are predicted; None: all rows.
+        others: for each row the number of rows whose mean predicts it if it has no neighbors; None: all others. The
+            mean of all these rows and the row itself is 0.
+
+    Attributes:
+        sums: the sums over the rows near each target.
+        isolated: the share of the targets without neighbors at the last bandwidth.
+    """
+
+    def __init__(
+        self,
+        points: Float[np.ndarray, "rows width"],
+        values: Float[np.ndarray, "rows targets"],
+        targets: Int[np.ndarray, " t"] | None = None,
+        others: Int[np.ndarray, " rows"] | None = None,
+    ) -> None:
+        columns = np.concatenate([values, np.ones((len(values), 1))], axis=1).astype(np.float32)
+        self.sums = KernelSums(points, columns, targets)
+        others = np.full(len(points), len(points) - 1) if others is None else others
+        self._own = columns[self.sums.rows, :-1].astype(np.float64)
+        self._predicted = -self._own / others[self.sums.rows, None]
+        self.isolated = 0.0
+
+    def errors(self, widest: float, count: int, progress: Progress | None = None) -> Float[np.ndarray, "count t"]:
+        """Return the squared error of each target at `count` bandwidths, widest first.
+
+        Narrower bandwidths are to be asked for after wider ones.
+        """
+        errors = []
+        for sums in self.sums.series(widest, count, progress):
+            mass = sums[:, -1:]
+            has_neighbors = mass > 0
+            weighted = sums[:, :-1] / np.where(has_neighbors, mass, 1.0)
+            self._predicted = np.where(has_neighbors, weighted, self._predicted)
+            self.isolated = float(1.0 - has_neighbors.mean())
+            errors.append(np.square(self._predicted - self._own).sum(axis=1))
+        return np.array(errors)
 
 
 def _reach(widest: float) -> float:
@@ -231,9 +251,7 @@ def _reach(widest: float) -> float:
     return LARGEST_EXPONENT * 2.0 * widest**2
 
 
-def error_series(
-    targets: TargetErrors, widest: float, progress: Progress | None = None
-) -> Float[np.ndarray, "steps t"]:
+def error_series(targets: MeanErrors, widest: float, progress: Progress | None = None) -> Float[np.ndarray, "steps t"]:
     """Return the errors of targets at the bandwidths `series_widths`, until most of them have no neighbors."""
     found: list[Float[np.ndarray, "some t"]] = []
     for number in range(_GRIDS):

@@ -16,9 +16,8 @@ Directions in which the keys near the query do not vary are left out of the line
 
 Source: Fan, Gijbels (1996), Local polynomial modelling and its applications, sections 2.3 and 3.2.
 
-For the choice of a bandwidth, some rows are predicted from all other rows by a Gaussian of bandwidth h, h/√2, h/2 …:
-since K_{h/√2} = K_h², one exponential per pair of rows serves all of them. The moments of the line are sums of products
-with 1, v, x, v x and x x.
+For the choice of a bandwidth, some rows are predicted from all other rows by a Gaussian of bandwidth h, h/√2, h/2 …
+(see `bandwidth_errors`). The moments of the line are weighted sums of 1, v, x, v x and x x.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from qkv.core.progress import Progress, report
+from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Float, Int
 from qkv.estimators.regression.bandwidth import Bandwidth, column_means, scott, square_unit
-from qkv.estimators.regression.neighbor_blocks import draw_rows, squared_distances
+from qkv.estimators.regression.bandwidth_errors import LARGEST_EXPONENT, KernelSums
+from qkv.estimators.regression.neighbor_blocks import draw_rows, separate_groups
 
 _STEPS = 26
 # The search ends this many bandwidths after the best.
 _WORSE = 7
 _MOST_LINE_PAIRS = 4 * 10**7
 _MOST_TARGETS = 2000
-_PAIRS_AT_ONCE = 2**20
 # The comparison runs before every first answer, so it takes less: some 0.1 seconds.
 _COMPARED_ROWS = 2000
 _COMPARED_TARGETS = 400
@@ -183,19 +182,18 @@ def _errors(
     points = points - points.mean(axis=0)
     values, deviation = _standardized(values, groups)
     widest = 4.0 * np.sqrt(width)
-    step = max(1, _PAIRS_AT_ONCE // len(points))
-    parts = [targets[start : start + step] for start in range(0, len(targets), step)]
-    # Rounded, so that all parts run over the same bandwidths: the first part finds where the search ends.
-    steps = _STEPS
-    found: list[Float[np.ndarray, "steps 2 t"]] = []
-    features = _features(points, values)
-    for number, part in enumerate(parts):
-        errors = _part_errors(points, values, part, groups, features, widest, steps, ends=number == 0)
-        steps = len(errors)
-        found.append(errors)
-        report(progress, "choosing a bandwidth", number + 1, len(parts))
-    every = np.concatenate(found, axis=2)
-    bandwidths = widest * 2.0 ** (-np.arange(steps) / 2)
+    apart = points if groups is None else separate_groups(points, groups, 2 * np.sqrt(2 * LARGEST_EXPONENT) * widest)
+    near = KernelSums(apart, _features(points, values), targets)
+    predicted, errors, averages = np.zeros((2, len(near.rows))), list[np.ndarray](), list[np.ndarray]()
+    for number, sums in enumerate(near.series(widest, _STEPS, progress)):
+        # Without neighbors, a row is predicted as at the next wider bandwidth, or by the mean of all, which is 0.
+        predicted = np.where(sums[:, 0] > 0, _predict(sums, points[near.rows]), predicted)
+        errors.append(np.square(predicted - values[near.rows]))
+        averages.append(errors[-1].mean(axis=1))
+        if (number - np.argmin(averages, axis=0) >= _WORSE).all():
+            break
+    every = np.array(errors)
+    bandwidths = widest * 2.0 ** (-np.arange(len(every)) / 2)
     return _Errors(bandwidths, every[:, 0], every[:, 1], deviation)
 
 
@@ -203,55 +201,26 @@ def _features(
     points: Float[np.ndarray, "rows width"], values: Float[np.ndarray, " rows"]
 ) -> Float[np.ndarray, "rows features"]:
     """Return the columns 1, v, x, v x and x x, whose weighted sums are the moments of a line."""
-    squares = (points[:, :, None] * points[:, None, :]).reshape(len(points), -1)
+    rows, columns = np.triu_indices(points.shape[1])
+    squares = points[:, rows] * points[:, columns]
     return np.concatenate([np.ones((len(points), 1)), values[:, None], points, values[:, None] * points, squares], 1)
 
 
-def _part_errors(
-    points: Float[np.ndarray, "rows width"],
-    values: Float[np.ndarray, " rows"],
-    targets: Int[np.ndarray, " t"],
-    groups: Int[np.ndarray, " rows"] | None,
-    features: Float[np.ndarray, "rows features"],
-    widest: float,
-    steps: int,
-    ends: bool,
-) -> Float[np.ndarray, "steps 2 t"]:
-    """Return the errors of the mean and of the line, until both are past their best if `ends` is True."""
-    own = points[targets]
-    kernel = squared_distances(own, points, *np.empty((2, len(targets), len(points))))
-    kernel *= -0.5 / widest**2
-    np.exp(kernel, out=kernel)
-    kernel[np.arange(len(targets)), targets] = 0.0
-    if groups is not None:
-        kernel *= groups[targets][:, None] == groups
-    errors: list[Float[np.ndarray, "2 t"]] = []
-    for number in range(steps):
-        if number:
-            with np.errstate(under="ignore"):
-                np.multiply(kernel, kernel, out=kernel)
-            kernel *= kernel >= 1e-150
-        errors.append(_errors_of(kernel @ features, own, values[targets]))
-        averages = np.array(errors).mean(axis=2)
-        if ends and (len(errors) - 1 - averages.argmin(axis=0) >= _WORSE).all():
-            break
-    return np.array(errors)
-
-
-def _errors_of(
-    sums: Float[np.ndarray, "t features"], own: Float[np.ndarray, "t width"], values: Float[np.ndarray, " t"]
-) -> Float[np.ndarray, "2 t"]:
+def _predict(sums: Float[np.ndarray, "t features"], own: Float[np.ndarray, "t width"]) -> Float[np.ndarray, "2 t"]:
+    """Return the mean and the value of the line at each of some points, from the sums of features."""
     width = own.shape[1]
     mass = sums[:, :1]
     means = sums / np.where(mass > 0, mass, 1.0)
     center, at = means[:, 1], means[:, 2 : 2 + width]
     cross = means[:, 2 + width : 2 + 2 * width] - center[:, None] * at
-    covariance = means[:, 2 + 2 * width :].reshape(-1, width, width) - at[:, :, None] * at[:, None, :]
+    squares, (rows, columns) = np.empty((len(sums), width, width)), np.triu_indices(width)
+    squares[:, rows, columns] = squares[:, columns, rows] = means[:, 2 + 2 * width :]
+    covariance = squares - at[:, :, None] * at[:, None, :]
     offset = np.where(mass > 0, at - own, 0.0)
     inverse, _, reasons = spanned_inverse(offset, covariance)
     slope = np.einsum("qij,qj->qi", inverse, offset)
     line = np.where(reasons.any(axis=0), center, center - (slope * cross).sum(axis=1))
-    return np.asarray(np.square(np.stack([center, line]) - values))
+    return np.stack([center, line])
 
 
 # Directions with a variance below this part of the largest are left out.

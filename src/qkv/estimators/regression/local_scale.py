@@ -20,7 +20,7 @@ import numpy as np
 
 from qkv.core.typing import Float
 from qkv.engine import attend
-from qkv.estimators.regression.bandwidth_errors import BandwidthErrors, TargetErrors, error_series, series_widths
+from qkv.estimators.regression.bandwidth_errors import MeanErrors, error_series, series_widths
 from qkv.masks import AllowedPairs, Mask
 from qkv.scores import Gaussian
 
@@ -93,11 +93,11 @@ def fit_scale(points: Float[np.ndarray, "rows width"], residuals: Float[np.ndarr
     if not varies.any() or not spread > 0:
         return None
     deviation, values = np.where(varies, deviation, 1.0), logs[:, None] / spread
-    targets = TargetErrors(BandwidthErrors((points / deviation)[:, varies], values), None)
+    targets = MeanErrors((points / deviation)[:, varies], values)
     widest = 2.0 * np.sqrt(np.count_nonzero(varies))
     errors = error_series(targets, widest)
     best = int(np.argmin(errors.mean(axis=1)))
-    better = np.square(values[targets.rows, 0] * (count / (count - 1))) - errors[best]
+    better = np.square(values[targets.sums.rows, 0] * (count / (count - 1))) - errors[best]
     if not better.mean() > _BETTER * better.std() / np.sqrt(count):
         return None
     width = series_widths(widest, len(errors))[best]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from qkv.core.typing import Float, Int
 
@@ -37,15 +38,16 @@ class PointBlocks:
         return np.asarray(np.square(gaps).sum(axis=-1))
 
     def centered(
-        self, a: int, b: int, others: PointBlocks
+        self, a: int, b: int, others: PointBlocks, dtype: DTypeLike = np.float32, scale: float = 1.0
     ) -> tuple[Float[np.ndarray, "m width"], Float[np.ndarray, "n width"]]:
-        """Return the points of block `a`, and of block `b` of `others`, in float32, from the midpoint of their means.
+        """Return the points of block `a`, and of block `b` of `others`, relative to the midpoint of their means.
 
-        The coordinates of near pairs are then small, and their differences accurate in float32.
+        The coordinates of near pairs are then small, and their differences accurate in float32. They are multiplied by
+        `scale`.
         """
         first, second = self.points[self.rows[a]], others.points[others.rows[b]]
         center = (first.mean(axis=0) + second.mean(axis=0)) / 2
-        return (first - center).astype(np.float32), (second - center).astype(np.float32)
+        return ((first - center) * scale).astype(dtype), ((second - center) * scale).astype(dtype)
 
 
 def same_rows(
