@@ -75,57 +75,38 @@ def column_means(values: Float[np.ndarray, " rows *width"]) -> Float[np.ndarray,
     return means if np.isfinite(means).all() else np.asarray((values / len(values)).sum(axis=0))
 
 
-@dataclass(frozen=True)
-class GroupBandwidths:
-    """The bandwidths of groups, in units of the points.
-
-    Attributes:
-        value: the common bandwidth of smallest error.
-        rows: the number of rows in groups of two or more.
-        error: the mean squared error with the bandwidth of each group, relative to the variance of the group.
-        baseline: the error of the mean of each group.
-        tried: pairs of a common bandwidth and its error.
-        factors: pairs of the index of a group and the factor of its bandwidth; other groups have the factor 1.
-        split_error: the mean squared error of choosing the bandwidth of each group from the group's own candidates.
-    """
-
-    value: float
-    rows: int
-    error: float
-    baseline: float
-    tried: tuple[tuple[float, float], ...]
-    factors: tuple[tuple[int, float], ...]
-    split_error: float
-
-
 def choose_within_groups(
     points: Float[np.ndarray, "rows width"],
     values: Float[np.ndarray, "rows targets"],
     groups: Int[np.ndarray, " rows"],
     widest: float,
+    total: int,
     progress: Progress | None = None,
-) -> GroupBandwidths | None:
-    """Return the bandwidth of each group, or None for fewer than three rows in groups of two or more.
+) -> Bandwidth:
+    """Return the common bandwidth of smallest error, and the factors of those of the groups.
+
+    The error is relative to the variance of each group, and the baseline is the error of the mean of each group.
 
     Args:
         points: standardized points.
         values: the values to predict; a category is given as one-hot columns.
         groups: the group of each row, from which alone it is predicted.
         widest: the widest common bandwidth.
+        total: the number of rows of the table of which the points are a sample.
         progress: called as `progress("choosing a bandwidth", done, total)`.
 
     Example:
         >>> x, shop = np.tile(np.linspace(-1.7, 1.7, 100), 2), np.repeat([0, 1], 100)
         >>> y = np.where(shop, np.sin(20 * x), x)
-        >>> chosen = choose_within_groups(x[:, None], y[:, None], shop, 2.0)
-        >>> chosen is not None and chosen.error <= chosen.split_error
-        True
+        >>> chosen = choose_within_groups(x[:, None], y[:, None], shop, 2.0, 200)
+        >>> chosen.grouped, chosen.error < 0.1 * chosen.baseline
+        (True, True)
     """
     values, counts = _standardize(values, groups)
     some = counts > 1
     points, values, groups = points[some], values[some], groups[some]
     if len(points) < 3 or not values.any():
-        return None
+        return scott(total, points.shape[1], "fewer than three rows in groups of two or more")
     spreads, sizes = _spreads(points, groups), np.bincount(groups)
     sums: list[Float[np.ndarray, "steps groups"]] = []
     for number, scale in enumerate((np.ones(len(points)), spreads[groups])):
@@ -150,14 +131,16 @@ def choose_within_groups(
             chosen = trial
             break
     factors = _at(candidates, chosen) / widths[best]
-    return GroupBandwidths(
-        value=float(widths[best]),
+    return Bandwidth(
+        value=float(widths[best]) * sample_factor(points, total),
+        method="leave-one-out",
         rows=len(points),
         error=float(_at(every, chosen).sum() / len(points)),
         baseline=float(np.square(values).sum(axis=1).mean()),
         tried=tuple(zip(widths.tolist(), means.tolist(), strict=True)),
+        total=total,
+        grouped=True,
         factors=tuple((int(group), float(factors[group])) for group in np.flatnonzero((factors != 1) & (sizes > 0))),
-        split_error=float(split / len(points)),
     )
 
 
@@ -317,19 +300,6 @@ def _pairs(fields: Fields, name: str) -> list[Fields]:
     return [Fields({"first": first, "second": second}, f"{name} in {fields.name}") for first, second in pairs]
 
 
-def choose_bandwidth(
-    points: Float[np.ndarray, "rows width"],
-    targets: Float[np.ndarray, "rows targets"] | str,
-    progress: Progress | None = None,
-    total: int | None = None,
-    groups: Int[np.ndarray, " rows"] | None = None,
-) -> Bandwidth:
-    """Return the bandwidth of smallest leave-one-out error, or that of Scott's rule if `targets` is a reason."""
-    if isinstance(targets, str):
-        return scott(len(points) if total is None else total, points.shape[1], targets)
-    return leave_one_out(points, targets, progress, total, groups)
-
-
 def scott(rows: int, width: int, reason: str) -> Bandwidth:
     """Return the bandwidth by Scott's rule for standardized points, `rows^(-1/(width + 4))`.
 
@@ -340,9 +310,21 @@ def scott(rows: int, width: int, reason: str) -> Bandwidth:
     return Bandwidth(max(rows, 1) ** (-1.0 / (width + 4)), f"Scott's rule ({reason})", rows)
 
 
-def leave_one_out(
+def sample_factor(points: Float[np.ndarray, "rows width"], total: int) -> float:
+    """Return the factor by which the bandwidth of a table is narrower than that of a sample, as in Scott's rule."""
+    return float((total / len(points)) ** (-1.0 / (points.shape[1] + 4)))
+
+
+def no_errors(points: Float[np.ndarray, "rows width"], targets: Float[np.ndarray, "rows targets"]) -> str:
+    """Return the reason why no leave-one-out errors tell bandwidths apart, or "" if they do."""
+    if len(points) < 3:
+        return "fewer than three rows"
+    return "" if (targets != targets[0]).any() else "the values are all equal"
+
+
+def choose_bandwidth(
     points: Float[np.ndarray, "rows width"],
-    values: Float[np.ndarray, "rows targets"],
+    targets: Float[np.ndarray, "rows targets"] | str,
     progress: Progress | None = None,
     total: int | None = None,
     groups: Int[np.ndarray, " rows"] | None = None,
@@ -354,29 +336,26 @@ def leave_one_out(
 
     Args:
         points: standardized points.
-        values: the values to predict; a category is given as one-hot columns.
+        targets: the values to predict, a category as one-hot columns; or why there are none, for Scott's rule.
         progress: called as `progress("choosing a bandwidth", done, total)`.
         total: the number of rows of the table of which the points are a sample; None if they are all rows.
         groups: the group of each row, from which alone it is predicted; None: all rows are one group.
 
     Example:
         >>> x = np.linspace(0, 6, 200)[:, None]
-        >>> chosen = leave_one_out(x, np.sin(3 * x))
+        >>> chosen = choose_bandwidth(x, np.sin(3 * x))
         >>> chosen.rows, chosen.value < 0.1
         (200, True)
     """
-    width = points.shape[1]
     total = len(points) if total is None else total
-    if len(points) < 3:
-        return scott(total, width, "fewer than three rows")
-    unit = square_unit(np.abs(values - column_means(values)).max(axis=None, keepdims=True)).item()
-    values = values / unit
-    spread = values.std()
-    if not spread > 0:
-        return scott(total, width, "the values are all equal")
-    widest = 2.0 * np.sqrt(width)
+    reason = targets if isinstance(targets, str) else no_errors(points, targets)
+    if isinstance(targets, str) or reason:
+        return scott(total, points.shape[1], reason)
+    unit = square_unit(np.abs(targets - column_means(targets)).max(axis=None, keepdims=True)).item()
+    values, widest = targets / unit, 2.0 * np.sqrt(points.shape[1])
     if groups is not None:
-        return _within_groups(choose_within_groups(points, values, groups, widest, progress), width, total)
+        return choose_within_groups(points, values, groups, widest, total, progress)
+    spread = values.std() or 1.0
     # Centered and scaled: float32 sums of large, nearly equal values would cancel.
     values = (values - values.mean(axis=0)) / spread
     errors_of, one_group = partial(MeanErrors, points, values), np.zeros(len(points), np.int64)
@@ -386,19 +365,10 @@ def leave_one_out(
     with np.errstate(over="ignore", under="ignore"):  # the errors of huge values are infinite
         scale = float(np.square(spread * unit))
     widths = series_widths(widest, len(means))
-    value = float(widths[best]) * (total / len(points)) ** (-1.0 / (width + 4))
+    value = float(widths[best]) * sample_factor(points, total)
     baseline = float(np.square(values).sum(axis=1).mean()) * scale
     tried = tuple((width, mean * scale) for width, mean in zip(widths.tolist(), means.tolist(), strict=True))
     return Bandwidth(value, "leave-one-out", len(points), float(means[best]) * scale, baseline, tried, total)
-
-
-def _within_groups(chosen: GroupBandwidths | None, width: int, total: int) -> Bandwidth:
-    """Return bandwidths of groups, for a table with `total` rows of which they were chosen from a sample."""
-    if chosen is None:
-        return scott(total, width, "fewer than three rows in groups of two or more")
-    value = chosen.value * (total / chosen.rows) ** (-1.0 / (width + 4))
-    found = chosen.error, chosen.baseline, chosen.tried
-    return Bandwidth(value, "leave-one-out", chosen.rows, *found, total, grouped=True, factors=chosen.factors)
 
 
 def method_text(chosen: Bandwidth, unit: str = "") -> str:

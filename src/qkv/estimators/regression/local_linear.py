@@ -30,7 +30,7 @@ import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Float, Int
-from qkv.estimators.regression.bandwidth import Bandwidth, column_means, scott, square_unit
+from qkv.estimators.regression.bandwidth import Bandwidth, column_means, no_errors, sample_factor, scott, square_unit
 from qkv.estimators.regression.bandwidth_errors import LARGEST_EXPONENT, KernelSums
 from qkv.estimators.regression.neighbor_blocks import draw_rows, separate_groups
 
@@ -101,21 +101,17 @@ def choose_linear_bandwidth(
         >>> straight > 1 > curved
         True
     """
-    width = points.shape[1]
     total = len(points) if total is None else total
-    if isinstance(targets, str):
-        return scott(total, width, targets)
-    if len(points) < 3:
-        return scott(total, width, "fewer than three rows")
+    reason = targets if isinstance(targets, str) else no_errors(points, targets[:, :1])
+    if isinstance(targets, str) or reason:
+        return scott(total, points.shape[1], reason)
     values = targets[:, 0]
-    if not np.ptp(values) > 0:
-        return scott(total, width, "the values are all equal")
     count = min(_MOST_TARGETS, len(points), max(200, _MOST_LINE_PAIRS // len(points)))
     errors = _errors(points, values, draw_rows(len(points), count), groups, progress)
     means = errors.linear.mean(axis=1)
     # Ties go to the wider kernel, which gives a smoother function.
     best = int(np.argmin(np.maximum(means, _ERROR_ROUNDING)))
-    value = float(errors.bandwidths[best]) * (total / len(points)) ** (-1.0 / (width + 4))
+    value = float(errors.bandwidths[best]) * sample_factor(points, total)
     method = "local linear leave-one-out" + (f" at {count:,} rows" if count < len(points) else "")
     with np.errstate(over="ignore", under="ignore"):  # the errors of huge values are infinite
         square = float(np.square(errors.deviation))

@@ -67,6 +67,16 @@ class LocalScale:
         return np.asarray(np.exp(np.asarray(logs)[:, 0]))
 
 
+def log_sizes(errors: Float[np.ndarray, "*n"]) -> Float[np.ndarray, "*n"]:
+    """Return the logarithms of the sizes of errors, less their mean. Infinite errors count as the largest one."""
+    sizes = np.abs(errors)
+    positive = sizes[np.isfinite(sizes) & (sizes > 0)]
+    if not positive.size:
+        return np.zeros(sizes.shape)
+    logs = np.log(np.clip(sizes, np.median(positive) * np.exp(-_FLOOR), positive.max()))
+    return np.asarray(logs - logs.mean())
+
+
 def fit_scale(points: Float[np.ndarray, "rows width"], residuals: Float[np.ndarray, " rows"]) -> LocalScale | None:
     """Return the scale of residuals as a function of the key, or None if they may scatter equally everywhere.
 
@@ -83,14 +93,9 @@ def fit_scale(points: Float[np.ndarray, "rows width"], residuals: Float[np.ndarr
         >>> bool(4 < np.divide(*scale.at(np.array([[1.0], [0.0]]))) < 11)
         True
     """
-    finite, sizes = np.isfinite(residuals), np.abs(residuals)
-    if finite.sum() < _FEWEST_ROWS or not (sizes[finite] > 0).any():
-        return None
-    floor = float(np.median(sizes[finite & (sizes > 0)])) * np.exp(-_FLOOR)
-    logs = np.log(np.clip(sizes, floor, sizes[finite].max()))
-    logs, deviation, count = logs - logs.mean(), points.std(axis=0), len(logs)
-    varies, spread = deviation > 0, logs.std()
-    if not varies.any() or not spread > 0:
+    logs, deviation, count = log_sizes(residuals), points.std(axis=0), len(residuals)
+    varies, spread = deviation > 0, logs.std() if count else 0.0
+    if np.isfinite(residuals).sum() < _FEWEST_ROWS or not varies.any() or not spread > 0:
         return None
     deviation, values = np.where(varies, deviation, 1.0), logs[:, None] / spread
     targets = MeanErrors((points / deviation)[:, varies], values)
