@@ -23,13 +23,13 @@ For the choice of a bandwidth, some rows are predicted from all other rows by a 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
+from qkv.core.partial import merge_means
 from qkv.core.progress import Progress
-from qkv.core.typing import Bool, Float, Int
+from qkv.core.typing import Bool, Float, Int, Num
 from qkv.estimators.regression.bandwidth import Bandwidth, column_means, no_errors, sample_factor, scott, square_unit
 from qkv.estimators.regression.bandwidth_errors import LARGEST_EXPONENT, KernelSums
 from qkv.estimators.regression.neighbor_blocks import draw_rows, separate_groups
@@ -238,24 +238,66 @@ PARTIAL = "the keys near the query vary in {rank} of {width} directions, and no 
 
 @dataclass(frozen=True)
 class LocalMoments:
-    """Weighted moments of the offsets and the values of rows, for each query. The weights w sum to 1.
+    """Weighted sums over rows for each query, which merge. Columns of x are the offsets d, the last is the value.
 
     Attributes:
-        mean, covariance: of the offsets.
-        center, variance: of the values.
-        cross: Σ w (d − m) (v − v̄).
-        squares: Σ w².
-        first, second: Σ w² d and Σ w² d dᵀ.
+        mass, mean: Σ w, and the weighted mean of x.
+        products: Σ w (x − mean) (x − mean)ᵀ.
+        squares, first, second: Σ w², Σ w² d and Σ w² d dᵀ.
     """
 
-    mean: Float[np.ndarray, "q width"]
-    covariance: Float[np.ndarray, "q width width"]
-    center: Float[np.ndarray, " q"]
-    variance: Float[np.ndarray, " q"]
-    cross: Float[np.ndarray, "q width"]
+    mass: Float[np.ndarray, " q"]
+    mean: Float[np.ndarray, "q n"]
+    products: Float[np.ndarray, "q n n"]
     squares: Float[np.ndarray, " q"]
     first: Float[np.ndarray, "q width"]
     second: Float[np.ndarray, "q width width"]
+
+    @classmethod
+    def of(
+        cls, weights: Float[np.ndarray, "q rows"], rows: Num[np.ndarray, "rows n"], at: Float[np.ndarray, "q width"]
+    ) -> LocalMoments:
+        """Return the sums over some rows, which consist of coordinates and a value, for queries at some coordinates."""
+        q, width = at.shape
+        shapes = (q,), (q, width + 1), (q, width + 1, width + 1), (q,), (q, width), (q, width, width)
+        out = cls(*map(np.zeros, shapes))
+        for query, row in enumerate(weights):
+            some = np.flatnonzero(row)
+            if not len(some):
+                continue
+            w, x = row[some].astype(np.float64), rows[some].astype(np.float64)
+            x[:, :-1] -= at[query]
+            out.mass[query] = mass = w.sum()
+            out.mean[query] = mean = w @ x / mass
+            offset, square, d = x - mean, w * w, x[:, :-1]
+            with np.errstate(over="ignore", invalid="ignore"):  # squares of values of 1e200
+                out.products[query] = (w[:, None] * offset).T @ offset
+            out.squares[query] = square.sum()
+            out.first[query] = square @ d
+            out.second[query] = (square[:, None] * d).T @ d
+        return out
+
+    def rescale(self, factor: Float[np.ndarray, " q"]) -> LocalMoments:
+        """Return the sums with all weights multiplied by a factor for each query."""
+        square = np.square(factor)
+        return LocalMoments(
+            self.mass * factor,
+            self.mean,
+            self.products * factor[:, None, None],
+            self.squares * square,
+            self.first * square[:, None],
+            self.second * square[:, None, None],
+        )
+
+    def merge(self, other: LocalMoments) -> LocalMoments:
+        """Return the sums over the rows of both, which must be disjoint."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            means = self.mass[:, None], self.mean, other.mass[:, None], other.mean
+            mean, difference, weight = map(np.asarray, merge_means(*means))
+            between = difference[:, :, None] * difference[:, None, :] * weight[:, :, None]
+            products = self.products + other.products + between
+        squares = self.squares + other.squares, self.first + other.first, self.second + other.second
+        return LocalMoments(self.mass + other.mass, mean, products, *squares)
 
 
 @dataclass(frozen=True)
@@ -306,43 +348,7 @@ def fit_rows(
         >>> fits.value.round(9), fits.gradient.round(9)
         (array([3.]), array([[2.]]))
     """
-    moments = [_moments(row, key, one, cells) for row, one in zip(weights, query, strict=True)]
-    return solve(stack_moments(moments, key.shape[1]), limits)
-
-
-def stack_moments(moments: Sequence[LocalMoments], width: int) -> LocalMoments:
-    """Return the moments of several queries as those of one group of queries over `width` coordinates."""
-    if not moments:
-        vector, matrix, number = np.zeros((0, width)), np.zeros((0, width, width)), np.zeros(0)
-        return LocalMoments(vector, matrix, number, number, vector, number, vector, matrix)
-    parts = {each.name: np.concatenate([getattr(one, each.name) for one in moments]) for each in fields(LocalMoments)}
-    return LocalMoments(**parts)
-
-
-def _moments(
-    weights: Float[np.ndarray, " rows"],
-    key: Float[np.ndarray, "rows width"],
-    query: Float[np.ndarray, " width"],
-    cells: Float[np.ndarray, " rows"],
-) -> LocalMoments:
-    """Return the moments of one query."""
-    rows = np.flatnonzero(weights)
-    w, d, v = weights[rows], key[rows] - query, cells[rows]
-    w = w / (w.sum() or 1.0)
-    mean, center = w @ d, w @ v
-    offset, deviation, square = d - mean, v - center, w * w
-    with np.errstate(over="ignore", invalid="ignore"):
-        weighted = w[:, None] * offset
-        return LocalMoments(
-            mean=mean[None],
-            covariance=(weighted.T @ offset)[None],
-            center=center[None],
-            variance=(w @ np.square(deviation))[None],
-            cross=(weighted.T @ deviation)[None],
-            squares=square.sum()[None],
-            first=(square @ d)[None],
-            second=((square[:, None] * d).T @ d)[None],
-        )
+    return solve(LocalMoments.of(weights, np.column_stack([key, cells]), query), limits)
 
 
 def spanned_inverse(
@@ -376,33 +382,36 @@ def solve(moments: LocalMoments, limits: tuple[float, float] = (-math.inf, math.
     limits, the answer is the weighted mean.
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        finite = np.isfinite(moments.covariance).all(axis=(1, 2))
-        covariance = np.where(finite[:, None, None], moments.covariance, 0.0)
-        inverse, projection, (one_key, outside, far) = spanned_inverse(moments.mean, covariance)
-        m, q0 = moments.mean, moments.squares
-        outer = moments.first[:, :, None] * m[:, None, :]
-        second = moments.second - outer - outer.transpose(0, 2, 1) + q0[:, None, None] * m[:, :, None] * m[:, None, :]
+        mass = np.where(moments.mass > 0, moments.mass, 1.0)
+        m, center, products = moments.mean[:, :-1], moments.mean[:, -1], moments.products / mass[:, None, None]
+        covariance, variance, cross = products[:, :-1, :-1], products[:, -1, -1], products[:, :-1, -1]
+        covariance = np.where(np.isfinite(covariance).all(axis=(1, 2), keepdims=True), covariance, 0.0)
+        inverse, projection, (one_key, outside, far) = spanned_inverse(m, covariance)
+        square = np.square(mass)
+        q0, q1, q2 = moments.squares / square, moments.first / square[:, None], moments.second / square[:, None, None]
+        outer = q1[:, :, None] * m[:, None, :]
+        second = q2 - outer - outer.transpose(0, 2, 1) + q0[:, None, None] * m[:, :, None] * m[:, None, :]
         slope = np.einsum("qij,qj->qi", inverse, m)
-        first = moments.first - q0[:, None] * m
+        first = q1 - q0[:, None] * m
         squares = q0 - 2 * (slope * first).sum(axis=1) + np.einsum("qi,qij,qj->q", slope, second, slope)
         weak = squares > 1.0 + 1e-9
-        value = moments.center - (slope * moments.cross).sum(axis=1)
+        value = center - (slope * cross).sum(axis=1)
         beyond = (value < limits[0]) | (value > limits[1])
         fallback = one_key | outside | far | weak | beyond
         inverse = np.where(fallback[:, None, None], 0.0, inverse)
         slope = np.where(fallback[:, None], 0.0, slope)
         squares = np.where(fallback, q0, squares)
-        gradient = np.einsum("qij,qj->qi", inverse, moments.cross)
-        residual = moments.variance - np.einsum("qi,qij,qj->q", gradient, covariance, gradient)
-        residual = np.where(residual > _RESIDUAL_ROUNDING * moments.variance, residual, 0.0)
-        residual = np.where(np.isfinite(moments.variance), residual, np.nan)
+        gradient = np.einsum("qij,qj->qi", inverse, cross)
+        residual = variance - np.einsum("qi,qij,qj->q", gradient, covariance, gradient)
+        residual = np.where(residual > _RESIDUAL_ROUNDING * variance, residual, 0.0)
+        residual = np.where(np.isfinite(variance), residual, np.nan)
         share = 1.0 - q0 - np.einsum("qij,qji->q", inverse, second)
         noise = np.sqrt(residual / np.where(share > 0, share, np.nan))
         spread_of_slope = np.einsum("qij,qjk,qki->qi", inverse, second, inverse)
         known = (np.einsum("qii->qi", projection) > 1.0 - 1e-6) & ~fallback[:, None]
         rows = 1.0 / np.where(squares > 0, squares, np.nan)
     return LocalFits(
-        value=moments.center - (gradient * m).sum(axis=1),
+        value=center - (gradient * m).sum(axis=1),
         gradient=np.where(known, gradient, np.nan),
         gradient_error=np.where(known, noise[:, None] * np.sqrt(np.maximum(spread_of_slope, 0.0)), np.nan),
         spread=np.sqrt(residual),
