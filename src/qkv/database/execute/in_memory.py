@@ -361,9 +361,7 @@ def attend_to_some(
         rows: the indices of the rows in the table.
         columns: the key columns and the value column of these rows.
         votes: whether the values vote.
-        options: as in `attend_to_rows`.
-        calibration: as in `attend_to_rows`.
-        rows_text: as in `attend_to_rows`.
+        options, calibration, rows_text: as in `attend_to_rows`.
     """
     own, values = comparison.with_rows(columns[:-1]), Values.of(columns[-1], votes)
     every = np.ones(len(rows), bool)

@@ -80,7 +80,7 @@ class StreamedCall:
         self.line = find_coordinates(comparison) if options.linear else None
         self.calibration = partial(executor.calibration, comparison, normalizer, options)
         self.statistics, self.rows = executor.statistics, executor.table
-        self.names = tuple(executor._names)
+        self.names = tuple(executor.names)
         self.incomplete_tiles = set(self.statistics.incomplete_tiles.tolist())
         self.columns = executor.query_columns, executor.value_column
         self.accumulates = accumulates(normalizer)
@@ -385,7 +385,7 @@ class StreamedExecutor(Executor):
         self.statistics = load_statistics(self.table, key, value, fold, progress)
         missing = {name: column.missing for name, column in self.statistics.columns.items()}
         self._set_counts(missing, self.statistics.complete)
-        self.examples = self.read_columns(load_example_rows(self.table, self.statistics.examples, self._names))
+        self.examples = self.read_columns(load_example_rows(self.table, self.statistics.examples, self.names))
         self.query_columns = self.examples[:-1]
         self._interpret_values(self.value_column, self.statistics.columns[value].largest)
         self.norms = VectorNorms()
@@ -396,13 +396,14 @@ class StreamedExecutor(Executor):
         self._rows_without_value: RowsWithoutValue | None = None
 
     @property
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
+        """The key columns and the value column, each once."""
         return list(dict.fromkeys((*self.key, self.value)))
 
     @property
     def columns(self) -> tuple[Column, ...]:
         if self._columns is None:
-            self._columns = self.read_columns(self.table.take(self.statistics.sample, self._names))
+            self._columns = self.read_columns(self.table.take(self.statistics.sample, self.names))
         return self._columns
 
     @property
@@ -457,7 +458,7 @@ class StreamedExecutor(Executor):
         return tuple(Column.from_table(table, column.name, self.fold, column) for column in like)
 
     def read_rows(self, rows: Int[np.ndarray, " n"]) -> tuple[Column, ...]:
-        return self.read_columns(self.table.take(rows, self._names))
+        return self.read_columns(self.table.take(rows, self.names))
 
     def rows_without_value(self, options: AskOptions) -> Iterator[RowsWithoutValue]:
         if self._rows_without_value is not None:
@@ -475,7 +476,7 @@ class StreamedExecutor(Executor):
         self, comparison: MixedComparison, options: AskOptions
     ) -> Iterator[tuple[MixedComparison, Bool[np.ndarray, " rows"]]]:
         selected = self.selection(options)
-        for tile in self.table.tiles(self._names):
+        for tile in self.table.tiles(self.names):
             columns = self.read_columns(tile.table)
             present = ~np.logical_or.reduce([column.missing for column in columns])
             if selected is not None:
