@@ -47,7 +47,9 @@ _SMALLEST_KERNEL = np.exp(-LARGEST_EXPONENT)
 # more threads wait for one another, thirty times longer than the work takes.
 _MULTIPLICATIONS = 2**18
 _BLOCK = 360
-_DRAWN_BLOCK = 128
+# Blocks of drawn rows, and of rows with more than a few values, whose sums are then one product.
+_SMALL_BLOCK = 128
+_FEW_VALUES = 4
 _THREADS = 2
 # Up to four series of eight bandwidths, from 2 to 0.00006 standard deviations.
 _GRIDS = 4
@@ -76,13 +78,14 @@ class _Sources:
         points: Float[np.ndarray, "rows width"],
         values: Float[np.ndarray, "rows columns"],
         place: Int[np.ndarray, " rows"],
+        size: int,
         columns: int,
     ) -> _Sources:
-        """Return the means of the rows with the same number in `place`, with their values by some columns."""
+        """Return the means of the rows with the same number in `place`, in blocks of a size, with values by columns."""
         count = np.bincount(place)
         means = np.stack([np.bincount(place, column) / count for column in points.T], axis=1)
         sums = np.stack([np.bincount(place, column) for column in values.T], axis=1)
-        blocks, rounded = split_into_blocks(means, _BLOCK), sums.astype(values.dtype)
+        blocks, rounded = split_into_blocks(means, size), sums.astype(values.dtype)
         parts = [rounded[:, start : start + columns] for start in range(0, rounded.shape[1], columns)]
         by_block = [[np.ascontiguousarray(part[rows]) for part in parts] for rows in blocks.rows]
         return cls(blocks, by_block, place, sums[place] - values)
@@ -107,15 +110,16 @@ class KernelSums:
         targets: Int[np.ndarray, " t"] | None,
     ) -> None:
         self.points, self.values = points, values
-        # Drawn rows are farther apart, so that blocks of fewer of them have smaller boxes.
-        size = _BLOCK if targets is None or points.shape[1] > FEW_COLUMNS else _DRAWN_BLOCK
-        self._blocks, self._columns = split_into_blocks(points, size, targets), _MULTIPLICATIONS // (_BLOCK * size)
+        own = size = _BLOCK if values.shape[1] <= _FEW_VALUES else _SMALL_BLOCK
+        if targets is not None and points.shape[1] <= FEW_COLUMNS:
+            own = _SMALL_BLOCK  # drawn rows are farther apart, so that blocks of fewer of them have smaller boxes
+        self._blocks, self._parts = split_into_blocks(points, own, targets), (size, _MULTIPLICATIONS // (size * own))
         self.rows = np.concatenate(self._blocks.rows)
         self._too_small = 0.0
 
     @cached_property
     def _unmerged(self) -> _Sources:
-        return _Sources.of(self.points, self.values, np.arange(len(self.points)), self._columns)
+        return _Sources.of(self.points, self.values, np.arange(len(self.points)), *self._parts)
 
     def _sources(self, widest: float, count: int) -> tuple[_Sources, int]:
         """Return the points with which targets are compared at the widest of `count` bandwidths, and at how many."""
@@ -124,7 +128,7 @@ class KernelSums:
         if len(self.points) >= _FEWEST_MERGED and side > self._too_small:
             place = number_cubes(self.points, side)
             if 2 * (place.max() + 1) <= len(place):
-                return _Sources.of(self.points, self.values, place, self._columns), few
+                return _Sources.of(self.points, self.values, place, *self._parts), few
             self._too_small = side
         return self._unmerged, min(count, _BANDWIDTHS_AT_ONCE)
 
@@ -197,7 +201,7 @@ class KernelSums:
             if farthest * 2.0**step > LARGEST_EXPONENT:
                 np.multiply(kernel, kernel > kernel.dtype.type(_SMALLEST_KERNEL), out=kernel)
             for group, values in enumerate(sources.values[b]):
-                start = group * self._columns
+                start = group * self._parts[1]
                 sums[step, :, start : start + values.shape[1]] += kernel @ values
 
 
