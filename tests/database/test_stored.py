@@ -1,6 +1,7 @@
 """Databases on disk: queries over rows that exceed the memory limit give the answers of rows in memory."""
 
 import datetime as dt
+import functools
 
 import numpy as np
 import pyarrow as pa
@@ -9,8 +10,8 @@ import pytest
 from qkv import masks, scores
 from qkv.database import Database, choice_cache
 from qkv.database.execute import block_scan, row_reader, statistics
+from qkv.database.keys import choose
 from qkv.errors import DataError, OptionError, QueryError, RefusedError
-from qkv.estimators.regression import bandwidth
 from qkv.store import row_files
 from qkv.testing.libraries import turn
 from tests.effort import sample
@@ -301,15 +302,15 @@ def test_statistics_are_cached_for_each_version(tmp_path, monkeypatch):
     monkeypatch.setattr(choice_cache, "_FEWEST_ROWS", 1)
     first = Database.open(path, memory=1).ask(0.3)
     seen = []
-    real, real_choice = statistics._StatisticsScan.run, bandwidth.leave_one_out
+    real, real_choice = statistics._StatisticsScan.run, choose.choose_bandwidth
     monkeypatch.setattr(statistics._StatisticsScan, "run", lambda self, p: seen.append(1) or real(self, p))
-    monkeypatch.setattr(bandwidth, "leave_one_out", lambda *a: seen.append(2))
+    monkeypatch.setattr(choose, "choose_bandwidth", functools.wraps(real_choice)(lambda *a: seen.append(2)))
     again = Database.open(path, memory=1)
     assert again.ask(0.3).value == first.value
     assert again.ask(0.3).notes == first.notes
     assert seen == []
     again.compact()
-    monkeypatch.setattr(bandwidth, "leave_one_out", real_choice)
+    monkeypatch.setattr(choose, "choose_bandwidth", real_choice)
     assert again.ask(0.3).value == pytest.approx(first.value)
     assert seen == [1]
 

@@ -37,7 +37,6 @@ from qkv.database.keys.queries import Queries
 from qkv.encoders.arrow_columns import records_of
 from qkv.encoders.columns import Column
 from qkv.errors import DataError
-from qkv.masks import AllowedKeys
 from qkv.normalizers import NORMALIZERS
 from qkv.normalizers.base import Normalizer
 
@@ -402,7 +401,6 @@ def _reading_notes(columns: Sequence[Column], keys: Sequence[Column]) -> tuple[s
 
 def finds_groups(comparison: Comparison, normalizer: Normalizer, options: AskOptions) -> bool:
     """Whether the rows of each query are those with the most similar texts alone."""
-    mask = options.mask
-    plain = mask is None or (isinstance(mask, AllowedKeys) and np.ndim(np.asarray(mask.array)) == 1)
+    plain = options.mask is None or options.allowed_keys is not None
     mixed = isinstance(comparison, MixedComparison) and comparison.one_key
     return mixed and normalizer is comparison.normalizer and plain

@@ -26,6 +26,8 @@ from qkv.database.io.identifiers import as_integers, has_identifier_name, is_mos
 from qkv.database.io.predicates import mentioned_columns
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.text_readings import (
+    FIRST_TEXTS,
+    LEAST_SHARE,
     TextReading,
     boolean_reading,
     detect_reading,
@@ -64,10 +66,7 @@ class WholeFloats(TextReading):
         return f"not isnan({cell}) and not coalesce({whole_sql(cell)}, false)"
 
 
-_FIRST_TEXTS = 1_000
 _WRITTEN_NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]*)([.][0-9]+)?([eE][+-]?[0-9]+)?")
-_LEAST_SHARE = 0.1
-"""A column of texts with a larger share of numbers is mentioned in a note."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def detect_conversions(
                     continue
                 readings[name] = reading
         elif types.get(name) == "BIGINT" and not options.as_written:
-            firsts = relation.project(quoted_name(name)).limit(_FIRST_TEXTS).fetchall()
+            firsts = relation.project(quoted_name(name)).limit(FIRST_TEXTS).fetchall()
             remark = numbers_remark(number for (number,) in firsts)
             note = CellNote(remark=remark) if remark else None
         else:
@@ -252,7 +251,7 @@ def add_cell_notes(table: pa.Table, names: Sequence[str], on_bad_cell: str, sour
         elif pa.types.is_temporal(column.type) and not pa.types.is_interval(column.type):
             note = _bad_note(name, *_beyond_python(column), on_bad_cell, source)
         elif note is None and pa.types.is_integer(column.type):
-            remark = numbers_remark(column.slice(0, _FIRST_TEXTS).to_pylist())
+            remark = numbers_remark(column.slice(0, FIRST_TEXTS).to_pylist())
             note = CellNote(remark=remark) if remark else None
         elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             note = _text_note(column)
@@ -263,11 +262,11 @@ def add_cell_notes(table: pa.Table, names: Sequence[str], on_bad_cell: str, sour
 
 def _text_note(column: pa.ChunkedArray) -> CellNote | None:
     """Return a note about a column of texts of which some are numbers, or which look like numbers or dates."""
-    texts = [text for text in column.slice(0, _FIRST_TEXTS).to_pylist() if text]
+    texts = [text for text in column.slice(0, FIRST_TEXTS).to_pylist() if text]
     if remark := text_remark(texts, stated=True):
         return CellNote(remark=remark)
     numbers = sum(_WRITTEN_NUMBER.fullmatch(text.strip()) is not None for text in texts)
-    return CellNote(numbers, total=len(texts)) if _LEAST_SHARE * len(texts) <= numbers < len(texts) else None
+    return CellNote(numbers, total=len(texts)) if LEAST_SHARE * len(texts) <= numbers < len(texts) else None
 
 
 def predicate_notes(rows: pa.Table | StoredRows, predicate: str, others: Sequence[str] = ()) -> tuple[str, ...]:
@@ -281,7 +280,7 @@ def predicate_notes(rows: pa.Table | StoredRows, predicate: str, others: Sequenc
     names = [name for name in mentioned_columns(rows.column_names, predicate) if name not in others]
     if not names:
         return ()
-    count = min(_FIRST_TEXTS, rows.num_rows)
+    count = min(FIRST_TEXTS, rows.num_rows)
     # Of an object store, only these columns are read.
     first = rows.select(names).slice(0, count) if isinstance(rows, pa.Table) else rows.take(np.arange(count), names)
     notes = []

@@ -38,7 +38,7 @@ from qkv.database.io.cell_notes import (
     with_line_note,
 )
 from qkv.database.io.duckdb_file import DELIMITED, PARQUET
-from qkv.database.io.paths import ARROW, SUFFIXES, expand_paths, is_paths, stream_suffix
+from qkv.database.io.paths import ARROW, SUFFIXES, is_paths, source_files, stream_suffix
 from qkv.database.io.python_cells import exact_array
 from qkv.database.io.read_options import (
     COMPRESSIONS,
@@ -276,23 +276,9 @@ def _range(names: Sequence[str]) -> str:
     return f"{names[0]}{', ' if len(names) == 2 else ' … '}{names[-1]}"
 
 
-def table_files(source: object) -> list[Path]:
-    """Return the files that paths, patterns and folders name; an empty list for another source."""
-    return expand_paths(source, SUFFIXES, COMPRESSIONS) if is_paths(source) else []
-
-
 def is_delimited(source: object) -> bool:
     """Return whether a path, or one of several, names a delimited file."""
     return any(_suffix(path) in DELIMITED for path in source_files(source))
-
-
-def source_files(source: object) -> list[Path]:
-    """Return the files of a path, a pattern, a folder of tables, or a list of these.
-
-    Raises:
-        DataError: A pattern matches no file, or a folder has no table.
-    """
-    return expand_paths(source, SUFFIXES, COMPRESSIONS)
 
 
 def is_table_name(name: str) -> bool:

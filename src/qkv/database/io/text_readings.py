@@ -148,8 +148,8 @@ def numbers_remark(numbers: Iterable[object]) -> str:
 
 
 _FIRST_ROWS = 20_480
-_FIRST_TEXTS = 1_000
-_LEAST_SHARE = 0.1
+FIRST_TEXTS = 1_000
+LEAST_SHARE = 0.1
 """A column of texts with a larger share of numbers is mentioned in a note."""
 _CELL = "lower(trim(x))"
 _ISO = re.compile("[0-9]{4}-[0-9]{1,2}-[0-9]")
@@ -349,7 +349,7 @@ def detect_reading(
         zones = zone_reading(texts) if reading.type.startswith("timestamptz") else ""
         said = "; it ".join(filter(None, (reading.said, zones)))
         return replace(reading, said=said, bad_cells=counts["filled"] - reading.read(counts)), None
-    if _LEAST_SHARE * counts["filled"] <= counts["plain"] < counts["filled"] and not counts["codes"]:
+    if LEAST_SHARE * counts["filled"] <= counts["plain"] < counts["filled"] and not counts["codes"]:
         return None, CellNote(counts["plain"], total=counts["filled"])
     return None, _remark(texts, stated) or (None if stated else _mark_note(column, name))
 
@@ -503,8 +503,8 @@ def first_texts(relation: duckdb.DuckDBPyRelation, name: str) -> list[str]:
     """Return the most common texts of the first rows of a column, trimmed, without marks of missing cells."""
     text = f"trim({quoted_name(name)}::varchar)"
     distinct = relation.limit(_FIRST_ROWS).aggregate(f"{text} as t, count(*) as n", text)
-    found = distinct.order("n desc, t").limit(2 * _FIRST_TEXTS).fetchall()
-    return [text for text, _ in found if text is not None and text.lower() not in MISSING][:_FIRST_TEXTS]
+    found = distinct.order("n desc, t").limit(2 * FIRST_TEXTS).fetchall()
+    return [text for text, _ in found if text is not None and text.lower() not in MISSING][:FIRST_TEXTS]
 
 
 def _remark(texts: Sequence[str], stated: bool) -> CellNote | None:

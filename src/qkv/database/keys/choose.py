@@ -374,9 +374,12 @@ class ComparisonChooser:
         if numeric:
             named = [self.columns[index].cells for index in self._group_columns]
             self._groups = row_groups(*named) if named else None
-            choose = partial(self.bandwidth, progress=progress)
-            if self._groups is None:
-                choose = partial(self.rule_of_thumb, reason="the key has columns of several kinds")
+
+            def choose(points: Float[np.ndarray, "rows width"]) -> Bandwidth:
+                if self._groups is not None:
+                    return self.bandwidth(points, progress)
+                return scott(self.total, points.shape[1], "the key has columns of several kinds")
+
             name = "+".join(self.columns[i].name for i in numeric)
             numbers = self._numeric(numeric, None, None, choose)
             chosen = self._bandwidths.get(self.search)
@@ -433,10 +436,6 @@ class ComparisonChooser:
     def total(self) -> int:
         """The number of complete rows, of which `sample` holds all or some."""
         return int(self.complete.sum())
-
-    def rule_of_thumb(self, points: Float[np.ndarray, "rows width"], reason: str) -> Bandwidth:
-        """Return the bandwidth by Scott's rule for the numbers in a key of several kinds of columns."""
-        return scott(self.total, points.shape[1], reason)
 
     def mean_and_deviation(
         self, indices: tuple[int, ...], stacked: Float[np.ndarray, "rows width"]

@@ -19,6 +19,7 @@ from qkv.core.typing import Bool, Float, Int, Num, Shaped
 from qkv.encoders import exact_cells
 from qkv.encoders.columns import Column, arc_lengths
 from qkv.errors import QueryError
+from qkv.estimators.regression.neighbor_blocks import squared_distances
 from qkv.normalizers import Softmax, Sum
 from qkv.normalizers.base import Normalizer
 from qkv.plan.precise_call import selects_near_keys
@@ -423,7 +424,7 @@ class DistanceComparison(Comparison):
         rows = np.flatnonzero(inside)
         if 2 * len(rows) > len(inside):
             return None
-        squares = np.square(query[:, None] - self.key[rows]).sum(axis=-1)
+        squares = squared_distances(query, self.key[rows], *np.empty((2, len(query), len(rows))))
         if left_out is not None:
             squares[np.arange(len(query)), np.searchsorted(rows, left_out)] = np.inf
         found = squares.min(axis=1, initial=np.inf) <= near**2

@@ -130,8 +130,8 @@ class StoredDatabase(Queryable):
         if not vectors or self.encoding is None:
             answer = executor.ask(queries, options)
         else:
-            encoded = self.encoding.encode_queries(queries, self._example_columns(), options.on_bad_query)
-            answer = self.encoding.describe(executor.ask(encoded.queries, options), encoded, self.key)
+            encoded, unknown = self.encoding.encode_queries(queries, self._example_columns(), options.on_bad_query)
+            answer = self.encoding.describe(executor.ask(encoded, options), unknown, self.key)
         if self.store.damages and self.store.skipped:
             answer = answer.with_missing(self.store.skipped)
         if before is None:
