@@ -29,6 +29,8 @@ if find_spec("triton") is None:
     collect_ignore_glob.append("src/qkv/kernels/triton/*_programs.py")
 
 _module: list[object] = [None]
+_frozen = [0]
+"""Number of modules that were imported when the objects of imports were last left out of searches for cycles."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -91,3 +93,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if _module[0] != item.path:
         _module[0] = item.path
         tests.shapes.CALLS.clear()
+        if len(sys.modules) > _frozen[0] + 200:  # with those of all libraries, one search takes more than a second
+            gc.freeze()
+            _frozen[0] = len(sys.modules)

@@ -1,8 +1,11 @@
 """Settings of all tests: assertion rewriting for the contract suites, and profiles of hypothesis."""
 
+import asyncio
 import os
 import signal
 import tempfile
+from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,3 +32,13 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],  # two hundred large examples take long
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _servers_that_stop_at_once():
+    """Shorten the naps of servers in threads: they look ten times a second whether to stop, and then nap once more."""
+    with pytest.MonkeyPatch.context() as patch:
+        if find_spec("uvicorn") is not None:
+            naps = SimpleNamespace(**vars(asyncio) | {"sleep": lambda seconds: asyncio.sleep(seconds / 10)})
+            patch.setattr("uvicorn.server.asyncio", naps)
+        yield

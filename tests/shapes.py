@@ -50,7 +50,13 @@ _HERE = Path(__file__).read_bytes()
 
 
 def check_shapes() -> None:
-    """Check every annotated function of qkv that is imported after this call."""
+    """Check every annotated function of qkv that is imported after this call.
+
+    Nothing is checked if the types exist already, without axes: pytest imports `conftest.py` of a folder that is named
+    on the command line before it configures anything.
+    """
+    if "qkv.core.typing" in sys.modules:
+        return
     # Set while the types are created, but not for processes that tests start.
     os.environ["QKV_CHECK_SHAPES"] = "1"
     try:

@@ -25,23 +25,38 @@ def loaded(code: str) -> set[str]:
     return set(printed.splitlines()[-1].split())
 
 
-def test_planning_and_running_a_call_of_numpy_loads_no_kernel_of_pytorch():
-    names = loaded(
-        "import numpy, qkv\n"
-        "x = numpy.ones((3, 2))\n"
-        "print(qkv.explain(x, x, x))\n"
-        "qkv.attend(x, x, x, kernel='numpy_blocks')\n"
-        "qkv.attend(x, x, x, kernel='dense')"
-    )
-    assert "qkv.kernels.numpy_blocks.kernel" in names
-    assert not names & {*APART, *HEAVY, "pandas"}
+CALL = """
+import numpy, qkv
+x = numpy.ones((3, 2))
+print(qkv.explain(x, x, x))
+qkv.attend(x, x, x, kernel='numpy_blocks')
+qkv.attend(x, x, x, kernel='dense')
+"""
+ASK = f"""
+from qkv.cli.main import run
+assert run(["ask", {str(PEOPLE)!r}, "--key", "name", "--value", "income", "Jon Smiht"]) == 0
+"""
+OPERATOR = """
+import numpy, qkv.interop.huggingface
+from qkv.interop.onnx import attention
+x = numpy.ones((1, 1, 2, 4))
+attention(x, x, x, qk_matmul_output_mode=3)
+"""
 
 
-def test_asking_a_table_loads_no_kernel_of_pytorch():
-    arguments = ["ask", str(PEOPLE), "--key", "name", "--value", "income", "Jon Smiht"]
-    names = loaded(f"from qkv.cli.main import run\nassert run({arguments!r}) == 0")
-    assert {"qkv.kernels.numpy_blocks.kernel", "qkv.database.answer"} <= names
-    assert not names & {*APART, *HEAVY}
+@pytest.mark.parametrize(
+    ("code", "needed", "others"),
+    [
+        (CALL, {"qkv.kernels.numpy_blocks.kernel"}, {*APART, *HEAVY, "pandas"}),
+        (ASK, {"qkv.kernels.numpy_blocks.kernel", "qkv.database.answer"}, {*APART, *HEAVY}),
+        (OPERATOR, {"qkv.interop.onnx"}, {"torch", "jax", "keras", "onnx", "transformers"}),
+    ],
+    ids=["a call of NumPy", "a question to a table", "the operator of ONNX"],
+)
+def test_a_process_loads_what_its_calls_need_and_no_other_library(code, needed, others):
+    names = loaded(code)
+    assert needed <= names
+    assert not names & others
 
 
 def test_importing_qkv_loads_neither_numpy_nor_a_part_of_its_own():

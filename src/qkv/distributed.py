@@ -99,7 +99,7 @@ def attend(
     spec: Spec = Spec(score, normalizer, mask, positions, dropout)
     groups = None
     if enable_gqa:
-        (query, key, value), spec, _, groups = split_heads(query, key, value, spec, (), whole=False)
+        (query, key, value), spec, _, groups = split_heads(query, key, value, spec, ())
     sides = [as_array(query), as_array(key), as_array(value)]
     if isinstance(group, str):
         from qkv.ring.jax_ring import attend_mapped

@@ -35,6 +35,7 @@ from qkv.plan.grouped_heads import run_grouped, split_heads
 from qkv.plan.kernel_protocol import Result
 from qkv.plan.precise_call import run_precisely, selects_near_keys
 from qkv.plan.problem import Problem
+from qkv.plan.shared_keys import join_queries, part_queries
 from qkv.plan.step_cache import step_plan, with_keys, without_position
 from qkv.readouts import Readout
 from qkv.scores import Gaussian, Score
@@ -324,14 +325,36 @@ def explain(
     spec, readouts = Spec(score, normalizer, mask, positions, dropout), as_readouts(readouts)
     if enable_gqa:
         (query, key, value), spec, readouts, _ = split_heads(query, key, value, spec, readouts)
-    if all(isinstance(x, tuple) and all(isinstance(n, int) for n in x) for x in (query, key, value)):
-        axes = Axes.of(query, key, value, text=spec.score is not None and spec.score.accepts == "text")
+    if not _are_shapes(query, key, value):
+        query, key, value = (as_array(x) for x in (query, key, value))
+    if not (readouts or kernel) and (joined := join_queries(query, key, value, spec)) is not None:
+        (query, key, value), spec, _ = joined
+    return _explain((query, key, value), spec, readouts, kernel, memory, library, dtype, gradient, device)
+
+
+def _are_shapes(*sides: object) -> bool:
+    return all(isinstance(x, tuple) and all(isinstance(n, int) for n in x) for x in sides)
+
+
+def _explain(
+    sides: tuple[Any, Any, Any],
+    spec: Spec,
+    readouts: tuple[Readout, ...],
+    kernel: str | Kernel | None,
+    memory: int | str | None,
+    library: str,
+    dtype: str,
+    gradient: bool,
+    device: str,
+) -> Plan:
+    """Return the plan of a call of arrays or shapes."""
+    if _are_shapes(*sides):
+        axes = Axes.of(*sides, text=spec.score is not None and spec.score.accepts == "text")
         processor = device_named(device, library)
         budget = budget_bytes(memory, processor)
         problem = Problem(spec, axes, library, dtype, gradient, readouts, budget, device=processor)
     else:
-        query, key, value = (as_array(x) for x in (query, key, value))
-        problem = read_problem(query, key, value, spec, readouts, memory)
+        problem = read_problem(*sides, spec, readouts, memory)
     check_problem(problem)
     return plan_problem(problem, LAZY_KERNELS, kernel)
 
@@ -370,21 +393,7 @@ def prepare(
         >>> run(np.zeros((1, 2)), np.ones((3, 2)), np.array([[1.0], [2.0], [6.0]])).output
         array([[3.]])
     """
-    plan = explain(
-        *shapes,
-        readouts=readouts,
-        score=spec.score,
-        normalizer=spec.normalizer,
-        mask=spec.mask,
-        positions=spec.positions,
-        dropout=spec.dropout,
-        kernel=kernel,
-        memory=memory,
-        library=library,
-        dtype=dtype,
-        gradient=gradient,
-        device=device,
-    )
+    plan = _explain(shapes, spec, as_readouts(readouts), kernel, memory, library, dtype, gradient, device)
     warn_of_slowdown(plan)
     return Prepared(plan)
 
@@ -499,6 +508,11 @@ def _run(
         transformed = run_transformed(_run, query, key, value, fields, readouts, seed, kernel, memory)
         if transformed is not None:
             return transformed
+    if len(query.shape) > 2 and not (traced or readouts or kernel or recomputes):
+        joined = join_queries(query, key, value, fields)
+        if joined is not None:
+            one, plan = _run(*joined[0], joined[1], (), seed, kernel, memory, False, observed, checked=checked)
+            return replace(one, output=part_queries(one.output, joined[2])), plan
     if fields[2] is not None and not (traced or observed or readouts or kernel):
         key, value, fields = without_position(query, key, value, fields)
     options = kernel, memory, traced, recomputes

@@ -225,7 +225,10 @@ CASES = [
     (of("records.parquet"), "got struct<a: int64>"),
     (of("lists.parquet"), "vectors of one length"),
     (of("scalar.json"), "got 'x'. Name one of them."),
-    (of("noheader.csv"), "must be one of column0, column1 in noheader.csv"),
+    (
+        of("noheader.csv"),
+        "must be one of column0, column1 in noheader.csv, got 'x'. No line was read as the header; --header-row 1",
+    ),
     (of("blank.csv"), "got 'x'"),
     (of("nulls.arrow"), "at least one row with a value"),
     (of("huge.csv"), "at least one row with a value"),

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import subprocess
 import sys
 import time
 
@@ -115,3 +116,17 @@ def test_an_interrupt_during_start_leaves_no_traceback():
     )
     done = command("-c", code, "ask", words=[sys.executable])
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_the_garbage_collector_works_as_usual_after_its_first_collection():
+    code = """
+import gc
+from qkv.cli import main
+usual, main._end_process = gc.get_threshold(), print
+main.main(["--version"])
+assert gc.get_threshold() > usual
+gc.collect()
+assert (gc.get_threshold(), gc.callbacks) == (usual, [])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -15,7 +15,20 @@ duckdb = pytest.importorskip("duckdb")
 
 DATES = ("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%y", "%d %b %Y", "%B %d, %Y", "%d-%b-%y")
 CLOCKS = (" %H:%M", " %H:%M:%S", "T%H:%M:%S", " %I:%M %p", " %I:%M:%S%p", " %H:%M:%S.%f")
-ZONES = ("", "Z", " UTC", "+02:00", " +0200", " -05", " UTC+1", "GMT-0330", " CET", " PST", " Europe/Berlin")
+ZONES = (
+    "",
+    "Z",
+    " UTC",
+    "+02:00",
+    " +0200",
+    " -05",
+    " UTC+1",
+    "GMT-0330",
+    " CET",
+    " PST",
+    " Europe/Berlin",
+    " America/Lima",
+)
 REST = (" approx.", " IST", " BST", " ?", " or later", " (local)", " 5", " PM PM", " Mars/Phobos", " +99:00", "+1:")
 
 

@@ -117,7 +117,7 @@ def store_machine(backend: str) -> type[StoreMachine]:
 
     Machine.backend = backend
     Machine.TestCase.settings = settings(
-        max_examples=200 if LONG else 12,
+        max_examples=200 if LONG else 8,
         stateful_step_count=40 if LONG else 15,
         derandomize=True,
         deadline=None,

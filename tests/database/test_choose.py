@@ -1,9 +1,11 @@
 """The defaults for each kind of key, and the queries that they call unlike every key."""
 
 import datetime as dt
+import itertools
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from qkv import scores
@@ -125,7 +127,7 @@ def test_a_column_that_never_changes_does_not_decide():
     assert answer.value == pytest.approx(5, abs=0.5)
 
 
-def test_numbers_dates_and_booleans_together_are_points():
+def test_numbers_and_dates_together_are_points_and_booleans_are_only_by_a_kernel():
     rows = 60
     table = {
         "x": np.arange(rows, dtype=float),
@@ -133,9 +135,43 @@ def test_numbers_dates_and_booleans_together_are_points():
         "on": [i % 2 == 0 for i in range(rows)],
         "v": [float(i % 2) for i in range(rows)],
     }
-    answer = Database.open(table, key="x,day,on", value="v").ask((30, "2020-01-31", "no"))
-    assert answer.value == pytest.approx(1.0, abs=0.05)
+    database = Database.open(table, key="x,day,on", value="v")
+    answer = database.ask((30, "2020-01-31", "no"), top=rows)
+    assert answer.value == 1.0
+    assert {row.record["on"] for row in answer.rows} == {False}
+    kernel = database.ask((30, "2020-01-31", "no"), score="gaussian", top=rows)
+    assert {row.record["on"] for row in kernel.rows} == {False, True}
     assert Database.open(table, key="on", value="v").ask("no", score="gaussian").found
+
+
+@pytest.mark.parametrize("key", ["name,on", "colour,on", "on,user_id", "on,off", "name,on,x", "on,x"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_boolean_beside_other_keys_selects_its_rows(key, seed, tmp_path):
+    rng, rows = np.random.default_rng(seed), 30
+    table = pa.table(
+        {
+            "name": [str(name) for name in rng.choice(["Oslo", "Rome"], rows)],
+            "colour": pa.array([str(name) for name in rng.choice(["red", "blue"], rows)]).dictionary_encode(),
+            "user_id": rng.integers(2, size=rows),
+            "x": rng.normal(size=rows),
+            "on": rng.random(rows) < 0.7,
+            "off": rng.random(rows) < 0.2,
+            "v": rng.normal(size=rows),  # of which booleans say nothing
+        }
+    )
+    names = key.split(",")
+    table = table.filter(~(pc.field("on") & (pc.field("name") == "Rome")))
+    stored = Database.create(tmp_path / "s", table, key, "v")
+    for database in (Database.open(table, key, "v"), stored, Database.open(tmp_path / "s", memory=1)):
+        for record in itertools.product(*(table[name].unique().to_pylist()[:2] for name in names)):
+            asked = dict(zip(names, record, strict=True))
+            same = [row for row in table.to_pylist() if all(row[name] == asked[name] for name in names if name != "x")]
+            answer = database.ask(asked, top=rows)
+            assert {row.record["v"] for row in answer.rows} <= {row["v"] for row in same}
+            if "x" not in names:
+                assert answer.found == bool(same)
+                assert not same or answer.value == pytest.approx(np.mean([row["v"] for row in same]))
+                assert same or "no row" in answer.reason
 
 
 # -- vectors

@@ -8,7 +8,7 @@ import pytest
 
 from qkv.database import Database
 from qkv.estimators.regression import bandwidth
-from qkv.estimators.regression.bandwidth import leave_one_out
+from qkv.estimators.regression.bandwidth import choose_bandwidth
 from tests.effort import seeds
 
 
@@ -38,7 +38,7 @@ def test_errors_are_those_of_leaving_out_each_row_within_its_group():
     rng = np.random.default_rng(0)
     groups = rng.choice(6, 150, p=[0.4, 0.3, 0.2, 0.08, 0.01, 0.01])
     x, y = rng.normal(size=150), rng.normal(size=150) + 100.0 * groups
-    found = leave_one_out(x[:, None], y[:, None], groups=groups)
+    found = choose_bandwidth(x[:, None], y[:, None], groups=groups)
     widths = [width for width, _ in found.tried]
     for number, (_, error) in enumerate(found.tried):
         assert error == pytest.approx(error_by_hand(x, y, groups, widths[: number + 1]), rel=1e-3)
@@ -50,11 +50,11 @@ def test_of_a_large_group_some_rows_are_predicted_and_count_as_all(monkeypatch: 
     groups = rng.choice(4, 3000, p=[0.7, 0.2, 0.07, 0.03])
     x = rng.normal(size=(3000, 1))
     y = np.sin(np.where(groups == 1, 9, 2)[:, None] * x) + 0.3 * rng.normal(size=(3000, 1))
-    every = leave_one_out(x, y, groups=groups)
+    every = choose_bandwidth(x, y, groups=groups)
     monkeypatch.setattr(bandwidth, "_ALL_TARGETS", 400)
     monkeypatch.setattr(bandwidth, "_FIRST_TARGETS", 300)
     monkeypatch.setattr(bandwidth, "_MOST_PAIRS", 800_000)
-    some = leave_one_out(x, y, groups=groups)
+    some = choose_bandwidth(x, y, groups=groups)
     assert some.error == pytest.approx(every.error, rel=0.1)
     assert some.error != every.error
     own = [[found.value * dict(found.factors).get(group, 1.0) for group in range(2)] for found in (some, every)]
@@ -141,7 +141,7 @@ def test_leave_one_out_on_drawn_panels_is_at_most_that_of_splitting(seed):
     wave = np.sin(draw.choice([0.0, 1.0, 8.0], 12)[groups] * x)
     noise = draw.choice([0.01, 0.3, 2.0], 12)[groups] * draw.normal(size=900)
     y = 10.0 ** draw.uniform(-3, 3, 12)[groups] * (wave + noise)
-    found = leave_one_out(((x - x.mean()) / x.std())[:, None], y[:, None], groups=groups)
+    found = choose_bandwidth(((x - x.mean()) / x.std())[:, None], y[:, None], groups=groups)
     split = 0.0
     for group in np.unique(groups):
         own, values = x[groups == group], y[groups == group]
@@ -149,7 +149,7 @@ def test_leave_one_out_on_drawn_panels_is_at_most_that_of_splitting(seed):
             split += (
                 len(own)
                 / values.var()
-                * leave_one_out(((own - own.mean()) / own.std())[:, None], values[:, None]).error
+                * choose_bandwidth(((own - own.mean()) / own.std())[:, None], values[:, None]).error
             )
         elif len(own) == 2:
             split += 8.0  # two values are predicted from each other, at any bandwidth

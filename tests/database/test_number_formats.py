@@ -104,13 +104,19 @@ def test_decimal_commas_beside_semicolons_are_read_and_stated(tmp_path, rows, ca
     assert "with decimal commas" in capfd.readouterr().out
 
 
-def test_one_of_several_files_decides_about_the_decimal_separator(tmp_path):
+@pytest.mark.parametrize(
+    ("cells", "number"), [(["1,203", "2,500"], 1.203), (["1.203", "950"], 1203), (["1.203", "n/a", "4.000"], 1203)]
+)
+def test_one_of_several_files_decides_about_the_decimal_separator(tmp_path, cells, number):
     paths = [tmp_path / "0.csv", tmp_path / "1.csv"]
-    for path, cell in zip(paths, ["1,203", "3,5"], strict=True):
-        path.write_text(f'x,v\n"{cell}",1\n"{cell}",1\n')
-    for database in (Database.open(paths, "x", "v"), Database.create(tmp_path / "s", paths, "x", "v")):
-        assert database.ask(1.203, score="exact").found
-        assert not any("no cell decides" in note for note in database.ask(1.203, score="exact").column_notes)
+    for path, each in zip(paths, [cells, ["3,5", "2"]], strict=True):
+        path.write_text("x;v\n" + "".join(f"{cell};1\n" for cell in each))
+    stored = Database.create(tmp_path / "appended", paths[1], "x", "v")
+    stored.append(paths[0])
+    for database in (Database.open(paths, "x", "v"), Database.create(tmp_path / "s", paths, "x", "v"), stored):
+        answer = database.ask(number, score="exact")
+        assert answer.found
+        assert not any("no cell decides" in note for note in answer.column_notes)
 
 
 @pytest.mark.parametrize(
@@ -156,22 +162,23 @@ def test_cells_that_are_no_numbers_of_a_format():
     assert affix_counts(["$5 kg", "x5", "5 5 a 5"]) == {}
 
 
-@pytest.mark.parametrize("cells", ["1.203;12.500;950;-9", "1.203;;0;7.125"])
-def test_points_beside_semicolons_that_may_separate_thousands_are_said(cells, tmp_path):
+@pytest.mark.parametrize("cells", ["1.203;12.500;950;-9", "1.203;;0;7.125", "1.203;n/a;7.125;x"])
+def test_points_that_may_separate_thousands_are_said_unless_commas_delimit_cells(cells, tmp_path):
     file = tmp_path / "t.csv"
     for contradiction in ("", "12.5", "0.512", "1203", "1.2030"):
         values = [*cells.split(";"), contradiction] if contradiction else cells.split(";")
-        for delimiter in ";,":
+        for delimiter in ";\t|,":
             file.write_text(
                 "k;v\n".replace(";", delimiter) + "".join(f"{k}{delimiter}{v}\n" for k, v in enumerate(values))
             )
             answer = Database.open(file, "k", "v").ask(0, score="exact")
             said = any("no cell decides" in note and "reads '1.203' as 1203" in note for note in answer.column_notes)
             assert answer.value == 1.203
-            assert said == (delimiter == ";" and not contradiction), (values, answer.column_notes)
+            assert said == (delimiter != "," and not contradiction), (values, answer.column_notes)
     file.write_text("k;v\n" + "".join(f"{k};{v}\n" for k, v in enumerate(cells.split(";"))))
     assert Database.open(file, "k", "v", decimal=",").ask(0, score="exact").value == 1203
-    assert Database.open(file, "k", "v", decimal=".").ask(0, score="exact").column_notes == ()
+    given = Database.open(file, "k", "v", decimal=".").ask(0, score="exact")
+    assert not any("no cell decides" in note for note in given.column_notes)
 
 
 @pytest.mark.parametrize("plain", [20, 60])

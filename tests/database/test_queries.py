@@ -109,6 +109,28 @@ def test_no_queries_have_no_answers():
     assert answer.to_arrow().num_rows == 0
 
 
+@pytest.mark.parametrize("truth", [True, np.bool_(False), np.array([True]), [True]])
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ([0, 1, 2], "a finite number"),
+        ([0.5, 1.0, 2.0], "a finite number"),
+        ([dt.timedelta(hours=1), dt.timedelta(days=1), dt.timedelta(days=2)], "a duration, in days"),
+        ([dt.time(1), dt.time(2), dt.time(3)], "a time of day"),
+    ],
+)
+def test_a_truth_value_is_no_number(truth, cells, said):
+    with pytest.raises(QueryError, match=f"must be {said}, got (True|False)"):
+        Database.open({"x": cells, "v": [1, 2, 3]}, "x", "v").ask(truth)
+
+
+def test_truth_values_are_elements_of_vectors_of_them_alone():
+    cells = [[True, False], [False, True]]
+    assert Database.open({"x": cells, "v": [1, 2]}, "x", "v").ask([False, True], score="exact").value == 2
+    with pytest.raises(QueryError, match="must be a vector of 2 finite elements, got"):
+        Database.open({"x": np.array(cells, float), "v": [1, 2]}, "x", "v").ask([False, 1.0])
+
+
 @pytest.mark.parametrize("missing", [None, float("nan"), np.datetime64("NaT"), pd.NaT, pd.NA, "", "  "])
 def test_a_missing_query_is_no_match(missing):
     answer = points("x").ask(missing)

@@ -19,6 +19,7 @@ def opened(seed, columns):
     return Database.open({**table, "v": values}, key=list(table), value="v")
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("columns", [1, 2])
 @pytest.mark.parametrize(
     "options", [{}, {"score": "epanechnikov"}, {"score": "laplace"}, {"where": "v > 0"}, {"top": 3}]

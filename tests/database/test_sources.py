@@ -3,6 +3,7 @@
 import datetime as dt
 import gzip
 import json
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -293,6 +294,71 @@ def test_a_predicate_reads_tables_with_columns_of_float16(tmp_path):
         answer = database.ask(half[1].as_py(), score="boxcar:1", where="key > 0.15")
         assert (answer.value, answer.rows[0].record["pairs"]) == (3.0, [2.0, 3.0])
     assert store.delete("amount > 3") == 1
+
+
+LONG = pa.array([Decimal("1.5"), Decimal("2.5")], pa.decimal256(50, 1))
+
+
+@pytest.mark.parametrize("where", ["n > 2", "d > 2"])
+@pytest.mark.parametrize("cells", [LONG, pa.array([{"d": cell} for cell in LONG], pa.struct([("d", LONG.type)]))])
+def test_a_predicate_reads_tables_with_decimals_of_more_than_38_digits(where, cells, tmp_path):
+    table = pa.table({"name": ["a", "b"], "n": [1, 3], "d": cells})
+    database = Database.open(table, "name", "n")
+    if where == "n > 2" or cells is LONG:
+        assert database.ask("b", where=where).value == 3
+        assert Database.create(tmp_path / "s", table, "name", "n").delete(where) == 1
+        return
+    with pytest.raises(QueryError, match="Decimal"):
+        database.ask("b", where=where)
+
+
+@pytest.mark.parametrize("view", [pa.list_view(pa.float64()), pa.large_list_view(pa.float64())], ids=str)
+def test_list_views_are_lists(view, tmp_path):
+    cells = [[1.0, 2.0], None, [3.0, 4.0]]
+    table = pa.table({"at": pa.array(cells, view), "v": [1, 2, 3], "shown": pa.array([cells] * 3, pa.list_(view))})
+    for database in (Database.open(table, "at", "v"), Database.create(tmp_path / "s", table, "at", "v")):
+        (row,) = database.ask([3, 4], score="exact").rows
+        assert (row.index, row.record) == (2, {"at": [3.0, 4.0], "v": 3, "shown": cells})
+
+
+def test_a_type_that_a_store_cannot_hold_is_refused_and_leaves_no_store(tmp_path):
+    union = pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["a", "b"])])
+    with pytest.raises(DataError, match="types that a store holds, got sparse_union"):
+        Database.create(tmp_path / "s", pa.table({"k": ["a", "b"], "v": [1, 2], "u": union}), "k", "v")
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("unit", ["Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns"])
+def test_dates_and_durations_of_numpy_are_read_in_any_unit(unit):
+    days = np.array(["2020-01-02", "NaT", "2021-03-04", "2022-05-06"], f"M8[{unit}]")
+    exact = days.astype("M8[s]").tolist()
+    for cells in (days, days[::-1][::-1], list(days), pd.Series(list(days), dtype=object)):
+        for key, value, query in (("t", "n", days[2]), ("n", "t", 2)):
+            answer = Database.open({"t": cells, "n": range(4)}, key, value).ask(query, score="exact")
+            assert pd.Timestamp(answer.rows[0].record["t"]) == exact[2]
+        assert Database.open({"t": cells, "n": range(4)}, "t", "n").ask(days, score="exact").value == [0, None, 2, 3]
+    lengths = (days - days[0])[[0, 2]]
+    if unit in "YM":
+        with pytest.raises(DataError, match="timedelta64"):
+            Database.open({"t": lengths, "n": [0, 1]}, "t", "n")
+        return
+    for cells in (lengths, list(lengths)):
+        answer = Database.open({"t": cells, "n": [0, 1]}, "t", "n").ask(lengths[1], score="exact")
+        assert answer.rows[0].record["t"] == exact[2] - exact[0]
+        assert repr(answer).startswith(f"{(exact[2] - exact[0]).days} → 1")
+        assert Database.open({"t": cells, "n": [0, 1]}, "t", "n").ask(lengths, score="exact").value == [0, 1]
+
+
+def test_series_with_different_indexes_are_refused():
+    key, value = pd.Series([1.0, 2.0, 3.0]), pd.Series([10.0, 20.0, 30.0], index=[2, 1, 0])
+    with pytest.raises(DataError, match=r"got different ones for 'k' and 'v'\. Pass a DataFrame"):
+        Database.open({"k": key, "v": value}, "k", "v")
+    for table, expected in (
+        (pd.DataFrame({"k": key, "v": value}), 30),
+        ({"k": key, "v": value.to_numpy()}, 10),
+        ({"k": key[1:], "v": value.loc[[1, 0]].set_axis([1, 2])}, None),
+    ):
+        assert Database.open(table, "k", "v").ask(1, score="exact").value == expected
 
 
 @pytest.mark.parametrize("cells", [{0: 1.0, 1: 2.0}, {1.0, 2.0}, frozenset({1.0, 2.0})])

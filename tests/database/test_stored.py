@@ -1,6 +1,7 @@
 """Databases on disk: queries over rows that exceed the memory limit give the answers of rows in memory."""
 
 import datetime as dt
+import functools
 
 import numpy as np
 import pyarrow as pa
@@ -9,9 +10,10 @@ import pytest
 from qkv import masks, scores
 from qkv.database import Database, choice_cache
 from qkv.database.execute import block_scan, row_reader, statistics
+from qkv.database.keys import choose
 from qkv.errors import DataError, OptionError, QueryError, RefusedError
-from qkv.estimators.regression import bandwidth
 from qkv.store import row_files
+from qkv.testing.libraries import turn
 from tests.effort import sample
 
 ROWS = 900
@@ -184,9 +186,9 @@ NORMALIZERS = [
     ("key", "score", "normalizer"), sample([(*pair, name) for name in NORMALIZERS for pair in KEYS_AND_SCORES], 4)
 )
 def test_every_normalizer_gives_the_weights_of_a_table_in_memory(folder, whole, key, score, normalizer):
-    for path in (folder, whole):
-        same(path, key, "value", QUERIES[key][:2], score=score, normalizer=normalizer)
-        same(path, key, "city", QUERIES[key][:2], score=score, normalizer=normalizer)
+    stores = ((folder, "value"), (whole, "value"), (whole, "city"), (folder, "city"))
+    for path, value in turn(stores, NORMALIZERS.index(normalizer), 2):
+        same(path, key, value, QUERIES[key][:2], score=score, normalizer=normalizer)
 
 
 @pytest.mark.parametrize("score", ["cosine", "scaled-dot", "gaussian:0.5", "gaussian:0.001"])
@@ -300,15 +302,15 @@ def test_statistics_are_cached_for_each_version(tmp_path, monkeypatch):
     monkeypatch.setattr(choice_cache, "_FEWEST_ROWS", 1)
     first = Database.open(path, memory=1).ask(0.3)
     seen = []
-    real, real_choice = statistics._StatisticsScan.run, bandwidth.leave_one_out
+    real, real_choice = statistics._StatisticsScan.run, choose.choose_bandwidth
     monkeypatch.setattr(statistics._StatisticsScan, "run", lambda self, p: seen.append(1) or real(self, p))
-    monkeypatch.setattr(bandwidth, "leave_one_out", lambda *a: seen.append(2))
+    monkeypatch.setattr(choose, "choose_bandwidth", functools.wraps(real_choice)(lambda *a: seen.append(2)))
     again = Database.open(path, memory=1)
     assert again.ask(0.3).value == first.value
     assert again.ask(0.3).notes == first.notes
     assert seen == []
     again.compact()
-    monkeypatch.setattr(bandwidth, "leave_one_out", real_choice)
+    monkeypatch.setattr(choose, "choose_bandwidth", real_choice)
     assert again.ask(0.3).value == pytest.approx(first.value)
     assert seen == [1]
 
@@ -474,3 +476,25 @@ def test_progress_is_reported_while_rows_are_appended(tmp_path):
     store.append({"k": ["b", "c"], "v": [False, True]}, progress=lambda *each: told.append(each))
     assert told
     assert store.votes
+
+
+@pytest.mark.parametrize(
+    ("key", "query", "how"),
+    [
+        ("x", 99.0, {"score": "boxcar:1", "normalizer": "sparsemax"}),
+        ("x", 99.0, {}),
+        ("shop,x", ("b", 99.0), {"normalizer": "sparsemax"}),
+    ],
+)
+def test_the_calls_of_a_query_without_a_match_have_the_same_bandwidth_in_memory_and_streamed(tmp_path, key, query, how):
+    rng = np.random.default_rng(0)
+    x, shop = rng.normal(size=80), np.repeat(["a", "b"], 40)
+    table = {"x": x, "shop": shop, "v": np.where(shop == "a", np.sin(9 * x), x)}
+    Database.create(tmp_path / "s", table, key, "v")
+    near, far = (
+        Database.open(table, key, "v").ask(query, **how),
+        Database.open(tmp_path / "s", memory=1).ask(query, **how),
+    )
+    assert (near.found, far.found) == (False, False)
+    assert near.calls == far.calls
+    assert near.calls[-1].bandwidth.keys() == {"x"}

@@ -91,6 +91,18 @@ def test_a_last_row_with_too_many_cells_is_an_error_and_a_remark_is_not(tmp_path
     assert opened(tmp_path / "t.csv", "name,pay\nAnn,1\nSource: a, b, c and d\n").table.num_rows == 1
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("title", ["", "Prices, in euros\n"])
+def test_the_delimiter_is_that_of_the_header_row(tmp_path, delimiter, title):
+    path, row = tmp_path / "t.csv", 1 + bool(title)
+    pay = '"2,5"' if delimiter == "," else "2,5"
+    path.write_text(f"{title}name{delimiter}pay\n" + f"Ann{delimiter}{pay}\nBo{delimiter}{pay}\n")
+    assert Database.open(path, "name", "pay", header_row=row).ask("Ann").value == 2.5
+    for options in ({"header_row": row}, *[{}] * (not title)):
+        with pytest.raises(DataError, match=r"column must be one of name, pay in t\.csv, got 'Name'"):
+            Database.open(path, "Name", "pay", **options)
+
+
 @pytest.mark.parametrize("row", [0, 2, 9])
 def test_a_header_row_that_is_no_line_is_refused(row, tmp_path):
     with pytest.raises(OptionError, match="header_row must be"):

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import unicodedata
+import zoneinfo
 
 import numpy as np
 import pandas as pd
@@ -375,7 +376,23 @@ def test_a_query_without_a_time_zone_is_read_in_that_of_the_column():
     database = Database.open(table, key="at", value="v")
     for query in ("2020-07-01 12:00", "2020-07-01 10:00Z", dt.datetime(2020, 7, 1, 12), noon):
         assert database.ask(query, score="exact").value == 1.0
-    assert "at is in the time zone Europe/Oslo; queries without a time zone are read in it" in database.ask(noon).notes
+    zone = "at is in the time zone Europe/Oslo; queries without a time zone are read in it"
+    changes = "an hour that occurs twice is the second one, and a skipped hour the next one"
+    assert f"{zone}; {changes}" in database.ask(noon).notes
+
+
+@pytest.mark.parametrize(("zone", "night"), [("Europe/Oslo", "2024-10-27"), ("America/New_York", "2024-03-10")])
+def test_hours_at_which_clocks_change_are_the_same_in_queries_predicates_and_texts(zone, night, tmp_path):
+    start = dt.datetime.fromisoformat(f"{night}T00:00Z") - dt.timedelta(hours=2)
+    moments = [start + dt.timedelta(minutes=30 * step) for step in range(24)]
+    table = pa.table({"hour": pa.array(moments, pa.timestamp("us", zone)), "v": range(24)})
+    clocks = {moment.astimezone(zoneinfo.ZoneInfo(zone)).strftime("%Y-%m-%d %H:%M") for moment in moments}
+    for database in stored_and_in_memory(table, "hour", tmp_path):
+        for clock in (*clocks, f"{night} 02:00", f"{night} 02:30"):
+            value = database.ask(clock, score="exact").value
+            assert value == database.ask(dt.datetime.fromisoformat(clock), score="exact").value
+            assert value == database.ask(f"{clock} {zone}", score="exact").value
+            assert value == database.ask(moments[0], score="boxcar:9", where=f"hour = '{clock}'").value
 
 
 @pytest.mark.parametrize("query", ["2020-07-01 10:00Z", dt.datetime(2020, 7, 1, tzinfo=dt.UTC)])
@@ -447,3 +464,21 @@ def test_a_query_with_nanoseconds_equals_the_cell_that_has_them(type_, queries):
     table = pa.table({"key": pa.array([1001, 1002, 1000], pa.int64()).cast(type_), "value": [0.0, 1.0, 2.0]})
     answers = Database.open(table, "key", "value").ask(queries, score="exact")
     assert [entry.value for entry in answers] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("score", ["exact", None, "gaussian:1"])
+@pytest.mark.parametrize(
+    ("type_", "query"),
+    [
+        (pa.timestamp("ns"), "9999-12-31"),
+        (pa.timestamp("ns", "Asia/Tokyo"), "0001-01-02"),
+        (pa.timestamp("ns"), dt.datetime.max),
+        (pa.duration("us"), 1e12),
+        (pa.duration("ns"), dt.timedelta.max),
+    ],
+    ids=str,
+)
+def test_a_time_beyond_the_range_of_the_column_equals_no_key(type_, query, score):
+    database = Database.open(pa.table({"t": pa.array([1, 2], type_), "v": [1, 2]}), "t", "v")
+    assert not database.ask(query, score=score).found
+    assert database.ask([query, database.table["t"][0].as_py()], score=score)[1].found

@@ -17,7 +17,7 @@ import torch
 
 from qkv.errors import DataError, KindError, OptionError
 from qkv.estimators import AttentionClassifier, AttentionRegressor
-from qkv.estimators.base import _residuals
+from qkv.estimators.metric_learning import residuals
 
 METRICS = ("none", "diagonal", "linear", "low_rank", "network")
 RNG = np.random.default_rng(0)
@@ -260,8 +260,8 @@ def test_without_out_of_bag_rows_the_deviation_of_a_prediction_is_not_a_number()
 
 def test_a_residual_is_the_value_less_the_trend_of_each_member():
     values, trends = np.array([[1.0], [2.0]]), torch.tensor([[[0.5], [0.5]], [[1.0], [3.0]]])
-    assert _residuals(values, None).tolist() == [values.tolist()]
-    assert _residuals(values, trends).tolist() == [[[0.5], [1.5]], [[0.0], [-1.0]]]
+    assert residuals(values, None).tolist() == [values.tolist()]
+    assert residuals(values, trends).tolist() == [[[0.5], [1.5]], [[0.0], [-1.0]]]
 
 
 def test_votes_below_zero_have_probability_zero(monkeypatch):

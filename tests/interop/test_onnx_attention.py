@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.interop.onnx import attention
-from tests.processes import run_python
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -305,13 +304,3 @@ def test_invalid_inputs_and_attributes_are_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=said):
         attention(*inputs, **attributes)
-
-
-def test_the_operator_on_numpy_arrays_imports_neither_onnx_nor_torch() -> None:
-
-    code = (
-        "import sys, numpy as np; from qkv.interop.onnx import attention; x = np.ones((1, 1, 2, 4));"
-        "attention(x, x, x, qk_matmul_output_mode=3);"
-        "print([name for name in ('torch', 'onnx', 'jax') if name in sys.modules])"
-    )
-    assert run_python("-c", code).strip() == "[]"

@@ -216,6 +216,17 @@ def test_a_list_of_all_matches_makes_other_pairs_non_matches():
     assert judged.found == len(joined)
 
 
+def test_labels_that_contradict_one_another_evaluate_nothing():
+    left, right, pairs = crowd(6)
+    one, other = ({"left": pairs[0][0], "right": pairs[0][1], "match": match} for match in (1, 0))
+    joined, alone = SoftJoin().join(left, right), SoftJoin().join(left)
+    assert joined.evaluate([one, one]).pairs == 1
+    with pytest.raises(DataError, match=f"got 1 and 0 for left row {one['left']} and right row {one['right']}"):
+        joined.evaluate([one, other])
+    with pytest.raises(DataError, match="must have one label each, got 1 and 0 for left row 2 and right row 3"):
+        alone.evaluate([{"left": 2, "right": 3, "match": 1}, {"left": 3, "right": 2, "match": 0}])
+
+
 def test_duplicates_of_one_table_are_found_once_each():
     left, right, pairs = crowd(7)
     people = left + right

@@ -219,18 +219,6 @@ def test_a_soft_cap_leaves_logits_of_minus_infinity_excluded() -> None:
     assert float(qkv.attend(query * 0, key, value, score=bias, kernel="batched")) == 2
 
 
-def test_gradients_are_those_without_autocast_if_backward_runs_under_autocast() -> None:
-    torch.manual_seed(0)
-    sides = [torch.randn(2, 40, 8, requires_grad=True) for _ in range(3)]
-    for score in (scores.ScaledDot(), scores.Softcap(scores.ScaledDot(), 2.0), scores.Laplace(1.0)):
-        plain = torch.autograd.grad(qkv.attend(*sides, score=score, kernel="batched").sum(), sides)
-        output = qkv.attend(*sides, score=score, kernel="batched").sum()
-        with torch.autocast("cpu"):
-            mixed = torch.autograd.grad(output, sides)
-        for one, other in zip(plain, mixed, strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=0)
-
-
 def test_a_score_of_this_package_with_a_function_that_closes_over_a_parameter_is_refused() -> None:
     weight = torch.ones(4, requires_grad=True)
     sides = [torch.randn(3, 4) for _ in range(3)]
@@ -322,18 +310,6 @@ def test_masks_and_position_biases_of_short_calls_are_laid_out_by_rows(q: int, k
     assert bias is not None
     assert offset is not None
     assert [x.stride()[-2:] for x in (bias, offset)] == [(k, 1), (k, 1)]
-
-
-@pytest.mark.parametrize("score", [scores.ScaledDot(), scores.Gated(*torch.ones(2, 4).double())], ids=str)
-def test_gradients_of_keys_and_values_that_all_batch_elements_share(score: scores.Score) -> None:
-    torch.manual_seed(0)
-    sides = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 2, 7, 4), (5, 4), (5, 4))]
-    found = []
-    for kernel in ("batched", "dense"):
-        for _ in range(2):
-            output = qkv.attend(*sides, score=score, mask=masks.Causal("end"), kernel=kernel)
-        found.append(torch.autograd.grad(output.square().sum(), sides))
-    torch.testing.assert_close(found[0], found[1])
 
 
 READOUTS = (

@@ -1,6 +1,5 @@
 """Scores that call a function of the user, in the batched kernel."""
 
-import math
 import weakref
 
 import pytest
@@ -38,22 +37,6 @@ def test_functions_of_the_user_have_the_first_and_second_derivatives_of_the_dens
     for batched in found[:2]:
         for one, other in zip(batched, found[2], strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_masked_key_that_is_not_finite_gets_no_weight_from_a_function_of_the_user(bad: float) -> None:
-    score = scores.Custom(lambda q, k: q @ k.mT)
-    sides = [torch.randn(2, 4, 3) for _ in range(3)]
-    sides[1][:, 3, 0] = bad
-    allowed = torch.tensor([True, True, True, False])
-    leaves = [x.requires_grad_() for x in sides]
-    for _ in range(2):
-        output = qkv.attend(*leaves, score=score, mask=masks.AllowedKeys(allowed), kernel="batched")
-        wanted = qkv.attend(leaves[0], leaves[1][:, :3], leaves[2][:, :3], score=score, kernel="dense")
-        torch.testing.assert_close(output, wanted)
-        got, right = (torch.autograd.grad(x.sum(), leaves) for x in (output, wanted))
-        for one, other in zip(got, right, strict=True):
-            torch.testing.assert_close(one, other)
 
 
 def test_the_graph_keeps_no_logits_that_the_function_of_the_user_does_not_keep() -> None:

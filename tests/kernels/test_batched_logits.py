@@ -96,12 +96,13 @@ def test_calls_with_parameters_in_half_precision_are_prepared() -> None:
 
 
 @pytest.mark.parametrize("normalizer", [normalizers.Softmax(), normalizers.Sigmoid()], ids=str)
-@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0])
 def test_masked_keys_change_nothing_finite_or_not(bad: float, normalizer: normalizers.Normalizer) -> None:
     torch.manual_seed(0)
-    vector, matrix = torch.randn(4), torch.randn(4, 4)
-    query, key, value = (torch.randn(2, 6, 4) for _ in range(3))
-    key[:, -1], value[:, -1] = bad, bad
+    vector, matrix = torch.rand(4), torch.rand(4, 4)
+    # Positive, so that the logits of the masked key are −∞ if it is: they show in no output, but in gradients.
+    query, key, value = (torch.rand(2, 6, 4) for _ in range(3))
+    key[:, -1], value[:, -1] = bad, 0.0 if bad == -math.inf else bad
     query.requires_grad_()
     for score in (
         scores.Gated(vector, vector),
@@ -111,6 +112,7 @@ def test_masked_keys_change_nothing_finite_or_not(bad: float, normalizer: normal
         scores.Cosine(1.3),
         scores.Laplace(1.5),
         scores.Gaussian(1.5),
+        scores.Custom(lambda q, k: q @ k.mT),
     ):
         options = {"score": score, "normalizer": normalizer}
         wanted = qkv.attend(query, key[:, :-1], value[:, :-1], **options, kernel="dense")

@@ -86,16 +86,18 @@ def _of(score: str, weight: torch.Tensor, vector: torch.Tensor) -> scores.Score:
         "gated": lambda: scores.Gated(vector, vector),
         "additive": lambda: scores.Additive(weight, weight, None, vector),
         "softcap": lambda: scores.Softcap(scores.ScaledDot(), 5.0),
+        "laplace": scores.Laplace,
     }[score]()
 
 
 RUN = [("row_blocks", n) for n in (normalizers.Entmax15(), normalizers.Sparsemax(), normalizers.TopK(4))]
 RUN += [(kernel, n) for kernel in ("tiled", "row_blocks") for n in (normalizers.Softmax(), normalizers.Sigmoid())]
+RUN += [("batched", normalizers.Softmax())]
 
 
 @pytest.mark.thinned
 @pytest.mark.parametrize(("kernel", "normalizer"), RUN, ids=str)
-@pytest.mark.parametrize("score", ["bilinear", "gated", "additive", "softcap"])
+@pytest.mark.parametrize("score", ["bilinear", "gated", "additive", "softcap", "laplace"])
 def test_both_passes_ignore_autocast(score: str, normalizer: normalizers.Normalizer, kernel: str) -> None:
     torch.manual_seed(0)
     sides = [torch.randn(2, 40, 8, requires_grad=True) for _ in range(3)]

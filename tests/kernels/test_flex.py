@@ -19,7 +19,6 @@ from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import Setting
 from tests.kernels.on_gpu import no_synchronization
 
-_DEFINITION = import_module("torch._higher_order_ops.flex_attention")
 KERNEL = FlexKernel(eager=True)
 FLOAT32 = Setting("torch", "float32")
 LONG = (2, 16, 4096, 64)

@@ -176,6 +176,3 @@ def test_gradient_of_additive_attention_needs_a_twentieth_of_the_memory_of_the_p
 def test_memory_grows_with_the_length_and_not_with_its_square() -> None:
     short, long = (_compiled(_ours, n).memory_analysis().temp_size_in_bytes for n in (4096, 16384))
     assert long < 5 * short
-
-
-# -- In the libraries of models ----------------------------------------------------------------------------

@@ -264,11 +264,8 @@ def test_calls_that_return_more_than_the_output_break_the_graph_or_are_refused()
             compiled(call)()
 
 
-Recipe = tuple[type[Part], dict[str, Any]]
-"""A class, and the arguments of its constructor: recipes, lists of them, tensors or other values."""
-
-
 def recipe(part: object) -> Any:
+    """Return a class and the arguments of its constructor: recipes, lists of them, tensors or other values."""
     if isinstance(part, tuple):
         return [recipe(inner) for inner in part]
     if isinstance(part, Part):

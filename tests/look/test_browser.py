@@ -315,9 +315,10 @@ def test_the_tooltip_of_a_list_is_the_selected_text(opened):
         page = opened(address)
         choice = page.get_by_label("Text")
         assert choice.get_attribute("title") == texts[0]
-        choice.select_option("1")
+        with page.expect_response("**/thumbnails/1"):
+            choice.select_option("1")
         assert choice.get_attribute("title") == texts[1]
-        page.wait_for_load_state("networkidle")  # before the server stops
+        page.wait_for_selector("[data-shown='1,0,0']")  # before the server stops
 
 
 def test_an_exported_file_works_from_the_disk_without_any_request(opened, tmp_path):

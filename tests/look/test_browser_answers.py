@@ -64,6 +64,37 @@ def shown(narrow_window):
     assert troubles == []
 
 
+def test_prediction_intervals_stay_in_the_area_of_the_values(shown):
+    rng = np.random.default_rng(0)
+    rows = {"x": rng.uniform(0, 9, 60).round(2).tolist(), "y": rng.normal(size=60).round(2).tolist()}
+    page = AnswerPage(Database.open(rows, "x", "y"), query="4")
+    (answer,) = page.describe(["4"], page.options(page.settings))
+    assert answer["interval"][1] > page.meta()["value"]["ends"][1]
+    with serve_answers_in_thread(page) as address:
+        opened = shown(address)
+        ends = "line => ['y1', 'y2'].map((name) => Number(line.getAttribute(name)))"
+        top = opened.locator("svg line.query").evaluate(ends)[0]
+        assert min(opened.locator("svg line.interval").evaluate(ends)) == top
+
+
+def test_ticks_are_named_by_their_places(shown):
+    with serve_answers_in_thread(page_of("gpa.csv", "gpa", "starting_salary", "3.5")) as address:
+        *numbers, days = shown(address).evaluate(
+            """async () => {
+                const { tickMarks } = await import('./web/answer_ticks.js');
+                const numbers = [[1.7e9, 1.7e9 + 86400], [-9e-6, 9e-6], [0.2, 3.7e12]];
+                const days = tickMarks("date", 5000.1, 5004.5, 8);
+                return [...numbers.map((ends) => tickMarks("number", ...ends, 2)), days];
+            }"""
+        )
+    for marks in numbers:
+        texts = [mark["text"].replace("−", "-") for mark in marks]
+        assert len(set(texts)) == len(marks) > 0
+        assert [float(text) for text in texts] == pytest.approx([mark["at"] for mark in marks])
+    # Half a day and a little more between ticks.
+    assert [mark["text"] for mark in days] == ["1983-09-11", "1983-09-12", "1983-09-13", "1983-09-14"]
+
+
 def settled(page, act):
     """Call a function, and wait until the page shows its result and has drawn the curve."""
     page.evaluate("delete document.getElementById('look').dataset.idle")

@@ -44,7 +44,7 @@ def agrees(text, wanted):
 def number(page, nth=0, after=": "):
     """The number of a readout after some text."""
     text = page.locator(".readout").nth(nth).text_content()
-    return text.rsplit(after, 1)[1].split(";")[0].split(" = ")[-1]
+    return text.rsplit(after, 1)[1].split(";")[0].split(" = ")[-1].split(" ≈ ")[-1]
 
 
 def test_groups_are_aligned_as_in_python(opened, address):
@@ -76,7 +76,7 @@ def test_groups_are_aligned_as_in_python(opened, address):
                 return [found.pairs, found.others];
             });
         }""",
-        [json.loads(QUESTIONS["aligned"](*both))[0] for both in views],
+        [json.loads(QUESTIONS["aligned"][1](*both))[0] for both in views],
     )
     assert found == [[[list(map(list, pair)) for pair in one.pairs], list(map(list, one.others))] for one in wanted]
     assert sum(len(a) > 1 or len(b) > 1 for one in wanted for a, b in one.pairs) > 100
@@ -97,7 +97,7 @@ def test_two_tokenizations_are_compared_by_the_groups_that_both_have(opened, add
     for at in (0, 4, len(names) - 1):
         page.locator(".tokens").first.get_by_role("option").nth(at).click()
         listed = {
-            cells[0]: float(cells[2].replace("−", "-"))
+            cells[0]: float(cells[2].removeprefix("≈ ").replace("−", "-"))
             for cells in (one.locator("th, td").all_text_contents() for one in page.locator(".top tbody tr").all())
         }
         strongest = np.argsort(-np.abs(wanted[at]))[:3]
@@ -119,7 +119,7 @@ def test_two_tokenizations_are_compared_by_the_groups_that_both_have(opened, add
     page.locator(".tokens").first.get_by_role("option").nth(2).click()
     assert page.locator(".readout").first.text_content().startswith(f"“{WORDS.name(sentences[0][3])}” (")
     differences = {
-        cells[0]: float(cells[2].replace("−", "-"))
+        cells[0]: float(cells[2].removeprefix("≈ ").replace("−", "-"))
         for cells in (row.locator("th, td").all_text_contents() for row in page.locator(".top tbody tr").all())
     }
     names = [WORDS.name(group) for group in sentences[0][1:-1]]
@@ -229,7 +229,7 @@ def test_a_frame_is_one_number_in_each_head_and_ranks_the_heads(opened, address,
     assert float(caption.rsplit(": ", 1)[1]) == pytest.approx(np.mean(list(wanted.values())), rel=0.01)
     rows = page.locator("[data-question=search] tbody tr").all()
     found = {row.locator("button").text_content(): float(row.locator("td").first.text_content()) for row in rows}
-    assert found == pytest.approx({f"layer {i}, head {j}": value for (i, j), value in wanted.items()}, rel=0.01)
+    assert found == pytest.approx({f"layer {i}, head {j}": value for (i, j), value in wanted.items()}, abs=0.005)
     # Another head has its own number in the same frame, which a link restores.
     redrawn(page, lambda: rows[0].locator("button").click())
     best = max(wanted, key=wanted.get)
@@ -268,4 +268,4 @@ def test_a_region_of_an_image_is_searched_by_its_corners_or_drawn_on_it(opened):
         rows = page.locator("[data-question=search] tbody tr").all()
         assert [float(row.locator("td").first.text_content()) for row in rows] == found
     wanted = weights[:, :, 13, [6, 7, 10, 11]].sum(axis=-1)
-    assert found == pytest.approx(sorted(wanted.ravel(), reverse=True), rel=0.01)
+    assert found == pytest.approx(sorted(wanted.ravel(), reverse=True), abs=0.005)

@@ -88,7 +88,7 @@ def rows(page, table):
 
 def numbers_of(sum_of_weights):
     """Return the two weights and the difference of a readout, which add up and have the same decimals."""
-    texts = re.fullmatch(r".*: (\S+) − \(?([^ )]+)\)? = (\S+)", sum_of_weights).groups()
+    texts = re.fullmatch(r".*: (\S+) − \(?([^ )]+)\)? [=≈] (\S+)", sum_of_weights).groups()
     first, second, result = numbers = [Decimal(text.replace("−", "-")) for text in texts]
     assert first - second == result, sum_of_weights
     assert len({number.as_tuple().exponent for number in numbers}) == 1, sum_of_weights
@@ -105,7 +105,7 @@ def test_weights_of_any_size_and_their_difference_add_up(page, address):
     said = page.evaluate(
         """async ([pairs, errors]) => {
             const { describeDifference } = await import('./web/difference.js');
-            const map = (weight, error) => ({ weights: [weight], keys: ["k"], error: () => error });
+            const map = (weight, error) => ({ weights: [weight], keys: ["k"], error: () => error, bound: () => error });
             return pairs.map(([a, b], i) => {
                 const [first, second] = [map(a, errors[i][0]), map(b, errors[i][1])];
                 return describeDifference({ first, second }, 0, 0).sum;
@@ -118,6 +118,10 @@ def test_weights_of_any_size_and_their_difference_add_up(page, address):
         numbers = numbers_of(f": {text}")
         assert numbers[:2] == pytest.approx(pair.tolist(), abs=unit), text
         assert numbers[2] == pytest.approx(pair[0] - pair[1], abs=2 * unit), text
+        # Both ends of a certain weight are rounded to the printed number. Whole numbers may end with zeros.
+        last = 10.0 ** Decimal(text.split(" ")[0].replace("−", "-")).as_tuple().exponent
+        for number, exact, far in zip(numbers, pair, error, strict=False):
+            assert abs(number - exact) + far <= 0.5001 * last or "=" not in text or "." not in text
     assert "masked" not in said
 
 
@@ -139,7 +143,7 @@ def test_the_difference_of_two_texts_has_a_signed_scale_and_certain_digits(page,
                 assert (blue > red) == (weights[row, column] > 0), (row, column)
     listed = rows(page, ".top")
     assert sorted(row[0] for row in listed) == sorted(found.key_names)
-    printed = [float(row[2].replace("−", "-")) for row in listed]
+    printed = [float(row[2].removeprefix("≈ ").replace("−", "-")) for row in listed]
     assert sorted(printed, key=abs, reverse=True) == printed
     for (name, *_), number in zip(listed, printed, strict=True):
         assert number == pytest.approx(weights[1, found.key_names.index(name)], abs=0.01)
@@ -187,7 +191,7 @@ def test_two_heads_and_the_means_of_two_layers_of_one_text_are_compared(page, ad
     page.wait_for_function("() => document.querySelector('h2').textContent.includes('minus layer 1, mean')")
     page.wait_for_function("heads => document.querySelector('.readout').textContent !== heads", arg=heads)
     wanted = look.difference(views[0], heads=((0, None), (1, None)))
-    said = page.locator(".readout").first.text_content().rsplit("= ", 1)[1]
+    said = page.locator(".readout").first.text_content().rsplit(" ", 1)[1]
     assert float(said.replace("−", "-")) == pytest.approx(wanted.weights[0][0][2, 3], abs=0.05)
 
 

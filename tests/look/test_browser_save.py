@@ -124,7 +124,9 @@ def test_a_map_is_saved_as_pdf_with_truetype_text_its_cells_and_a_colour_bar(ope
     assert (np.diff(darkness[~grey][order]) >= -1).all()
 
 
-@pytest.mark.parametrize(("content", "width"), [("map", 3.5), ("grid", 7.2), ("grid", 2.0)])
+@pytest.mark.parametrize(
+    ("content", "width"), [("map", 3.5), pytest.param("grid", 7.2, marks=pytest.mark.long), ("grid", 2.0)]
+)
 def test_svg_and_png_have_the_width_the_labels_and_the_legend(opened, served, content, width):
     page = opened(f"{served}#view=0")
     svg = save(page, "SVG", content, width).decode()

@@ -55,6 +55,10 @@ def test_the_difference_of_two_views_is_that_of_their_weights_at_common_tokens()
     ranked, pairs = rank_differences(a, b, 7)
     assert [(one.layer, one.head) for one in ranked] == [(one.layer, one.head) for one in best]
     assert np.allclose([one.distance for one in ranked], [one.distance for one in best], rtol=1e-6)
+    exact = np.abs(first - second[..., rows, :][..., rows]).sum(axis=-1) + second[..., rows, 1]
+    for one in (*ranked, *best):
+        far = abs(exact[one.layer, one.head].mean() / 2 - one.distance)
+        assert 0 < far <= one.error < 0.01 * one.distance
     # The pairs that differ most, of all heads together.
     sizes = np.abs(wanted).ravel()
     assert [abs(one.first - one.second) for one in pairs] == pytest.approx(sorted(sizes, reverse=True)[:7], rel=1e-6)
@@ -62,6 +66,7 @@ def test_the_difference_of_two_views_is_that_of_their_weights_at_common_tokens()
         assert one.first == pytest.approx(rounded(first)[one.layer, one.head, one.query, one.key], rel=1e-6)
         other = rounded(second)[one.layer, one.head, rows[one.query], rows[one.key]]
         assert one.second == pytest.approx(other, rel=1e-6)
+        assert one.errors == (0, 0)  # of single tokens
 
 
 def test_two_heads_or_layers_of_one_view_are_compared():

@@ -7,6 +7,7 @@ import pytest
 
 from qkv.errors import DataError, RefusedError, ShapeError
 from qkv.look.axis import Axis
+from qkv.look.page import Page
 from qkv.look.text_roles import mark_roles
 from qkv.look.tiled_views import arrays_required_bytes, arrays_view, check_memory, heads_required_bytes, read_array
 
@@ -154,5 +155,5 @@ def test_a_long_text_opens_on_the_head_with_a_role_in_its_first_tokens():
 def test_a_map_of_very_many_sentences_is_refused_before_it_is_computed():
     rows = np.zeros((2001, 2), np.float32)
     view = replace(arrays_view(rows, rows), queries=Axis.from_words([f"W{i}." for i in range(2001)]))
-    with pytest.raises(IndexError, match="fewer than 2,000 sentences"):
-        view.sentences(0, 0)
+    with pytest.raises(LookupError, match="fewer than 2,000 sentences, got 2,001"):
+        Page.from_views(view).read("sentences", (0, 0, 0))

@@ -201,19 +201,6 @@ def test_a_window_bounds_memory_however_long_the_sequence_is() -> None:
 LENGTHS = (5, 1, 9)
 
 
-def test_multi_head_attention_with_rotary_positions_takes_uneven_lengths() -> None:
-    torch.manual_seed(1)
-    attention = nn.MultiHeadAttention(8, 2, mask=masks.Causal(), positions=Rotary(4), dtype=torch.float64, key_heads=1)
-    x, more = (torch.randn(3, n, 8, dtype=torch.float64) for n in (9, 4))
-    cache = KeyValueCache(chunk=4, lengths=torch.tensor(LENGTHS))
-    with torch.no_grad():
-        attention(x, cache=cache)
-        got = torch.cat([attention(more[:, t : t + 1], cache=cache) for t in range(4)], dim=1)
-        for b, n in enumerate(LENGTHS):
-            want = attention(torch.cat([x[b : b + 1, :n], more[b : b + 1]], dim=1))
-            assert apart(got[b], want[0, n:]) < 1e-12
-
-
 def test_positions_stay_those_of_the_sequence_when_chunks_are_dropped() -> None:
     torch.manual_seed(2)
     options: Any = {"positions": Rotary(4), "dtype": torch.float64}

@@ -16,6 +16,7 @@ from qkv.cache import last_query
 from qkv.cache.kernel import concat_chunks
 from qkv.errors import DataError, OptionError, RefusedError
 from qkv.nn.cache import BlockPool, KeyValueCache, PagedCache, key_value_cache
+from tests.effort import LONG
 
 WIDTH, HEADS = 4, 2
 Rows = list[Any]
@@ -320,13 +321,19 @@ class PagedMachine(Machine):
         assert self.pool._owners == [owned.count(block) for block in range(self.blocks)]
 
 
-def test_random_operations_on_paged_caches_of_one_pool_equal_attention_over_plain_lists_of_tokens() -> None:
-    _run(15, PagedMachine)
-
-
-@pytest.mark.long
-def test_many_random_operations_on_paged_caches_equal_attention_over_plain_lists_of_tokens() -> None:
-    _run(300, PagedMachine)
+@pytest.mark.parametrize(("machine", "examples"), [(CacheMachine, 25), (PagedMachine, 15)])
+def test_random_operations_on_caches_equal_attention_over_plain_lists_of_tokens(
+    machine: type[Machine], examples: int
+) -> None:
+    # Shrinking a failing sequence takes minutes; the error and the sequence are enough to find the cause.
+    options = settings(
+        max_examples=300 if LONG else examples,
+        stateful_step_count=25,
+        deadline=None,
+        derandomize=True,
+        phases=[Phase.generate],
+    )
+    run_state_machine_as_test(machine, settings=options)
 
 
 def test_a_full_pool_refuses_a_call_and_leaves_cache_and_pool_unchanged() -> None:
@@ -385,20 +392,3 @@ def test_a_call_of_padding_alone_after_a_window_gave_back_all_blocks_gives_zeros
 def test_a_pool_of_int8_takes_a_quarter_of_the_memory_and_a_scale_for_each_row() -> None:
     plain, int8 = (BlockPool(3, 2, 64, size=16, int8=int8).nbytes for int8 in (False, True))
     assert int8 == plain // 4 + plain // 64
-
-
-def test_random_operations_on_caches_equal_attention_over_plain_lists_of_tokens() -> None:
-    _run(25)
-
-
-@pytest.mark.long
-def test_many_random_operations_on_caches_equal_attention_over_plain_lists_of_tokens() -> None:
-    _run(300)
-
-
-def _run(examples: int, machine: type[RuleBasedStateMachine] = CacheMachine) -> None:
-    # Shrinking a failing sequence takes minutes; the error and the sequence are enough to find the cause.
-    options = settings(
-        max_examples=examples, stateful_step_count=25, deadline=None, derandomize=True, phases=[Phase.generate]
-    )
-    run_state_machine_as_test(machine, settings=options)

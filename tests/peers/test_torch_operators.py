@@ -1,8 +1,7 @@
 """Samples of PyTorch's attention operators, run through qkv; see `torch_operators.py`.
 
-218 for each of two dtypes: 192 of `multi_head_attention_forward`, 18 of memory-efficient attention, 8 of
-FlashAttention.
-The 25 of `scaled_dot_product_attention`, in four dtypes, are run by `tests/nn/test_torch_suites.py`.
+243 for each of two dtypes: 192 of `multi_head_attention_forward`, 25 of `scaled_dot_product_attention`, 18 of
+memory-efficient attention, 8 of FlashAttention.
 """
 
 import json
@@ -18,6 +17,7 @@ pytest.importorskip("expecttest", reason="torch.testing._internal needs expectte
 
 COUNTS = {
     "nn.functional.multi_head_attention_forward": 192 if LONG else 64,
+    "nn.functional.scaled_dot_product_attention": 25,
     "_efficient_attention_forward": 18,
     "_flash_attention_forward": 8,
 }

@@ -1,10 +1,10 @@
 """Runs samples of PyTorch's attention operators (OpInfo) through qkv, and prints what differed as JSON.
 
-A program of its own, as `tests/nn/torch_samples.py`, which runs those of `scaled_dot_product_attention`. The operators
-of FlashAttention and of memory-efficient attention have no implementation on a CPU; their samples are compared with
+A program of its own: importing `torch.testing._internal` changes settings of the whole process. The operators of
+FlashAttention and of memory-efficient attention have no implementation on a CPU; their samples are compared with
 `scaled_dot_product_attention` and the mask, bias and scale that they state. Samples with dropout run without it on both
-sides; `torch_samples.py` tests that dropout has the right mean. `make test` runs a third of the samples of multi-head
-attention, and none in float32; `make test-long` runs all.
+sides, because the libraries draw different numbers. `make test` runs a third of the samples of multi-head attention,
+and none in float32; `make test-long` runs all.
 """
 
 import json
@@ -104,10 +104,29 @@ def fused_operator(sample: Any) -> str:
     return result(qkv.attend(*sides, score=score, mask=mask), wanted, leaves, sides)
 
 
+def public_operator(sample: Any) -> str:
+    """A sample of `scaled_dot_product_attention`, in whose boolean masks True means may attend."""
+    options = sample.kwargs | {"dropout_p": 0.0}
+    assert set(options) <= {"attn_mask", "is_causal", "dropout_p"}, f"a sample asks for more: {set(options)}"
+    given = options.get("attn_mask")
+    leaves = [x.detach().clone().requires_grad_() for x in (sample.input, *sample.args)]
+    score, mask = ScaledDot(), masks.Causal("start") if options.get("is_causal") else None
+    if given is not None and given.dtype == torch.bool:
+        mask = masks.AllowedPairs(given)
+    elif given is not None:
+        leaves.append(given.detach().clone().requires_grad_())
+        score, options["attn_mask"] = Biased(score, leaves[-1]), leaves[-1]
+    theirs = scaled_dot_product_attention(*leaves[:3], **options)
+    return result(qkv.attend(*leaves[:3], score=score, mask=mask), theirs, leaves, leaves[:2])
+
+
 def main() -> list[list[str]]:
     from torch.testing._internal import common_methods_invocations as samples_of
 
-    (heads,) = [op for op in samples_of.op_db if op.name == "nn.functional.multi_head_attention_forward"]
+    operators = {op.name: op for op in samples_of.op_db}
+    heads, public = (
+        operators[f"nn.functional.{name}"] for name in ("multi_head_attention_forward", "scaled_dot_product_attention")
+    )
     found = []
     for dtype in DTYPES:
         samples = [(heads.name, multi_head, x) for x in list(heads.sample_inputs("cpu", dtype))[:: 1 if LONG else 3]]
@@ -115,6 +134,7 @@ def main() -> list[list[str]]:
         flash = samples_of.sample_inputs_flash_attention_forward(None, "cpu", dtype, False)
         samples += [("_efficient_attention_forward", fused_operator, x) for x in efficient]
         samples += [("_flash_attention_forward", fused_operator, x) for x in flash]
+        samples += [(public.name, public_operator, x) for x in public.sample_inputs("cpu", dtype)]
         found += [[name, str(dtype), str(sample.kwargs.keys()), run(sample)] for name, run, sample in samples]
     return found
 

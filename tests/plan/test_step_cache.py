@@ -164,6 +164,7 @@ def _positioned(t: int, k: int) -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", _positioned(0, 1))
 @pytest.mark.parametrize("score", [None, scores.Gaussian(1.0), scores.Laplace(1.0), scores.ALiBi(scores.Dot(), 0.1)])
 def test_steps_at_any_position_of_a_static_buffer_equal_the_dense_reference(

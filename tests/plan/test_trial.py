@@ -109,6 +109,9 @@ def test_the_dense_kernel_computes_a_function_of_an_array_of_all_pairs_and_tiles
     torch.testing.assert_close(*(torch.autograd.grad(each.square().sum(), edges) for each in outputs))
     with pytest.raises(ShapeError, match=r"got \(40, 40\)\. Make an array of all pairs a field .*array_field"):
         qkv.attend(x, x, x, score=score, kernel="tiled")
+    weighted = scores.Custom(lambda q, k, weights: product(q, k) * weights, (torch.randn(40),))
+    with pytest.raises(ShapeError, match=r'Make an array of all keys a field .*array_field\("k"\)'):
+        qkv.attend(x, x, x, score=weighted, kernel="tiled")
     with pytest.raises(GradientError, match="must not close over"):
         qkv.attend(x, x, x, score=scores.Custom(lambda q, k: edge_logits(q, k, edges)), kernel="dense")
 

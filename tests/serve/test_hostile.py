@@ -12,7 +12,7 @@ from qkv.core.progress import checkpoint
 from qkv.database import Database
 from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.errors import OptionError
-from qkv.serve import Limits, ServedStore, create_app
+from qkv.serve import Limits, ServedStore, create_app, served_store
 from qkv.serve.questions import Question, Work, parse_json_body, read_question, read_search
 from qkv.serve.served_store import _THREADS, ScanQueue
 
@@ -41,7 +41,8 @@ class Turns:
 
 
 @pytest.fixture
-def turns():
+def turns(monkeypatch):
+    monkeypatch.setattr(served_store, "_SLICE", 0.02)  # 31 scans take turns, each for its slice
     turns = Turns()
     yield turns
     turns.go.set()
@@ -191,7 +192,7 @@ def test_bodies_with_many_lists_are_read_between_checkpoints():
 
 
 def test_ordinary_requests_are_answered_beside_hostile_ones_and_the_server_is_idle_afterwards():
-    seen = hostile.run(minutes=0.05, rows=3000, hostile=4, seed=1)
+    seen = hostile.run(minutes=0.02, rows=3000, hostile=4, seed=1)
     assert seen.failed == []
     assert len(seen.ordinary) > 1
     assert len(seen.statuses) > 0

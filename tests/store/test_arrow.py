@@ -14,6 +14,8 @@ from qkv.errors import DamagedStoreError, DataError, StoreBusyError, StoreFullEr
 from qkv.store import arrow, locking, row_files
 from qkv.testing.stores import StoreContract, ids_of, numbered
 
+from .faults import FullDisk, flip
+
 
 class TestArrowStore(StoreContract):
     backend = "arrow"
@@ -34,12 +36,6 @@ def made(path: Path, blocks: int = 3) -> stores.Store:
 def rows_files(path: Path) -> list[Path]:
     manifest = arrow.ArrowStore(path)._manifest
     return [path / "rows" / piece.name for piece in manifest.row_files]
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
 
 
 # -- damage ---------------------------------------------------------------------------------------------
@@ -130,23 +126,13 @@ def test_a_full_disk_is_reported_and_loses_nothing(path: Path, full_at: int, mon
     store.delete(lambda table: table.column("id").to_numpy() == 12)
     before = sorted(p.name for p in path.rglob("*"))
     monkeypatch.setattr(row_files, "BYTES", 2000)
-    writes = 0
-    real = os.fsync
-
-    def full(handle: int) -> None:
-        nonlocal writes
-        writes += 1
-        if writes >= full_at:
-            raise OSError(28, "No space left on device")
-        real(handle)
-
-    monkeypatch.setattr(os, "fsync", full)
+    disk = FullDisk(monkeypatch, full_at, lasts=True)
     for write in (
         lambda: store.append(numbered(100, 400)),
         lambda: store.delete(lambda table: table.column("id").to_numpy() % 2 == 0),
         lambda: store.compact(),
     ):
-        writes = 0
+        disk.calls = 0
         with pytest.raises(StoreFullError, match="free some space"):
             write()
         assert sorted(p.name for p in path.rglob("*")) == before
@@ -157,18 +143,9 @@ def test_a_full_disk_is_reported_and_loses_nothing(path: Path, full_at: int, mon
 
 
 def test_a_disk_that_is_full_when_a_store_is_made_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, writes = os.fsync, 0
-
-    def full(handle: int) -> None:
-        nonlocal writes
-        writes += 1
-        if writes == full_at:
-            raise OSError(28, "No space left on device")
-        real(handle)
-
-    monkeypatch.setattr(os, "fsync", full)
+    disk = FullDisk(monkeypatch)
     for full_at in range(1, 6):  # the attached file, its folder, the manifest, two folders
-        writes = 0
+        disk.full_at, disk.calls = full_at, 0
         with pytest.raises(StoreFullError, match="free some space"):
             stores.create(path, numbered(0, 1).schema, attached={"a.bin": b"a"})
         assert not path.exists(), full_at

@@ -1,6 +1,5 @@
 """The contents of a file are verified when a process first reads it, whatever its modification time is."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,8 @@ from qkv.errors import DamagedStoreError
 from qkv.store import row_files
 from qkv.testing.stores import numbered
 
+from .faults import flip
+
 TEXTS = pa.table({"text": [f"text number {i}" for i in range(100)], "x": np.arange(100.0)})
 
 
@@ -25,14 +26,6 @@ def _path(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def flip_unseen(file: Path, at: int) -> None:
-    state = file.stat()
-    data = bytearray(file.read_bytes())
-    data[at] ^= 4
-    file.write_bytes(data)
-    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
-
-
 def first_file(path: Path) -> Path:
     return path / "rows" / stores.ArrowStore(path)._manifest.row_files[0].name
 
@@ -40,7 +33,7 @@ def first_file(path: Path) -> Path:
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.8, 0.999])
 def test_a_changed_bit_with_the_old_time_is_never_read(path: Path, share: float) -> None:
     file = first_file(path)
-    flip_unseen(file, int(share * file.stat().st_size))
+    flip(file, int(share * file.stat().st_size))
     store = stores.open(path)  # a wrong answer, or a crash
     with pytest.raises(DamagedStoreError, match=rf"{file.name}: the checksum does not match \(50 rows\)\. Restore"):
         store.to_table()
@@ -71,7 +64,7 @@ def test_a_process_verifies_each_file_once(path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(row_files, "checksum", lambda data: read.append(1) or checksum(data))
     assert stores.open(path).at(3).to_table().num_rows == 100
     assert read == []
-    flip_unseen(first_file(path), 700)  # the change time cannot be restored
+    flip(first_file(path), 700)  # the change time cannot be restored
     with pytest.raises(DamagedStoreError):
         stores.open(path).to_table()
 

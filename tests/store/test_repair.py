@@ -17,6 +17,8 @@ from qkv.store.manifest import manifest_path, numbers, read_manifest
 from qkv.testing.stores import ids_of, numbered
 from tests.effort import seeds
 
+from .faults import FullDisk
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -292,18 +294,9 @@ def test_a_full_disk_during_a_repair_loses_nothing(path: Path, monkeypatch: pyte
     expected = ids_of(stores.open(path))
     for file in ("versions/0000000021.json", "versions/newest.json", "attached/a.bin"):
         damage(path / file, "flip" if "newest" not in file else "longer", random.Random(1))
-    real, calls = os.fsync, 0
-
-    def full(handle: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == full_at:
-            raise OSError(28, "No space left on device")
-        real(handle)
-
-    monkeypatch.setattr(os, "fsync", full)
-    for full_at in (1, 2, 4, 7):  # noqa: B007
-        calls = 0
+    disk = FullDisk(monkeypatch)
+    for full_at in (1, 2, 4, 7):
+        disk.full_at, disk.calls = full_at, 0
         with pytest.raises(StoreFullError, match="free some space"):
             stores.repair(path)
     monkeypatch.undo()

@@ -15,6 +15,8 @@ from qkv.database import Database
 from qkv.store import row_files
 from qkv.testing.stores import numbered
 
+from .faults import flip
+
 
 @pytest.fixture(name="template", scope="module")
 def _template(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -30,14 +32,6 @@ def _template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _path(template: Path, tmp_path: Path) -> Path:
     shutil.copytree(template, tmp_path / "store")
     return tmp_path / "store"
-
-
-def flip(path: Path, at: int) -> None:
-    """Change one bit, and restore the time of modification."""
-    state, data = path.stat(), bytearray(path.read_bytes())
-    data[at] ^= 4
-    path.write_bytes(data)
-    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
 
 
 def kinds(path: Path) -> list[tuple[str, str]]:

@@ -35,7 +35,7 @@ _Write = Callable[[pa.Table], object]
 
 def check_distinct(output: Path, inputs: list[str]) -> None:
     """Raise an error if answers would replace a file from which they are computed."""
-    from qkv.database.io.sources import source_files
+    from qkv.database.io.paths import source_files
 
     for path in source_files(inputs) if output.exists() else ():
         if path.exists() and output.samefile(path):

@@ -325,6 +325,7 @@ def delete(path: StorePath, where: Annotated[str, argument("SQL", "SQL predicate
     opened = _open(path)
     deleted = opened.delete(where)
     print(printable(f"{counted(deleted, 'row', 'rows')} deleted; {opened}"))
+    _print_notes(opened)
 
 
 @store.command()

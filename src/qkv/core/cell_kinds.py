@@ -85,6 +85,6 @@ def plain_scalar(value: Any) -> Any:
         return value
     if not isinstance(value, np.datetime64 | np.timedelta64) or np.isnat(value):
         return value.item()
-    below = int(value.astype(np.int64)) % 1000 if np.datetime_data(value)[0] == "ns" else 0
-    plain = (value.astype(f"{value.dtype.kind}8[us]") if below else value).item()
-    return value if isinstance(plain, int) else with_nanoseconds(plain, below)
+    fine = np.datetime_data(value.dtype)[0] == "ns"
+    plain = (value.astype(f"{value.dtype.kind}8[us]") if fine else value).item()
+    return value if isinstance(plain, int) else with_nanoseconds(plain, fine * int(value.astype(np.int64)) % 1000)

@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from qkv.core.cell_kinds import plain_scalar
 from qkv.core.nanoseconds import nanoseconds_below
 from qkv.core.printable import printable, printable_key
 from qkv.errors import OptionError
@@ -92,8 +93,7 @@ def format_key(key: object) -> str:
         >>> format_key(2**63 - 1), format_key(0.1 + 0.2), format_key(1200.0), format_key(dt.timedelta(hours=12))
         ('9223372036854775807', '0.30000000000000004', '1200', '0.5')
     """
-    if isinstance(key, np.generic):
-        key = key.item()
+    key = plain_scalar(key)
     if isinstance(key, bool) or key is None:
         return format_value(key)
     if isinstance(key, float):

@@ -12,7 +12,7 @@ read, the time zone included:
 
 The formats that some dates of a column may have are counted over all its dates. If the day and the month can be
 exchanged in every date, the day is first, and the reading of the column says so. An hour that occurs twice when the
-clock goes back is the second one.
+clock goes back is the second one, as in DuckDB.
 
 Source: the names of months are those of the Unicode CLDR (https://cldr.unicode.org), calendar "gregorian", for
 English, German, French, Spanish, Italian, Portuguese, Dutch, Swedish, Danish, Norwegian, Finnish, Polish and Russian.
@@ -56,8 +56,8 @@ ABBREVIATIONS = {name: line[:6] for line in _ABBREVIATIONS.split("\n") for name 
 
 _OFFSET = "[+-](?:0?[0-9]|1[0-4])(?::?[0-5][0-9])?"
 _ZONE = rf"(?:(?:UTC|GMT)?{_OFFSET}|{'|'.join(ABBREVIATIONS)}|[A-Za-z]+(?:/[A-Za-z0-9_+-]+)+)"
-# The text before a time zone, the zone and the text behind it, as RE2 and `re` read it.
-_ZONED = rf"^(.*[0-9]:[0-9]{{2}}(?:[.][0-9]+)?(?:\s?[AaPp][Mm])?)\s*({_ZONE})(|\s.*)$"
+# The text before a time zone, the zone and the text behind it, as RE2 and `re` read it. America does not begin with AM.
+_ZONED = rf"^(.*[0-9]:[0-9]{{2}}(?:[.][0-9]+)?(?:\s?[AaPp][Mm])??)\s*({_ZONE})(|\s.*)$"
 _ISO_DATE = "[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}"
 _ISO_CLOCK = "[T ][0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:[.][0-9]+)?)?"
 ISO = re.compile(f"{_ISO_DATE}(?:{_ISO_CLOCK})?")
@@ -307,9 +307,15 @@ def _time_zone(zone: str) -> dt.tzinfo:
     return dt.timezone(-length if offset[0] == "-" else length)
 
 
-def _in_zone(moment: dt.datetime, zone: str) -> dt.datetime:
-    """Return a timestamp in a time zone: the second of two equal hours, as DuckDB reads it."""
-    late = moment.replace(tzinfo=_time_zone(zone), fold=1)
+def clock_changes(zones: Iterable[str]) -> str:
+    """Return how hours are read at which clocks change, as the end of a sentence; "" without a named zone."""
+    named = any("/" in zone for zone in zones)
+    return "; an hour that occurs twice is the second one, and a skipped hour the next one" if named else ""
+
+
+def in_zone(moment: dt.datetime, zone: dt.tzinfo) -> dt.datetime:
+    """Return a timestamp in a time zone: the second of two equal hours, and the next one of a skipped hour."""
+    late = moment.replace(tzinfo=zone, fold=1)
     skipped = late.astimezone(dt.UTC).astimezone(late.tzinfo).replace(tzinfo=None) != moment
     return late.replace(fold=0) if skipped else late
 
@@ -320,8 +326,7 @@ def zone_reading(texts: Iterable[str]) -> str:
     if all(zone.upper() in ("Z", "UTC", "GMT", "+00:00", "+0000", "+00") for zone in zones):
         return ""
     named = [f"{zone} as {ABBREVIATIONS[zone.upper()]}" if zone.upper() in ABBREVIATIONS else zone for zone in zones]
-    twice = "; an hour that occurs twice is the second one" if any("/" in zone for zone in zones) else ""
-    return f"is converted to UTC from {', '.join(named[:5])}{', …' * (len(zones) > 5)}{twice}"
+    return f"is converted to UTC from {', '.join(named[:5])}{', …' * (len(zones) > 5)}{clock_changes(zones)}"
 
 
 def parse_date(text: str, form: str) -> dt.datetime:
@@ -340,7 +345,7 @@ def parse_date(text: str, form: str) -> dt.datetime:
         text, zone = split_zone(text)
         if not zone:
             raise ValueError(text)
-        return _in_zone(parse_date(text, bare), zone)
+        return in_zone(parse_date(text, bare), _time_zone(zone))
     # A file of timestamps may be asked for a date in its own format.
     named = "%B" in form
     if named:
@@ -400,7 +405,7 @@ def _parse_iso(text: str) -> dt.datetime:
     fraction = numbers[6] if "." in bare else ""
     year, month, day, hour, minute, second = map(int, numbers[:6])
     moment = dt.datetime(year, month, day, hour, minute, second, int(fraction[:6].ljust(6, "0")))
-    return _in_zone(moment, zone) if zone else moment
+    return in_zone(moment, _time_zone(zone)) if zone else moment
 
 
 def numeric_order(form: str) -> str:

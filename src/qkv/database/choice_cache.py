@@ -40,7 +40,7 @@ from qkv.estimators.regression.local_scale import LocalScale
 from qkv.store import Store
 
 # To be increased when other bandwidths, distances or factors are chosen from the same rows.
-_FORMAT = 5
+_FORMAT = 6
 _PACKAGES = ("numpy", "duckdb", "pyarrow")
 _RECENT_NANOSECONDS = 2 * 10**9
 _LARGEST_ENTRY = 2**24

@@ -27,9 +27,9 @@ from qkv.database.execute.ask_options import AskDefaults
 from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.database.io import duckdb_reader
 from qkv.database.io.bad_cells import add_cell_notes
-from qkv.database.io.paths import is_stored
+from qkv.database.io.paths import is_paths, is_stored, source_files
 from qkv.database.io.read_options import ReadOptions
-from qkv.database.io.sources import describe, read, requested_columns, table_files
+from qkv.database.io.sources import describe, read, requested_columns
 from qkv.database.protocol import Queryable
 from qkv.encoders.arrow_columns import records_of, with_microseconds
 from qkv.encoders.columns import with_periods
@@ -295,7 +295,7 @@ class Database(Queryable):
             )
         required = requested_columns(key, value)
         identity = {"reading": asdict(options), "columns": list(required), "cyclic": dict(cyclic or {})}
-        choices = ChoiceCache.of_files(table_files(source) if cache else [], identity)
+        choices = ChoiceCache.of_files(source_files(source) if cache and is_paths(source) else [], identity)
         table = with_periods(with_microseconds(read(source, required, options)), cyclic)
         out = cls(table, key, value, describe(source), fold is not False)
         columns = {"key": list(out.key), "value": value, "fold": fold is not False}

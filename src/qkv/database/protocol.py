@@ -175,22 +175,8 @@ class Queryable(ABC):
             >>> answer.value, answer.spread, answer.perplexity
             (15.0, 1.0, 2.0)
         """
-        limits = min_similarity, max_distance
-        options = AskOptions(
-            score,
-            normalizer,
-            mask,
-            where,
-            top,
-            *limits,
-            seed,
-            progress,
-            on_bad_query,
-            aggregate,
-            printed,
-            candidates,
-            tolerance,
-        )
+        first = score, normalizer, mask, where, top, min_similarity, max_distance
+        options = AskOptions(*first, seed, progress, on_bad_query, aggregate, printed, candidates, tolerance)
         ask = self._ask
         if printed:
             return ask_printed(lambda given: ask(given, options), queries, len(self.key))

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from qkv.core.cell_kinds import cell_kind
 from qkv.core.nanoseconds import nanoseconds_below, plain_time, with_nanoseconds
-from qkv.core.times import read_time
+from qkv.core.times import in_zone, read_time
 from qkv.core.typing import Bool, Int, Num
 
 
@@ -285,7 +285,7 @@ def to_units(value: Any, type_: pa.DataType, date_format: str = "", exact: bool 
         timestamp = dt.datetime.combine(timestamp, dt.time())
     zone = type_.tz if pa.types.is_timestamp(type_) else None
     if timestamp.tzinfo is None and zone is not None:
-        timestamp = timestamp.replace(tzinfo=_time_zone(zone))
+        timestamp = in_zone(timestamp, _time_zone(zone))
     if timestamp.tzinfo is not None:
         timestamp = timestamp.astimezone(dt.UTC).replace(tzinfo=None)
     if pa.types.is_date32(type_):

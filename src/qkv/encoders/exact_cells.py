@@ -79,9 +79,10 @@ def query_integers(value: object, type_: pa.DataType, date_format: str = "") -> 
         return (int(BOOLEANS[value.strip().lower() if isinstance(value, str) else value]),)
     if pa.types.is_temporal(type_):
         try:
-            return (arrow_columns.to_units(value, type_, date_format, exact=True),)
+            units = arrow_columns.to_units(value, type_, date_format, exact=True)
         except ArithmeticError:
             return None
+        return (units,) if -(2**63) <= units < 2**63 else None
     if pa.types.is_floating(type_):
         if not _is_float(value):
             return None

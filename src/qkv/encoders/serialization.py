@@ -72,19 +72,16 @@ def as_encoder(encoder: object, progress: Progress | None = None) -> Encoder:
 
 def _encoder_by_name(text: str, progress: Progress | None) -> Encoder:
     name, _, number = text.partition(":")
-    weightings = {"latent": "log-entropy", "latent-tfidf": "tfidf"}
-    if name in weightings:
+    if name in ("latent", "latent-tfidf"):
         if number and not (number.isdigit() and int(number)):
             raise OptionError(
                 f"encoder must have a number of at least 1 after the colon, got {text!r}. Write it like '{name}:100'."
             )
-        return LatentEncoder(int(number) if number else None, weightings[name])
-    if text == "sentences":
-        return SentenceModel()
+        return build_encoder(name, n_components=int(number) if number else None)
     if text == "table":
         return TableVectors()
-    if Path(text).is_dir():
-        return SentenceModel(text)
+    if text == "sentences" or Path(text).is_dir():
+        return build_encoder(text)
     if Path(text).is_file():
         return WordVectors.load(text, progress=progress)
     raise OptionError(

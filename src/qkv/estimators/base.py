@@ -44,7 +44,7 @@ from qkv.estimators.features import (
 )
 from qkv.estimators.fitted_rows import FittedRows, RowExplanation
 from qkv.estimators.metric import METRICS, Metric, Parameters
-from qkv.estimators.metric_learning import TrainedMetric, as_tensors, embed_rows, train_metric
+from qkv.estimators.metric_learning import TrainedMetric, as_tensors, embed_rows, residuals, train_metric
 from qkv.estimators.row_tree import MIN_TREE_ROWS, RowTree, build_row_trees
 from qkv.estimators.saved_estimator import SavedEstimator
 from qkv.kernels.runtime.context import with_torch_defaults
@@ -211,19 +211,10 @@ class AttentionEstimator(SavedEstimator, ABC):
         seed: int,
     ) -> None:
         keys, trends = embed_rows(metric, trained.parameters, *as_tensors(features))
-        out_of_bag = trained.held_out
-        bandwidth = trained.parameters["log_bandwidth"].detach().exp().numpy()
         small = len(features) < SMALL_TABLE and not self._candidates()
-        factors: tuple[float, ...] = LOCAL_GRID if self._candidates() else SMALL_GRID if small else BATCH_GRID
-        if trained.steps == 0:
-            # Nothing was trained, so every row is out of bag.
-            order = np.random.default_rng(seed).permutation(len(features))[:SEARCH_ROWS]
-            out_of_bag = np.tile(order, (len(keys), 1))
-            factors = tuple(factor * max(1, metric.encoded_width) ** 0.5 for factor in WIDE_GRID)
-        shares = UNIFORM_GRID if self._classification else (0.0,)
-        if self.bandwidth is not None:
-            shares = (0.0,)
-            bandwidth, factors = np.full_like(bandwidth, self.bandwidth), (1.0,)
+        grid = SMALL_GRID if small else BATCH_GRID
+        bandwidth, factors, out_of_bag = self._bandwidth_grid(metric, trained, len(features), seed, grid)
+        shares = UNIFORM_GRID if self._classification and self.bandwidth is None else (0.0,)
         found = search_bandwidth(
             keys.numpy(),
             None if trends is None else trends.numpy(),
@@ -241,9 +232,26 @@ class AttentionEstimator(SavedEstimator, ABC):
         learned = {name: each.detach().numpy() for name, each in trained.parameters.items()}
         self.parameters_: dict[str, np.ndarray] = learned | {"log_bandwidth": np.log(found.bandwidth)}
         self.keys_: Float[np.ndarray, "members rows width"] = keys.numpy()
-        self.residuals_: Float[np.ndarray, "members rows outputs"] = _residuals(values, trends)
+        self.residuals_: Float[np.ndarray, "members rows outputs"] = residuals(values, trends)
         self.out_of_bag_rows_: Int[np.ndarray, "members n"] = out_of_bag
         self.validation_loss_ = found.loss.astype(np.float64)
+
+    def _bandwidth_grid(
+        self, metric: Metric, trained: TrainedMetric, rows: int, seed: int, grid: tuple[float, ...]
+    ) -> tuple[Float[np.ndarray, "members bandwidths"], tuple[float, ...], Int[np.ndarray, "members n"]]:
+        """Return bandwidths, the factors that multiply them, and the rows whose errors choose among the products.
+
+        `grid` are the factors of bandwidths that were learned from the rows of a batch.
+        """
+        bandwidth, out_of_bag = trained.parameters["log_bandwidth"].detach().exp().numpy(), trained.held_out
+        factors = LOCAL_GRID if self._candidates() else grid
+        if trained.steps == 0:
+            # Nothing was trained, so every row is out of bag.
+            out_of_bag = np.tile(np.random.default_rng(seed).permutation(rows)[:SEARCH_ROWS], (len(bandwidth), 1))
+            factors = tuple(factor * max(1, metric.encoded_width) ** 0.5 for factor in WIDE_GRID)
+        if self.bandwidth is not None:
+            bandwidth, factors = np.full_like(bandwidth, self.bandwidth), (1.0,)
+        return bandwidth, factors, out_of_bag
 
     @with_torch_defaults
     def _add_rows(self, X: ArrayLike, y: ArrayLike) -> Self:
@@ -253,7 +261,7 @@ class AttentionEstimator(SavedEstimator, ABC):
         metric = self._build_metric(values.shape[1])
         keys, trends = embed_rows(metric, self._tensors(np.float32), *as_tensors(features))
         self.keys_ = np.concatenate([self.keys_, keys.numpy()], axis=1)
-        self.residuals_ = np.concatenate([self.residuals_, _residuals(values, trends)], axis=1)
+        self.residuals_ = np.concatenate([self.residuals_, residuals(values, trends)], axis=1)
         added = {"numbers": features.numbers, "codes": features.codes, "values": values}
         self.rows_ = {name: np.concatenate([self.rows_[name], added[name]]) for name in added}
         if self.sample_weight_ is not None:
@@ -458,12 +466,6 @@ class AttentionEstimator(SavedEstimator, ABC):
         tags.input_tags.categorical = True
         tags.target_tags.multi_output = not self._classification
         return tags
-
-
-def _residuals(
-    values: Float[np.ndarray, "rows outputs"], trends: Float[torch.Tensor, "members rows outputs"] | None
-) -> Float[np.ndarray, "#members rows outputs"]:
-    return values[None] if trends is None else values[None] - trends.numpy()
 
 
 def _has_objects(X: ArrayLike) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SMALL_TABLE = 256
 """Tables of fewer rows have an ensemble that holds out each row about once; a member alone holds out too few."""
@@ -87,66 +87,65 @@ class Effort:
         return most * min(1.0, self.max_batch / batch)
 
 
-_QUICK = {
-    "members": 1,
-    "small_members": 4,
-    "ensemble_rows": 64_000,
-    "hidden": 64,
-    "candidates": 0,
-    "network_rate": 1e-2,
-    "fast_rate": 2e-2,
-    "small_steps": 150,
-    "min_steps": 150,
-    "max_steps": 225,
-    "large_steps": 150,
-    "batch_part": 4,
-    "min_batch": 64,
-    "max_batch": 256,
-    "large_batch": 256,
-    "epochs": 20,
-    "total_steps": 150,
-    "class_steps": 150,
-    "validation_rows": 512,
-    "search_pairs": 4e6,
-}
-_STANDARD = _QUICK | {
-    "members": 3,
-    "small_members": 8,
-    "ensemble_rows": 1_000_000,
-    "small_steps": 250,
-    "min_steps": 500,
-    "max_steps": 900,
-    "large_steps": 350,
-    "batch_part": 2,
-    "max_batch": 512,
-    "large_batch": 1024,
-    "epochs": 28,
-    "total_steps": 700,
-    "class_steps": 2100,
-    "validation_rows": 1024,
-    "search_pairs": 1e7,
-}
-_BEST = _STANDARD | {
-    "members": 8,
-    "ensemble_rows": 64_000,
-    "hidden": 128,
-    "candidates": 3072,
-    "network_rate": 3e-3,
-    "fast_rate": 3e-3,
-    "small_steps": 600,
-    "min_steps": 600,
-    "max_steps": 1000,
-    "large_steps": 600,
-    "batch_part": 4,
-    "min_batch": 32,
-    "large_batch": 512,
-    "epochs": 30,
-    "total_steps": math.inf,
-    "class_steps": math.inf,
-    "search_pairs": 4e8,
-}
-EFFORTS = {
-    name: Effort(**options)  # type: ignore[arg-type]
-    for name, options in {"quick": _QUICK, "standard": _STANDARD, "best": _BEST}.items()
-}
+_QUICK = Effort(
+    members=1,
+    small_members=4,
+    ensemble_rows=64_000,
+    hidden=64,
+    candidates=0,
+    network_rate=1e-2,
+    fast_rate=2e-2,
+    small_steps=150,
+    min_steps=150,
+    max_steps=225,
+    large_steps=150,
+    batch_part=4,
+    min_batch=64,
+    max_batch=256,
+    large_batch=256,
+    epochs=20,
+    total_steps=150,
+    class_steps=150,
+    validation_rows=512,
+    search_pairs=4e6,
+)
+_STANDARD = replace(
+    _QUICK,
+    members=3,
+    small_members=8,
+    ensemble_rows=1_000_000,
+    small_steps=250,
+    min_steps=500,
+    max_steps=900,
+    large_steps=350,
+    batch_part=2,
+    max_batch=512,
+    large_batch=1024,
+    epochs=28,
+    total_steps=700,
+    class_steps=2100,
+    validation_rows=1024,
+    search_pairs=1e7,
+)
+_BEST = replace(
+    _STANDARD,
+    members=8,
+    ensemble_rows=64_000,
+    hidden=128,
+    candidates=3072,
+    network_rate=3e-3,
+    fast_rate=3e-3,
+    small_steps=600,
+    min_steps=600,
+    max_steps=1000,
+    large_steps=600,
+    batch_part=4,
+    min_batch=32,
+    large_batch=512,
+    epochs=30,
+    total_steps=math.inf,
+    class_steps=math.inf,
+    search_pairs=4e8,
+)
+EFFORTS = {"quick": _QUICK, "standard": _STANDARD, "best": _BEST}
 """The presets by name. The time of a fit and the errors are compared in docs/estimators.md."""

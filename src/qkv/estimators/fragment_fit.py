@@ -23,11 +23,11 @@ from qkv.core.partial import ExponentialSums
 from qkv.core.typing import Float, Int, Shaped
 from qkv.engine import observe
 from qkv.errors import DataError, KindError
-from qkv.estimators.bandwidth_search import BATCH_GRID, LOCAL_GRID, MIN_ROWS, SEARCH_ROWS, WIDE_GRID
+from qkv.estimators.bandwidth_search import BATCH_GRID, MIN_ROWS
 from qkv.estimators.effort import EFFORTS
 from qkv.estimators.features import Features, encode_columns, fit_encoding, join_encodings, read_columns
 from qkv.estimators.fitted_rows import query_blocks
-from qkv.estimators.metric_learning import as_tensors, embed_rows, train_metric
+from qkv.estimators.metric_learning import as_tensors, embed_rows, residuals, train_metric
 from qkv.kernels.runtime.context import with_torch_defaults
 from qkv.masks import Documents
 from qkv.readouts import LogSumExp
@@ -104,8 +104,7 @@ class FragmentQueries:
         targets = estimator._encode_targets(values[present])
         metric = estimator._build_metric(targets.shape[1])
         keys, trends = embed_rows(metric, estimator._tensors(np.float32), *as_tensors(features))
-        residuals = targets[None] if trends is None else targets[None] - trends.numpy()
-        return EmbeddedFragment(keys.double(), torch.from_numpy(residuals.astype(np.float64)))
+        return EmbeddedFragment(keys.double(), torch.from_numpy(residuals(targets, trends).astype(np.float64)))
 
     def run(self, rows: EmbeddedFragment, fragment: int) -> ExponentialSums:
         """Return the partial result over the rows of a fragment."""
@@ -201,15 +200,8 @@ def fit_fragments(estimator: AttentionEstimator, fragments: RowFragments) -> Fit
     options = estimator._training_options(len(sample))
     trained = train_metric(metric, encode(sample), targets(sample), None, options, seed)
     estimator.parameters_ = {name: each.detach().numpy() for name, each in trained.parameters.items()}
-    bandwidth = trained.parameters["log_bandwidth"].detach().exp()
-    out_of_bag = sample[trained.held_out]
-    factors: tuple[float, ...] = LOCAL_GRID if estimator._candidates() else BATCH_GRID
-    if trained.steps == 0:
-        order = np.random.default_rng(seed).permutation(count)[:SEARCH_ROWS]
-        out_of_bag = np.broadcast_to(order, (len(bandwidth), len(order)))
-        factors = tuple(factor * max(1, metric.encoded_width) ** 0.5 for factor in WIDE_GRID)
-    if estimator.bandwidth is not None:
-        bandwidth, factors = torch.full_like(bandwidth, estimator.bandwidth), (1.0,)
+    bandwidth, factors, out_of_bag = estimator._bandwidth_grid(metric, trained, count, seed, BATCH_GRID)
+    out_of_bag = sample[out_of_bag] if trained.steps else out_of_bag
     estimator.out_of_bag_rows_, estimator.n_steps_ = out_of_bag, trained.steps
     most = max(MIN_ROWS, int(EFFORTS[estimator.effort].search_pairs / max(count * len(bandwidth), 1)))
     own = out_of_bag[:, :most]
@@ -222,15 +214,14 @@ def fit_fragments(estimator: AttentionEstimator, fragments: RowFragments) -> Fit
     features, values = encode(rows), targets(rows)
     keys, trends = embed_rows(metric, estimator._tensors(np.float32), *as_tensors(features))
     members, places = np.arange(len(own))[:, None], places.reshape(own.shape)
-    grid = torch.stack([bandwidth * factor for factor in torch.tensor(factors, dtype=bandwidth.dtype)])[..., 0]
-    asked = {"query": keys.double().numpy()[members, places], "bandwidth": grid.double().numpy(), "own": own}
+    grid = np.stack([bandwidth * factor for factor in np.array(factors, bandwidth.dtype)])[..., 0]
+    asked = {"query": keys.double().numpy()[members, places], "bandwidth": grid.astype(np.float64), "own": own}
     predicted = np.asarray(fragments.run(_with(queries, **asked)).finalize()[0])
     if trends is not None:
         predicted = predicted + trends.numpy()[members, places]
     losses = np.square(predicted - values[places]).mean(axis=2)[..., 0]
     best = losses.argmin(axis=0)
-    chosen = grid.numpy()[best, np.arange(len(own))][:, None]
-    estimator.parameters_["log_bandwidth"] = torch.from_numpy(chosen).log().numpy()
+    estimator.parameters_["log_bandwidth"] = np.log(grid[best, np.arange(len(own))][:, None])
     estimator.validation_loss_ = losses.min(axis=0)
     estimator.sample_weight_ = None
     return FittedFragments(fragments, _with(queries, estimator=copy.copy(estimator)))

@@ -50,6 +50,7 @@ from qkv.core.typing import Float, Int
 from qkv.engine import observe
 from qkv.estimators.features import Features
 from qkv.estimators.fitted_rows import FittedRows
+from qkv.estimators.regression.local_scale import log_sizes
 from qkv.masks import Documents, Mask
 from qkv.readouts import LogSumExp
 from qkv.scores import Gaussian
@@ -61,8 +62,6 @@ _LEAST_SPREAD = 0.1
 """Features whose standard deviation is much smaller say nothing of the errors; slopes fitted to them would be huge."""
 # Fewer rows do not tell where errors are larger.
 _FEWEST_SCALE_ROWS = 20
-# Errors below exp(−3) times the median count as that; rounded values have errors of 0.
-_FLOOR = 3.0
 _TINY = 1e-12
 
 
@@ -110,7 +109,7 @@ def fit_error_scale(
         distance: their soft distances to the other fitted rows.
         errors: their leave-one-out errors.
     """
-    logs = torch.from_numpy(_log_sizes(errors.numpy()))
+    logs = torch.from_numpy(log_sizes(errors.numpy()))
     log_distance = np.log(distance.numpy())
     nearest, farthest = float(log_distance.min()), float(log_distance.max())
     if logs.numel() < _FEWEST_SCALE_ROWS or float(logs.std()) < _TINY:
@@ -146,16 +145,6 @@ def soft_distance(
     """
     _, total = _kernel_sums(queries, keys, keys[..., :1], 1.0, mask)
     return (2.0 * torch.nn.functional.softplus(-total)).clamp_min(_TINY).sqrt()
-
-
-def _log_sizes(errors: Float[np.ndarray, "members n"]) -> Float[np.ndarray, "members n"]:
-    """Return the logarithms of the sizes of errors, less their mean."""
-    sizes = np.abs(errors)
-    positive = sizes[sizes > 0]
-    if not positive.size:
-        return np.zeros(errors.shape)
-    logs = np.log(np.maximum(sizes, np.median(positive) * np.exp(-_FLOOR)))
-    return np.asarray(logs - logs.mean())
 
 
 def _smooth(

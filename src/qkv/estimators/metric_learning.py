@@ -350,6 +350,13 @@ def embed_rows(
     return torch.cat(keys, dim=1), None if trends[0] is None else torch.cat(trends, dim=1)
 
 
+def residuals(
+    values: Float[np.ndarray, "rows outputs"], trends: Float[Tensor, "members rows outputs"] | None
+) -> Float[np.ndarray, "#members rows outputs"]:
+    """Return the values of rows minus their trends."""
+    return values[None] if trends is None else values[None] - trends.numpy()
+
+
 @dataclass(frozen=True)
 class _TrainingRows:
     numbers: Float[Tensor, "rows numbers"]

@@ -10,7 +10,7 @@ import pyarrow as pa
 from scipy.special import expit
 
 from qkv.core.typing import Bool, Float, Int
-from qkv.errors import OptionError
+from qkv.errors import DataError, OptionError
 from qkv.join.attention_weights import CandidateMatches, solve_assignment
 from qkv.join.compared_columns import PairIntegers, PairNumbers
 from qkv.join.labels import read_labels
@@ -143,12 +143,20 @@ class JoinResult:
         Only labelled pairs count. If the labels are a complete list of matches, every pair of the join counts.
 
         Raises:
-            DataError: a label is invalid, or refers to a row that is not in its table.
+            DataError: a label is invalid, contradicts another one, or refers to a row that is not in its table.
         """
         labels = read_labels(pairs, (self.left.num_rows, self.right.num_rows), self.ids)
         found = set(zip(*self._pair_lists(self.rows, self.keys), strict=True))
         listed = list(zip(*self._pair_lists(labels.rows, labels.keys), strict=True))
-        matches = {pair for pair, label in zip(listed, labels.match.tolist(), strict=True) if label}
+        matches, others = (
+            {pair for pair, label in zip(listed, labels.match.tolist(), strict=True) if label == own} for own in (1, 0)
+        )
+        if both := sorted(matches & others):
+            left, right = both[0]
+            raise DataError(
+                f"labelled pairs must have one label each, got 1 and 0 for left row {left} and right row {right}. "
+                "Remove one of them."
+            )
         if not labels.complete:
             found &= set(listed)
         right = len(found & matches)

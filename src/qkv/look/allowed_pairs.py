@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -123,20 +124,16 @@ def excluded_cells(
         if cover == "none":
             excluded[top:bottom, left:right] = True
         elif cover == "part":
-            down, across = bottom - top, right - left
             pairs = (rows[1] - rows[0]) * (columns[1] - columns[0])
-            if pairs <= _BLOCK_PAIRS or (down == 1 and across == 1):
+            if pairs <= _BLOCK_PAIRS or (bottom - top == 1 and right - left == 1):
                 allowed = _allowed(call, part)
                 allowed = np.logical_or.reduceat(allowed, row_edges[top:bottom] - rows[0], axis=0)
                 excluded[top:bottom, left:right] = ~np.logical_or.reduceat(
                     allowed, column_edges[left:right] - columns[0], axis=1
                 )
-            elif down >= across:
-                middle = top + down // 2
-                blocks += [(top, middle, left, right), (middle, bottom, left, right)]
-            else:
-                middle = left + across // 2
-                blocks += [(top, bottom, left, middle), (top, bottom, middle, right)]
+            else:  # halves of each side with several cells
+                down, across = (sorted({a, (a + b) // 2, b}) for a, b in ((top, bottom), (left, right)))
+                blocks += [(*rows, *columns) for rows in pairwise(down) for columns in pairwise(across)]
     return excluded
 
 

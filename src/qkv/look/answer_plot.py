@@ -9,7 +9,7 @@ have another color and marker.
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -59,7 +59,7 @@ def plot_answer(answer: Answer, *, dark: bool = False) -> Figure:
     elif answer.rows:
         values = [row.record[answer.value_name] for row in answer.rows]
         if all(isinstance(value, int | float | dt.date) and not isinstance(value, bool) for value in values):
-            _draw_values(cells, answer)
+            _draw_values(cells, answer, values)
         else:
             cells.set_axis_off()
     set_footer(figure, answer)
@@ -67,8 +67,7 @@ def plot_answer(answer: Answer, *, dark: bool = False) -> Figure:
     return figure
 
 
-def _draw_values(axes: Axes, answer: Answer) -> None:
-    values = [row.record[answer.value_name] for row in answer.rows]
+def _draw_values(axes: Axes, answer: Answer, values: list[Any]) -> None:
     weights = np.array([row.weight for row in answer.rows])
     below = weights < 0
     for some, color, marker, name in (

@@ -9,11 +9,9 @@ from importlib.resources import files
 WEB_FILES = tuple(sorted(file.name for file in (files("qkv.look") / "web").iterdir()))
 """Names of all files of the page; the server delivers no other files."""
 
-_IMPORT = re.compile(r'^import (?:(\w+)|\{([^}]*)\}) from "\./([\w.]+)";\n', re.MULTILINE)
-_DYNAMIC = re.compile(r'\bimport\("\./([\w.]+)"\)')
-_NAMES = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.MULTILINE)
+_IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w.]+)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
-_DEFAULT = re.compile(r"^export default ", re.MULTILINE)
+_DEFAULT = re.compile(r"^export default .*\n", re.MULTILINE)
 _BLOCK = re.compile(r"^ */\*\*(?:(?!\*/).)*\*/\n|/\*\*(?:(?!\*/).)*\*/ ?", re.MULTILINE | re.DOTALL)
 _LINE = re.compile(r"^ *//.*\n", re.MULTILINE)
 _INDENT = re.compile(r"^[ \n]+", re.MULTILINE)
@@ -33,9 +31,8 @@ def read_web_file(name: str) -> str:
 def bundle(entry: str) -> str:
     """Return the text of a JavaScript module of the page, joined with the texts of all modules that it imports.
 
-    Each module is included once, before the modules that import it. The bundler relies on four rules: each import is
-    on a separate line, names are exported where they are declared, no two modules declare the same name, and modules
-    loaded on demand are used as `module.name`.
+    Each module is included once, before the modules that import it. The bundler relies on three rules: each import is
+    on a separate line, names are exported where they are declared, and no two modules declare the same name.
 
     Example:
         >>> [line for line in bundle("heads.js").splitlines() if line.startswith("import")]
@@ -47,24 +44,11 @@ def bundle(entry: str) -> str:
         if name in texts:
             return
         source = read_web_file(name)
+        for target in _IMPORT.findall(source):
+            add(target)
         text = _EXPORT.sub("", _IMPORT.sub("", source))
-        for alias, _, target in _IMPORT.findall(source):
-            add(target)
-            if alias:
-                text = re.sub(rf"\b{alias}\.", f"{_default_name(target)}.", text)
-        # Modules that are loaded on demand are already in the bundle.
-        for target in _DYNAMIC.findall(source):
-            add(target)
-        text = _DYNAMIC.sub(
-            lambda found: f"Promise.resolve({{{', '.join(_NAMES.findall(read_web_file(found[1])))}}})", text
-        )
-        if name != entry:
-            text = _DEFAULT.sub(f"const {_default_name(name)} = ", text)
-        texts[name] = f"// {name}\n{text}"
+        # Notebooks get the default export of a page.
+        texts[name] = f"// {name}\n{text if name == entry else _DEFAULT.sub('', text)}"
 
     add(entry)
     return "\n".join(texts.values())
-
-
-def _default_name(module: str) -> str:
-    return f"{module.removesuffix('.js')}_default"

@@ -96,7 +96,9 @@ def automatic_range(
     magnitudes = np.abs(finite)
     largest, signed = float(magnitudes.max(initial=0.0)), bool((finite < 0).any())
     median = _quantile(magnitudes, 0.5)
-    uniform = _uniform_weight(counts) if counts is not None else 0.0
+    counts = np.zeros(0) if counts is None else counts[counts > 0]
+    # The mean of the weights of uniform attention, but at most 1.96 times the smallest of them.
+    uniform = min(float((1 / counts).mean()), 1.96 / int(counts.max())) if len(counts) else 0.0
     shares = not signed and uniform > 0
     start = uniform if shares and not (pooled and median > uniform) else median
     start = min(start, (1.0 if shares else largest) / _LEAST_SPAN)
@@ -133,12 +135,6 @@ def format_weight(weight: float) -> str:
     if weight == 0 or rounded >= 1000:
         return f"{abs(rounded):.0f}"
     return f"{weight:#.3g}".removesuffix(".")
-
-
-def _uniform_weight(counts: Num[np.ndarray, " queries"]) -> float:
-    """Return the mean of 1 / (number of keys), but at most 1.96 times the smallest of these weights; 0: no keys."""
-    counts = counts[counts > 0]
-    return min(float((1 / counts).mean()), 1.96 / int(counts.max())) if len(counts) else 0.0
 
 
 def _quantile(magnitudes: Float[np.ndarray, " n"], share: float) -> float:

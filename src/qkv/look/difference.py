@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qkv.core.typing import Bool, Float, Int
+from qkv.core.typing import Bool, Float
 from qkv.errors import KindError, ShapeError
 from qkv.look.axis import Axis
 from qkv.look.tiled_map import TiledView
@@ -19,15 +19,19 @@ _Head = tuple[int, int | None]
 
 
 class HeadDistance(NamedTuple):
-    """How much a head differs between two views."""
+    """How much a head differs between two views, and the largest error of the distance, because weights are rounded."""
 
     layer: int
     head: int
     distance: float
+    error: float
 
 
 class PairDifference(NamedTuple):
-    """The weights of a pair of aligned groups in a head of two views, with their first tokens in the first view."""
+    """The weights of a pair of aligned groups in a head of two views, with their first tokens in the first view.
+
+    The errors of weights between single tokens are 0: their three digits are exact.
+    """
 
     layer: int
     head: int
@@ -35,6 +39,7 @@ class PairDifference(NamedTuple):
     key: int
     first: float
     second: float
+    errors: tuple[float, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +57,7 @@ class Difference:
         error: `(heads, q, k)` for each layer: largest error of the difference, because the weights of views are
             rounded to three digits.
         distances: `(heads,)` for each layer, as in `HeadDistance`.
+        distance_errors: `(heads,)` for each layer: largest error of the distance.
     """
 
     queries: Alignment
@@ -62,11 +68,17 @@ class Difference:
     weights: tuple[Float[np.ndarray, "heads q k"], ...] = field(repr=False)
     error: tuple[Float[np.ndarray, "heads q k"], ...] = field(repr=False)
     distances: tuple[Float[np.ndarray, " heads"], ...] = field(repr=False)
+    distance_errors: tuple[Float[np.ndarray, " heads"], ...] = field(repr=False)
 
     def heads(self, count: int | None = None) -> list[HeadDistance]:
         """Return the heads by decreasing distance."""
-        own = [(i, j, distance) for i, layer in enumerate(self.distances) for j, distance in enumerate(layer.tolist())]
-        return [HeadDistance(*one) for one in sorted(own, key=lambda one: -one[2])[:count]]
+        layers = enumerate(zip(self.distances, self.distance_errors, strict=True))
+        own = [
+            HeadDistance(i, j, *map(float, one))
+            for i, layer in layers
+            for j, one in enumerate(zip(*layer, strict=True))
+        ]
+        return sorted(own, key=lambda one: -one.distance)[:count]
 
 
 def difference(first: View, second: View | None = None, *, heads: tuple[_Head, _Head] | None = None) -> Difference:
@@ -113,12 +125,13 @@ def difference(first: View, second: View | None = None, *, heads: tuple[_Head, _
     rows, columns = align_views(first, second)
     heads_of = [[_compare(first, second, a, b, rows, columns) for a, b in layer] for layer in pairs]
     weights = tuple(np.stack([a - b for a, b, _, _ in layer]) for layer in heads_of)
-    error, distances = (tuple(np.stack([head[i] for head in layer]) for layer in heads_of) for i in (2, 3))
+    error = tuple(np.stack([sum(errors) for _, _, errors, _ in layer]) for layer in heads_of)
+    distances = [tuple(np.array([distance[i] for *_, distance in layer]) for layer in heads_of) for i in (0, 1)]
     keys = [view.columns for view in (first, second)]
     axes = [(rows, [first.queries, second.queries]), *([] if rows is columns else [(columns, keys)])]
     one, other = (tuple(both[i].tokens[j] for found, both in axes for j in found.others[i]) for i in (0, 1))
     names = _names(rows, first.queries, second.queries), _names(columns, *keys)
-    return Difference(rows, columns, *names, (one, other), weights, error, distances)
+    return Difference(rows, columns, *names, (one, other), weights, error, *distances)
 
 
 def rank_differences(first: View, second: View, count: int = 10) -> tuple[list[HeadDistance], list[PairDifference]]:
@@ -137,24 +150,21 @@ def rank_differences(first: View, second: View, count: int = 10) -> tuple[list[H
     heads: list[HeadDistance] = []
     pairs: list[PairDifference] = []
     for place in ((i, j) for i, number in enumerate(shapes) for j in range(number)):
-        a, b, _, distance = _compare(first, second, place, place, rows, columns)
-        heads.append(HeadDistance(*place, distance))
+        a, b, errors, distance = _compare(first, second, place, place, rows, columns)
+        heads.append(HeadDistance(*place, *distance))
         moved = np.abs(a - b)
         size = np.where(np.isfinite(moved), moved, -1.0).ravel()
-        largest = _first_largest(size, min(count, size.size))
-        for at in largest[size[largest] > 0]:
+        # Sorting all pairs of a head would take ten times as long.
+        least = np.partition(size, -count)[-count] if count < size.size else -1.0
+        candidates = np.flatnonzero((size >= least) & (size > 0))
+        for at in candidates[np.argsort(-size[candidates], kind="stable")[:count]]:
             row, column = divmod(int(at), len(columns.pairs))
-            tokens = (rows.pairs[row][0][0], columns.pairs[column][0][0])
-            pairs.append(PairDifference(*place, *tokens, float(a[row, column]), float(b[row, column])))
+            groups = rows.pairs[row], columns.pairs[column]
+            far = [float(errors[i][row, column]) * (max(len(both[i]) for both in groups) > 1) for i in (0, 1)]
+            weights = float(a[row, column]), float(b[row, column])
+            pairs.append(PairDifference(*place, groups[0][0][0], groups[1][0][0], *weights, (far[0], far[1])))
         pairs = sorted(pairs, key=lambda one: -abs(one.first - one.second))[:count]
     return sorted(heads, key=lambda one: -one.distance), pairs
-
-
-def _first_largest(size: Float[np.ndarray, " n"], count: int) -> Int[np.ndarray, " count"]:
-    """Return the indices of the largest numbers in decreasing order; of equal numbers, the first."""
-    least = np.partition(size, -count)[-count] if count else np.inf
-    candidates = np.flatnonzero(size >= least)
-    return candidates[np.argsort(-size[candidates], kind="stable")[:count]]
 
 
 def align_views(first: View | TiledView, second: View | TiledView) -> tuple[Alignment, Alignment]:
@@ -179,24 +189,26 @@ def _head_counts(first: View, second: View) -> list[int]:
 
 def _compare(
     first: View, second: View, first_head: _Head, second_head: _Head, rows: Alignment, columns: Alignment
-) -> tuple[Float[np.ndarray, "q k"], Float[np.ndarray, "q k"], Float[np.ndarray, "q k"], float]:
-    """Return the weights of one head of each view at the groups, NaN if masked, their error, and their distance.
+) -> tuple[Float[np.ndarray, "q k"], Float[np.ndarray, "q k"], list[Float[np.ndarray, "q k"]], tuple[float, float]]:
+    """Return the weights of one head of each view at the groups, NaN if masked, their errors, and their distance.
 
-    The distance is the total variation distance of both maps, mean over the aligned groups of queries.
+    The distance is the total variation distance of both maps, mean over the aligned groups of queries, with its error.
     """
     maps = [_weights(view, *head) for view, head in ((first, first_head), (second, second_head))]
     groups = [(rows.groups(side), columns.groups(side)) for side in (0, 1)]
     (a, b), errors = ([merge(one[part], *own) for one, own in zip(maps, groups, strict=True)] for part in (0, 1))
-    distance = 0.0
+    distance = 0.0, 0.0
     if rows.pairs:
-        moved = np.abs(a - b).sum(axis=1)
-        for side, (weights, _, _) in enumerate(maps):
+        moved, far = np.abs(a - b).sum(axis=1), (errors[0] + errors[1]).sum(axis=1)
+        for side, (weights, error, _) in enumerate(maps):
             # Weights of tokens without counterpart moved, too.
-            moved += merge(np.abs(weights), groups[side][0], [(key,) for key in columns.others[side]]).sum(axis=1)
-        distance = float(moved.mean() / 2)
+            others = [(key,) for key in columns.others[side]]
+            moved += merge(np.abs(weights), groups[side][0], others).sum(axis=1)
+            far += merge(error, groups[side][0], others).sum(axis=1)
+        distance = float(moved.mean() / 2), float(far.mean() / 2)
     allowed = np.logical_and(*(merge_allowed(one[2], *own) for one, own in zip(maps, groups, strict=True)))
     a, b = (np.where(allowed, weights, np.nan) for weights in (a, b))
-    return a, b, np.where(allowed, errors[0] + errors[1], 0.0), distance
+    return a, b, [np.where(allowed, error, 0.0) for error in errors], distance
 
 
 def _weights(

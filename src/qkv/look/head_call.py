@@ -126,7 +126,8 @@ class HeadCall(NamedTuple):
         row = query + self.first
         logit = self.call.logits((row, row + 1), (key, key + 1))
         q, k = (to_numpy(array, np.float64)[i] for array, i in ((self.call.query, row), (self.call.key, key)))
-        return PairProduct(q, k, form[0] * q * k, form[0], -np.inf if logit is None else float(logit), weight)
+        number = -np.inf if logit is None else float(to_numpy(logit)[0, 0])
+        return PairProduct(q, k, form[0] * q * k, form[0], number, weight)
 
 
 def pack_heads(heads: Sequence[HeadCall], rows: int, error: float = FINE) -> bytes | None:

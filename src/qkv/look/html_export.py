@@ -79,7 +79,7 @@ def _parts(page: Page, error: float) -> Iterator[tuple[str, str]]:
     for i, j in itertools.combinations(range(len(page.views)), 2):
         yield f"aligned/{i}/{j}", part_text(page.read("aligned", [i, j]))
     for i, view in enumerate(page.views):
-        yield f"thumbnails/{i}", part_text(view.thumbnails())
+        yield f"thumbnails/{i}", part_text(page.read("thumbnails", [i]))
         if isinstance(view, View):
             for request in ["pixels"] * (view.image is not None) + ["predictions"] * (view.predictions is not None):
                 yield f"{request}/{i}", part_text(page.read(request, [i]))

@@ -21,6 +21,7 @@ from qkv.encoders.pretrained import without_progress_bars
 from qkv.errors import DataError, OptionError
 from qkv.look.axis import Axis, Patches
 from qkv.look.model_views import model as model_views
+from qkv.look.predictions import Targets
 from qkv.look.recorded_layers import call_module
 from qkv.look.text_model import model_folder, token_axis
 from qkv.look.text_roles import content_words
@@ -139,33 +140,28 @@ def find_patches(
         (-1, 0, 1, 2, 3, -1)
     """
     vision = getattr(config, "vision_config", None)
-    places = np.flatnonzero(image)
+    places, tile, side = np.flatnonzero(image), 0, 1
     if not len(places):
         return None
+    size, patch = (getattr(vision, name, None) for name in ("image_size", "patch_size"))
+    runs = np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)
     if "image_grid_thw" in encoded:
         merged = int(getattr(vision, "spatial_merge_size", 1))
-        _, rows, columns = (int(n) for n in encoded["image_grid_thw"][0])
-        patch = getattr(vision, "patch_size", 1)
-        side = merged * int(patch if isinstance(patch, int) else patch[0])
-        return _place(image, places, (rows // merged, columns // merged), 0, side)
-    runs = np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)
-    last = runs[-1]
-    if math.isqrt(len(last)) ** 2 == len(last):
-        return _place(image, last, (math.isqrt(len(last)),) * 2, -1 if len(runs) > 1 else 0)
-    size, patch = getattr(vision, "image_size", None), getattr(vision, "patch_size", None)
-    if len(runs) == 1 and isinstance(size, int) and isinstance(patch, int) and (size // patch) ** 2 < len(last):
-        return _place(image, last[: (size // patch) ** 2], (size // patch,) * 2, 0)
-    return None
-
-
-def _place(
-    image: Bool[np.ndarray, " tokens"], places: np.ndarray, grid: tuple[int, int], tile: int, side: int = 1
-) -> ImagePatches | None:
-    if grid[0] * grid[1] != len(places):
+        rows, columns = (int(n) // merged for n in encoded["image_grid_thw"][0][1:])
+        side = merged * int(patch[0] if isinstance(patch, (tuple, list)) else patch or 1)
+    elif math.isqrt(len(runs[-1])) ** 2 == len(runs[-1]):
+        places, tile = runs[-1], -1 if len(runs) > 1 else 0
+        rows = columns = math.isqrt(len(places))
+    elif len(runs) == 1 and isinstance(size, int) and isinstance(patch, int) and (size // patch) ** 2 < len(places):
+        rows = columns = size // patch
+        places = places[: rows * columns]
+    else:
+        return None
+    if rows * columns != len(places):
         return None
     patches = np.full(len(image), -1)
     patches[places] = np.arange(len(places))
-    return ImagePatches(tuple(patches.tolist()), grid, tile, side)
+    return ImagePatches(tuple(patches.tolist()), (rows, columns), tile, side)
 
 
 def image_text_views(
@@ -242,7 +238,7 @@ def _views(
         if getattr(output, "logits", None) is not None and view.live is not None:
             # Tokens of the image are no targets.
             targets = np.append(np.where(image[1:], -1, numbers[1:].cpu().numpy()), -1)
-            live = replace(view.live, targets=targets, kind="next", tokenizer=processor.tokenizer)
+            live = replace(view.live, targets=Targets("next", targets, processor.tokenizer))
             view = replace(view, live=live, predictions=live.predict(output))
         views.insert(0, replace(view, opening=_opening(view)))
     return views

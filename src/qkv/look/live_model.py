@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.core.typing import Float, Int
+from qkv.core.typing import Float
 from qkv.errors import DataError, OptionError
-from qkv.look.predictions import COUNT, Predictions, TargetKind, predict, token_names
+from qkv.look.predictions import COUNT, Predictions, Targets, predict, token_names
 from qkv.look.recorded_layers import call_module
 
 if TYPE_CHECKING:
@@ -75,9 +75,7 @@ class LiveModel:
             tensor.
         layers: name of the attention module of each layer of the view.
         first_row: row of the model's output that belongs to the first query of the view.
-        targets: `(q,)`, id of the token that each query should predict; −1: none.
-        kind: what the logits of a query predict; None: the outputs are not logits.
-        tokenizer: the tokenizer, for the texts of predicted tokens.
+        targets: what the logits of the queries predict; None: the outputs are not logits.
         element: index into the batch.
         queries: number of queries of the view, which must be that of the rows of the output; None: not checked.
     """
@@ -86,9 +84,7 @@ class LiveModel:
     inputs: object
     layers: tuple[str, ...]
     first_row: int = 0
-    targets: Int[np.ndarray, " q"] | None = None
-    kind: TargetKind | None = None
-    tokenizer: PreTrainedTokenizerBase | None = None
+    targets: Targets | None = None
     element: int = 0
     queries: int | None = None
     _last: dict[tuple[tuple[tuple[int, int], float], ...], Effect] = field(default_factory=dict, repr=False)
@@ -125,10 +121,9 @@ class LiveModel:
 
     def predict(self, output: object) -> Predictions | None:
         """Return the predicted tokens of an output of the model; None if it has no logits."""
-        if self.kind is None or self.targets is None or self.tokenizer is None:
+        if self.targets is None:
             return None
-        rows = output_rows(output, self.first_row, self.element)[: len(self.targets)]
-        return predict(rows, self.targets, self.kind, self.tokenizer)
+        return predict(output_rows(output, self.first_row, self.element)[: len(self.targets.ids)], self.targets)
 
     def _rows(self) -> Float[Tensor, "q outputs"]:
         import torch
@@ -140,16 +135,16 @@ class LiveModel:
                 f"the model must return one row for each query of the view, {self.queries}, got {len(rows)} rows. "
                 "Choose a view of the layers from which the output is computed."
             )
-        return rows if self.targets is None else rows[: len(self.targets)]
+        return rows if self.targets is None else rows[: len(self.targets.ids)]
 
     def _compare(self, before: Float[Tensor, "q outputs"], after: Float[Tensor, "q outputs"]) -> Effect:
-        if self.kind is None or self.targets is None or self.tokenizer is None:
+        if self.targets is None:
             change = (after - before).norm(dim=-1) / before.norm(dim=-1).clamp(min=1e-30)
             return Effect(before, after, None, change.double().cpu().numpy())
         logs, changed = before.log_softmax(dim=-1), after.log_softmax(dim=-1)
         divergence = (logs.exp() * (logs - changed)).sum(dim=-1).clamp(min=0)
-        first, second = (predict(rows, self.targets, self.kind, self.tokenizer) for rows in (before, after))
-        return Effect(before, after, (first, second), divergence.double().cpu().numpy(), self.tokenizer)
+        both = predict(before, self.targets), predict(after, self.targets)
+        return Effect(before, after, both, divergence.double().cpu().numpy(), self.targets.tokenizer)
 
 
 def output_rows(output: object, first_row: int = 0, element: int = 0) -> Float[Tensor, "q outputs"]:

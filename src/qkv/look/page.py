@@ -8,41 +8,69 @@ import json
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from inspect import signature
-from typing import cast
+from typing import TypeVar
 
 import numpy as np
 
 from qkv.core.extras import require_packages
+from qkv.core.typing import Num
 from qkv.errors import OptionError, QkvError
 from qkv.look.difference import align_views, rank_differences
 from qkv.look.quantize import THUMBNAIL_SIZE, jsonable
+from qkv.look.rollout import flow
 from qkv.look.tiled_map import TiledView
-from qkv.look.views import View
+from qkv.look.token_groups import group_tokens
+from qkv.look.views import BaseView, View
 
+T = TypeVar("T")
+
+_MOST_SENTENCES = 2000
+"""Number of sentences from which on the page (`web/heads.js`) has no map of them, which would take 16 MB."""
 _TOP = 8
 """Number of tokens and of queries of which a change is listed."""
 
 
+def _known(part: T | None) -> T:
+    """Return a part of a view, which may lack it."""
+    if part is None:
+        raise IndexError
+    return part
+
+
+def _codes(codes: Num[np.ndarray, "*shape"]) -> bytes:
+    """Return codes of weights in row-major order, two bytes each, the lower byte first."""
+    return codes.astype("<u2").tobytes()
+
+
 def _rows(view: View, start: int, stop: int) -> bytes:
-    """Return the codes of the queries from `start` to `stop` of all heads, head by head, two bytes per weight."""
+    """Return the codes of the queries from `start` to `stop` of all heads, head by head."""
     if not 0 <= start < stop <= len(view.queries.tokens):
         raise IndexError
-    return b"".join(layer.codes[:, start:stop].astype("<u2").tobytes() for layer in view.layers)
+    return b"".join(_codes(layer.codes[:, start:stop]) for layer in view.layers)
 
 
-def _value_norms(view: View, layer: int) -> bytes:
-    """Return the norms of the values of the heads of a layer as JSON, heads × keys."""
-    if (norms := view.layers[layer].value_norms) is None:
+def _flow(view: View, query: int, key: int) -> bytes:
+    """Return the attention flow from a query to a key through all layers."""
+    means = _known(view.layer_means)
+    if max(query, key) >= means.shape[-1]:
         raise IndexError
-    return _json(norms)
+    return json.dumps(float(flow(means[:, None], queries=[query], keys=[key])[0, 0])).encode()
 
 
 def _predictions(view: View) -> bytes:
-    if view.predictions is None:
-        raise IndexError
-    return _json({"kind": view.predictions.kind, "rows": view.predictions.rows()})
+    found = _known(view.predictions)
+    return _json({"kind": found.kind, "rows": found.rows()})
+
+
+def _sentences(view: TiledView, layer: int, head: int) -> bytes:
+    """Return the weights between sentences of one head, four bytes per weight; −∞ for masked pairs."""
+    rows, columns = (group_tokens(axis, "sentences") for axis in (view.queries, view.columns))
+    if (most := max(len(rows), len(columns))) >= _MOST_SENTENCES:
+        raise OptionError(f"text must have fewer than {_MOST_SENTENCES:,} sentences, got {most:,}. Read a part of it.")
+    weights, allowed = view.head(layer, head).merged(rows, columns)
+    return np.where(allowed, weights, -np.inf).astype("<f4").tobytes()
 
 
 def _weight(view: View | TiledView, layer: int, head: int, query: int, key: int) -> bytes:
@@ -89,12 +117,8 @@ def _aligned(first: View | TiledView, second: View | TiledView) -> bytes:
     counts = [[len(axis.tokens) for axis in (view.queries, view.columns)] for view in (first, second)]
     found = []
     for axis, alignment in enumerate(align_views(first, second)):
-        places = [[-1] * counts[side][axis] for side in (0, 1)]
-        for number, groups in enumerate(alignment.pairs):
-            for side, group in enumerate(groups):
-                for token in group:
-                    places[side][token] = number
-        found.append(places)
+        owners = [{i: number for number, pair in enumerate(alignment.pairs) for i in pair[side]} for side in (0, 1)]
+        found.append([[owners[side].get(i, -1) for i in range(counts[side][axis])] for side in (0, 1)])
     return _json(found)
 
 
@@ -102,17 +126,28 @@ def _json(answer: object, digits: int = 6) -> bytes:
     return json.dumps(jsonable(answer, digits), ensure_ascii=False).encode()
 
 
-QUESTIONS: dict[str, Callable[..., bytes]] = {
-    "rows": _rows,
-    "value_norms": _value_norms,
-    "predictions": _predictions,
-    "pair": lambda view, layer, head, query, key: _json(view.pair(layer, head, query, key)),
-    "weight": _weight,
-    "effect": _effect,
-    "differences": _differences,
-    "aligned": _aligned,
+QUESTIONS: dict[str, tuple[type[BaseView], Callable[..., bytes]]] = {
+    "thumbnails": (BaseView, lambda view: _codes(view.thumbnails())),
+    "pair": (BaseView, lambda view, layer, head, query, key: _json(view.pair(layer, head, query, key))),
+    "weight": (BaseView, _weight),
+    "aligned": (BaseView, _aligned),
+    "map": (View, lambda view, layer, head: _codes(view.layers[layer].codes[head])),
+    "rows": (View, _rows),
+    "value_norms": (View, lambda view, layer: _json(_known(view.layers[layer].value_norms))),
+    "predictions": (View, _predictions),
+    "pixels": (View, lambda view: _known(view.image).tobytes()),
+    "flow": (View, _flow),
+    "effect": (View, _effect),
+    "differences": (View, _differences),
+    "tile": (TiledView, lambda view, layer, head, level, y, x: _codes(view.head(layer, head).tile(level, y, x))),
+    "row": (TiledView, lambda view, layer, head, query: json.dumps(view.head(layer, head).row(query)).encode()),
+    "key_counts": (TiledView, lambda view, layer, head: view.head(layer, head).key_counts.astype("<u4").tobytes()),
+    "sentences": (TiledView, _sentences),
 }
-"""Function of each request; its arguments are one view, or two for the last ones, and integers."""
+"""For each request the views that can answer it, and its function of one or two views and integers."""
+_OF_TWO_VIEWS = ("aligned", "differences")
+REQUESTS = (*QUESTIONS, "font")
+"""Names of all requests of the browser."""
 
 
 _ALWAYS = string.printable + "…·×−–—→←↓↑≈“”‘’§°±µ"
@@ -168,12 +203,6 @@ def font_subset(characters: str) -> bytes:
     ).encode()
 
 
-_METHODS = ("thumbnails", "map", "tile", "row", "key_counts", "sentences", "flow", "pixels")
-"""Names of the methods of `View` and `TiledView` that the browser may call."""
-REQUESTS = (*_METHODS, *QUESTIONS, "font")
-"""Names of all requests of the browser."""
-
-
 @dataclass(frozen=True, eq=False)
 class Page:
     """One or more attention views with a common title, which are shown together on one page."""
@@ -203,8 +232,8 @@ class Page:
         """Return the bytes of an attention map, tile or row, or of the thumbnails of a view, for the browser.
 
         Args:
-            request: method of the view to call, one of `REQUESTS`.
-            indices: index of the view, and the arguments of the method, such as the indices of layer and head.
+            request: one of `REQUESTS`.
+            indices: index of the view, and the arguments of its function, such as the indices of layer and head.
 
         Returns:
             The codes of weights; for `key_counts`, four bytes per query; for the other requests JSON.
@@ -213,15 +242,7 @@ class Page:
             LookupError: `request` is not one of `REQUESTS`, an index is invalid, or the model cannot answer.
         """
         try:
-            try:
-                view, *arguments = map(int, indices)
-                if request not in REQUESTS or min(view, *arguments, 0) < 0:
-                    raise IndexError
-                method = self._method(request, view, arguments)
-                signature(method).bind(*arguments)
-            except (AttributeError, TypeError, ValueError):  # such as a tile of a view that is not tiled
-                raise IndexError from None
-            return method(*arguments)
+            return self._answer(request, indices)
         except IndexError:
             raise LookupError(
                 f"request must be one of {', '.join(REQUESTS)} with indices that exist on this page, got {request!r} "
@@ -237,15 +258,18 @@ class Page:
         letters: set[str] = set().union(*texts, *(text for axis in axes for text in (*axis.tokens, *axis.pieces)))
         return font_subset("".join(sorted(letters)))
 
-    def _method(self, request: str, view: int, arguments: list[int]) -> Callable[..., bytes]:
-        """Return the function of a request, and remove the index of its second view from the arguments."""
+    def _answer(self, request: str, indices: Sequence[str | int]) -> bytes:
+        """Return the answer to a request, or raise an `IndexError` if there is none."""
         if request == "font":
-            return self.font
-        if request in _METHODS:
-            return cast("Callable[..., bytes]", getattr(self.views[view], request))
-        views = [self.views[view]]
-        if request in ("differences", "aligned"):
-            views.append(self.views[arguments.pop(0)])
-        if request not in ("pair", "weight", "aligned") and any(isinstance(one, TiledView) for one in views):
+            return self.font()
+        try:
+            kind, function = QUESTIONS[request]
+            numbers = [int(index) for index in indices]
+            count = 2 if request in _OF_TWO_VIEWS else 1
+            arguments = [*(self.views[number] for number in numbers[:count]), *numbers[count:]]
+            signature(function).bind(*arguments)
+        except (KeyError, TypeError, ValueError):
+            raise IndexError from None
+        if min(numbers) < 0 or not all(isinstance(view, kind) for view in arguments[:count]):
             raise IndexError
-        return partial(QUESTIONS[request], *views)
+        return function(*arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,20 @@ COUNT = 10
 
 TargetKind = Literal["next", "own", "step"]
 """What a row predicts: the next token, the token at its own position, or the generated token of this step."""
+
+
+class Targets(NamedTuple):
+    """What the rows of a model's output predict.
+
+    Attributes:
+        kind: the kind of the targets.
+        ids: `(q,)`, id of the token that each query should predict; −1: none.
+        tokenizer: the tokenizer, for the texts of predicted tokens.
+    """
+
+    kind: TargetKind
+    ids: Int[np.ndarray, " q"]
+    tokenizer: PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,30 +74,25 @@ class Predictions:
         return [jsonable(dict(zip(names, row, strict=True)), 4) for row in zip(*columns, strict=True)]
 
 
-def predict(
-    logits: Float[Tensor, "q vocabulary"],
-    targets: Int[np.ndarray, " q"],
-    kind: TargetKind,
-    tokenizer: PreTrainedTokenizerBase,
-    count: int = COUNT,
-) -> Predictions:
+def predict(logits: Float[Tensor, "q vocabulary"], goal: Targets) -> Predictions:
     """Return the most probable tokens of each row of logits."""
     import torch
 
     # Rows at a time, because probabilities of all rows in float32 may be large.
     found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    targets = goal.ids
     goals = torch.as_tensor(targets, device=logits.device).clamp(min=0)
-    for part, goal in zip(torch.split(logits, 64), torch.split(goals, 64), strict=True):
+    for part, aim in zip(torch.split(logits, 64), torch.split(goals, 64), strict=True):
         shares = part.float().softmax(dim=-1)
-        most, best = shares.topk(min(count, shares.shape[-1]), dim=-1)
-        own = shares.gather(1, goal[:, None])
+        most, best = shares.topk(min(COUNT, shares.shape[-1]), dim=-1)
+        own = shares.gather(1, aim[:, None])
         found.append((most, best, own[:, 0], (shares > own).sum(dim=-1) + 1))
     most_probable, numbers, own_shares, ranks = (torch.cat(parts).cpu().numpy() for parts in zip(*found, strict=True))
-    names = token_names(tokenizer, numbers.reshape(-1).tolist())
-    target_names = token_names(tokenizer, [max(0, int(target)) for target in targets])
+    names = token_names(goal.tokenizer, numbers.reshape(-1).tolist())
+    target_names = token_names(goal.tokenizer, [max(0, int(target)) for target in targets])
     width = numbers.shape[1]
     return Predictions(
-        kind,
+        goal.kind,
         tuple(tuple(names[i * width : (i + 1) * width]) for i in range(len(numbers))),
         most_probable,
         tuple(None if target < 0 else name for target, name in zip(targets, target_names, strict=True)),

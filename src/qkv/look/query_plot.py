@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from matplotlib.collections import QuadMesh
     from matplotlib.figure import Figure
 
-    from qkv.database.answer import Answer, Evidence
+    from qkv.database.answer import Answer
     from qkv.database.protocol import Queryable
     from qkv.encoders.columns import Column
 
@@ -68,7 +68,11 @@ def draw_one_key(figure: Figure, database: Queryable, answer: Answer, options: M
     key, value = map(PlotAxis, database.complete_columns(options.get("where")))
     x, y = key.coordinates(key.column.cells), value.coordinates(value.column.cells)
     if len(x) > MOST_POINTS:
-        _draw_density(axes, x, y)
+        from matplotlib.colors import LinearSegmentedColormap
+
+        greys = LinearSegmentedColormap.from_list("rows", ["#e9ebee", "#5d6570"])
+        axes.hexbin(x, y, gridsize=(60, 34), bins="log", mincnt=1, cmap=greys, lw=0.2, zorder=1)
+        axes.plot([], [], "h", color="#8d949e", ms=7, label="rows (darker: more)")
     else:
         opacity = float(np.clip(30 / np.sqrt(len(x)), 0.25, 0.9))
         axes.plot(x, y, "o", ms=3.5, color=DATA_COLOR, alpha=opacity, mew=0, zorder=1, label="rows")
@@ -85,14 +89,6 @@ def draw_one_key(figure: Figure, database: Queryable, answer: Answer, options: M
     key.format(axes.xaxis)
     value.format(axes.yaxis)
     axes.set(xlabel=key.label, ylabel=value.label)
-
-
-def _draw_density(axes: Axes, x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> None:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    greys = LinearSegmentedColormap.from_list("rows", ["#e9ebee", "#5d6570"])
-    axes.hexbin(x, y, gridsize=(60, 34), bins="log", mincnt=1, cmap=greys, lw=0.2, zorder=1)
-    axes.plot([], [], "h", color="#8d949e", ms=7, label="rows (darker: more)")
 
 
 def _draw_estimate(
@@ -352,7 +348,9 @@ def draw_weight_bars(axes: Axes, answer: Answer) -> None:
 
     from qkv.core.formatting import format_value
 
-    rows = _bar_rows(answer)
+    rows = list(answer.rows[:_MAX_BARS])
+    if not any(row.weight < 0 for row in rows) and (below := [row for row in answer.rows if row.weight < 0][:3]):
+        rows = [*rows[: _MAX_BARS - len(below)], *below]
     if not rows:
         text = textwrap.fill(answer.reason or "no row", 60)
         axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
@@ -376,12 +374,3 @@ def draw_weight_bars(axes: Axes, answer: Answer) -> None:
         label = axes.annotate(text, end, xytext=(5, 0), textcoords="offset points", va="center", fontsize=9)
         label.set_parse_math(False)
     axes.set_xlabel(f"weight of the row, labelled with its {answer.value_name}")
-
-
-def _bar_rows(answer: Answer) -> list[Evidence]:
-    """Return the rows that have a bar: the first 12, or the first 9 and three of negative weight if that shows more."""
-    rows = list(answer.rows)
-    first, negative = rows[:_MAX_BARS], [row for row in rows if row.weight < 0]
-    if len(rows) <= _MAX_BARS or not negative or any(row.weight < 0 for row in first):
-        return first
-    return [*rows[: _MAX_BARS - len(negative[:3])], *negative[:3]]

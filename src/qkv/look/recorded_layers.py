@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from qkv.errors import DataError
 from qkv.look.allowed_pairs import allowed_of_record
 from qkv.look.axis import Axis
 from qkv.look.head_call import HeadCall
-from qkv.look.quantize import to_numpy
+from qkv.look.quantize import MASKED, to_numpy
 from qkv.look.rollout import flow, rollout
 from qkv.look.views import ALL_HEADS, LayerMaps, View
 
@@ -111,13 +112,16 @@ class RecordedLayers:
         maps: the maps of each layer.
         modules: the name of the module of each layer.
         means: the mean over the heads of each layer.
-        masks: the pairs that at least one head of each layer may attend to.
     """
 
     maps: list[LayerMaps] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     means: list[Float[np.ndarray, "q k"]] = field(default_factory=list)
-    masks: list[Bool[np.ndarray, "q k"]] = field(default_factory=list)
+
+    @cached_property
+    def causal(self) -> bool:
+        """Whether no query may attend to a later key."""
+        return not any(np.triu((layer.codes != MASKED).any(axis=0), 1).any() for layer in self.maps)
 
     def add(self, call: DenseCall, name: str | None = None) -> None:
         """Add a layer under a name; None: its number, such as `layer 0`."""
@@ -126,8 +130,6 @@ class RecordedLayers:
         self.maps.append(LayerMaps.from_weights(name, weights, None, allowed, value_norms, calls))
         self.modules.append(call.name)
         self.means.append(weights.mean(axis=0))
-        pairs = np.ones(weights.shape, bool) if allowed is None else np.broadcast_to(allowed, weights.shape)
-        self.masks.append(np.asarray(pairs.any(axis=0)))
 
     def view(
         self, name: str, model: str, kind: str, queries: Axis, keys: Axis | None, all_heads: bool, **fields: Any
@@ -139,7 +141,7 @@ class RecordedLayers:
 
         Example:
             >>> words, maps = Axis.from_words("abc"), [LayerMaps.from_weights("layer 0", np.eye(3)[None])]
-            >>> found = RecordedLayers(maps, means=[np.eye(3)], masks=[np.ones((3, 3), bool)])
+            >>> found = RecordedLayers(maps, means=[np.eye(3)])
             >>> found.view("three words", "", "self", words, None, True).layers[1].heads
             ('mean', 'rollout', 'flow')
         """
@@ -156,7 +158,6 @@ class RecordedLayers:
                 )
                 fields |= {"note": note, "layer_means": stacked[:, 0].astype(np.float32)}
             # Tokens reach only earlier tokens in any number of causal layers; other masks may combine to more.
-            causal = not any(np.triu(mask, 1).any() for mask in self.masks)
-            allowed = np.tril(np.ones_like(self.masks[0])) if causal else None
+            allowed = np.tri(len(queries.tokens), dtype=bool) if self.causal else None
             maps.append(LayerMaps.from_weights(ALL_HEADS, np.stack(list(combined.values())), list(combined), allowed))
         return View(name, model, kind, queries, keys, tuple(maps), **fields)

@@ -15,7 +15,7 @@ from qkv.core.progress import Progress, track
 from qkv.errors import DataError, OptionError
 from qkv.look.axis import Axis
 from qkv.look.live_model import LiveModel
-from qkv.look.predictions import TargetKind
+from qkv.look.predictions import Targets
 from qkv.look.recorded_layers import DenseCall, RecordedLayers, check_shapes, run_dense
 from qkv.look.text_model import TextModel, token_axis
 from qkv.look.text_roles import mark_roles
@@ -142,8 +142,8 @@ def _sequence_views(
 
     whole = {**arguments, "use_cache": False}
     output = run_dense(model, whole, collect)
-    targets = outputs[0].cpu().numpy()
     has_head = getattr(output, "logits", None) is not None
+    targets = Targets("step", outputs[0].cpu().numpy(), text_model.tokenizer) if has_head else None
     parts = {
         "cross": (f"{origin}: attention to the text", steps, tokens),
         "decoder": (f"{origin}: attention to previous tokens", steps, previous),
@@ -160,8 +160,7 @@ def _sequence_views(
             layers, title = tuple(groups[kind].maps), f"{name} ({part})"
             view = View(title, text_model.name, kind, queries, keys, layers, steps=keys is not None, note=note)
             if keys is not None:
-                tokenizer, names = text_model.tokenizer if has_head else None, tuple(groups[kind].modules)
-                live = LiveModel(model, whole, names, start - 1, targets, "step", tokenizer)
+                live = LiveModel(model, whole, tuple(groups[kind].modules), start - 1, targets)
                 view = replace(view, predictions=live.predict(output), live=live)
             views.append(mark_roles(view))
     return views
@@ -334,10 +333,8 @@ def _dense_view(
     logits = getattr(output, "logits", None)
     if logits is not None and logits.ndim == 3:
         numbers = inputs["input_ids"][0].cpu().numpy()
-        causal = not any(np.triu(mask, 1).any() for mask in found.masks)
-        targets = np.append(numbers[1:], -1) if causal else np.where(tokens.special, -1, numbers)
-        kind: TargetKind = "next" if causal else "own"
-        live = replace(live, targets=targets, kind=kind, tokenizer=text_model.tokenizer)
+        targets = np.append(numbers[1:], -1) if found.causal else np.where(tokens.special, -1, numbers)
+        live = replace(live, targets=Targets("next" if found.causal else "own", targets, text_model.tokenizer))
     combined = all_heads and len({mean.shape for mean in found.means}) == 1
     predictions = live.predict(output)
     return found.view(name, text_model.name, "self", tokens, None, combined, predictions=predictions, live=live)

@@ -12,7 +12,6 @@ without the rest of the map, because a weight is exactly e^(logit − log-sum-ex
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -49,8 +48,6 @@ _GROUPED_WEIGHTS = 2**22
 """Number of weights that are summed up at a time for a map of sentences: 32 MiB of float64."""
 _CELL_TOKENS = 32
 """Maximum tokens per overview cell, unless the overview would be too large; a finer tile then takes about 0.1 s."""
-_MOST_SENTENCES = 2000
-"""Number of sentences from which on the page (`web/heads.js`) has no map of them, which would take 16 MB."""
 _LOG2_E = math.log2(math.e)
 
 
@@ -343,18 +340,6 @@ class TiledView(BaseView):
         axes = self.queries.grouped(q, unit), self.keys and self.keys.grouped(k, unit)
         return View(self.name, self.model, self.kind, *axes, tuple(layers), self.roles, note=self.note)
 
-    def sentences(self, layer: int, head: int) -> bytes:
-        """Return the weights between sentences of one head, four bytes per weight; −∞ for masked pairs.
-
-        Raises:
-            IndexError: the head does not exist, or there are 2,000 sentences or more.
-        """
-        rows, columns = (group_tokens(axis, "sentences") for axis in (self.queries, self.columns))
-        if max(len(rows), len(columns)) >= _MOST_SENTENCES:
-            raise IndexError(f"there must be fewer than {_MOST_SENTENCES:,} sentences. Read a part of the text.")
-        weights, allowed = self.head(layer, head).merged(rows, columns)
-        return np.where(allowed, weights, -np.inf).astype("<f4").tobytes()
-
     def head(self, layer: int, head: int) -> TiledMap:
         """Return the tiled map of one head."""
         self.check_head(layer, head)
@@ -364,21 +349,6 @@ class TiledView(BaseView):
         """Return the view with maps of smaller overviews, as exported files hold them."""
         layers = (TiledLayer(name, {head: one.coarser() for head, one in maps.items()}) for name, maps in self.layers)
         return replace(self, layers=tuple(layers))
-
-    def tile(self, layer: int, head: int, level: int, y: int, x: int) -> bytes:
-        """Return the codes of one tile of a head as bytes, two bytes per cell, the lower byte first.
-
-        The tile holds first the maximum and then the mean weight of each of its 256 × 256 cells.
-        """
-        return self.head(layer, head).tile(level, y, x).astype("<u2").tobytes()
-
-    def key_counts(self, layer: int, head: int) -> bytes:
-        """Return the number of keys that each query may attend to, four bytes per query, the lowest byte first."""
-        return self.head(layer, head).key_counts.astype("<u4").tobytes()
-
-    def row(self, layer: int, head: int, query: int) -> bytes:
-        """Return the ten keys with the largest weights for one query of a head, as JSON pairs [key index, weight]."""
-        return json.dumps(self.head(layer, head).row(query)).encode()
 
     def meta(self) -> dict[str, object]:
         """Return the metadata as in `BaseView.meta`, with the levels of the tiles."""

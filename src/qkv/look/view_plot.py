@@ -408,7 +408,7 @@ def _title(title: str | None, view: BaseView, head: str, inches: float) -> str:
 def _grid(view: BaseView, inches: float, title: str, vmax: float | None, dark: bool) -> Figure:
     """Plot the thumbnails of all heads as one image, because hundreds of matplotlib axes would take half a minute."""
     ranges = [layer.ranges for layer in view.layers]
-    codes = np.frombuffer(view.thumbnails(), "<u2").reshape(-1, THUMBNAIL_SIZE, THUMBNAIL_SIZE)
+    codes = view.thumbnails()
     flat = [one for row in ranges for one in row]
     weights = dequantize(codes, [one.exponent for one in flat])
     masked = codes == MASKED

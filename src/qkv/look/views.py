@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, ClassVar
@@ -16,7 +15,6 @@ from qkv.look.axis import Axis
 from qkv.look.color_range import share_one
 from qkv.look.head_call import HeadCall, PairProduct
 from qkv.look.quantize import MASKED, dequantize, exponent_of, quantize, thumbnails, to_numpy
-from qkv.look.rollout import flow
 from qkv.look.token_groups import Group, group_tokens, merge, merge_allowed
 
 if TYPE_CHECKING:
@@ -188,10 +186,10 @@ class BaseView:
         """
         return np.float32(self.call(layer, head).weight(query, key))
 
-    def thumbnails(self) -> bytes:
-        """Return the thumbnails of all heads as codes, 32 × 32 × 2 bytes per head."""
+    def thumbnails(self) -> Num[np.ndarray, "heads 32 32"]:
+        """Return the codes of the thumbnails of all heads."""
         codes = (layer.preview(head) for layer in self.layers for head in range(len(layer.heads)))
-        return b"".join(thumbnails(one[None]).astype("<u2").tobytes() for one in codes)
+        return np.concatenate([thumbnails(one[None]) for one in codes])
 
     def meta(self) -> dict[str, object]:
         """Return the metadata of the view as a JSON-serializable dictionary."""
@@ -379,30 +377,6 @@ class View(BaseView):
         units = [unit if isinstance(unit, str) else "" for unit in (queries, queries if keys is None else keys)]
         axes = self.queries.grouped(q, units[0]), None if same else self.columns.grouped(k, units[1])
         return View(self.name, self.model, self.kind, *axes, tuple(layers), self.roles, note=self.note)
-
-    def map(self, layer: int, head: int) -> bytes:
-        """Return the codes of one head as bytes in row-major order, two bytes per weight, the lower byte first."""
-        return bytes(self.layers[layer].codes[head].astype("<u2").tobytes())
-
-    def flow(self, query: int, key: int) -> bytes:
-        """Return the attention flow from a query to a key through all layers, as a JSON number.
-
-        Raises:
-            IndexError: the pair does not exist, or the view has no means of its layers.
-        """
-        if self.layer_means is None or max(query, key) >= self.layer_means.shape[-1]:
-            raise IndexError(f"query and key must exist in a view with layer_means, got {query} and {key}.")
-        return json.dumps(float(flow(self.layer_means[:, None], queries=[query], keys=[key])[0, 0])).encode()
-
-    def pixels(self) -> bytes:
-        """Return the red, green and blue of each pixel of the image, row by row, one byte each.
-
-        Raises:
-            IndexError: the view has no image.
-        """
-        if self.image is None:
-            raise IndexError("view must have an image, got one without. Build the view from an image.")
-        return self.image.tobytes()
 
     def meta(self) -> dict[str, object]:
         """Return the metadata as in `BaseView.meta`, with what a page of dense maps can show."""

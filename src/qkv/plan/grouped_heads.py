@@ -3,32 +3,25 @@
     query (*batch, heads, q, width)          ->   (*batch, key_heads, group, q, width)
     key   (*batch, key_heads, k, width)      ->   (*batch, key_heads, 1, k, width)          heads = key_heads · group
 
-A few queries whose rows nothing but their vectors tells apart become rows of one head, so that keys are read once:
-
-    query (*batch, heads, q, width)          ->   (*batch, key_heads, group · q, width)
-
-The result has the axes of the query again.
+The result of the call with two axes of heads has its axes merged again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar, cast
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
 from qkv.core.arrays import as_array, is_text, namespace
 from qkv.core.function_part import function_parts
 from qkv.core.map_batch import map_batch
-from qkv.core.parts import Part
-from qkv.core.tracing import tracing_mode
 from qkv.core.typing import Array, ArrayLike, Shaped
 from qkv.errors import ShapeError
 from qkv.masks import Mask
 from qkv.plan.kernel_protocol import Result
 from qkv.plan.plan import Plan
-from qkv.plan.spec import Spec
 from qkv.readouts import Readout
 from qkv.readouts.base import flatten, unflatten
 
@@ -44,13 +37,11 @@ class HeadGroups:
         key_heads: number of heads of key and value.
         group: number of consecutive query heads that share a key head.
         batch_axes: number of batch axes of the call, including the heads.
-        rows: number of queries of a head, if the queries of a group become rows of one head; otherwise 0.
     """
 
     key_heads: int
     group: int
     batch_axes: int
-    rows: int = 0
 
     @classmethod
     def of(cls, query: Shape, key: Shape, value: Shape, text: bool = False) -> HeadGroups:
@@ -62,7 +53,7 @@ class HeadGroups:
 
         Example:
             >>> HeadGroups.of((1, 8, 5, 4), (1, 2, 9, 4), (1, 2, 9, 4))
-            HeadGroups(key_heads=2, group=4, batch_axes=2, rows=0)
+            HeadGroups(key_heads=2, group=4, batch_axes=2)
         """
         core = 1 if text else 2
         for name, shape, own in (("query", query, core), ("key", key, core), ("value", value, 2)):
@@ -88,8 +79,6 @@ class HeadGroups:
     def split_shape(self, shape: Shape, core: int = 2, shared: bool = False) -> Shape:
         """Return a shape with its axis of heads split into two; `shared` states whether it is that of key or value."""
         at = len(shape) - core - 1
-        if self.rows:
-            return shape if shared else (*shape[:at], self.key_heads, self.group * self.rows, shape[-1])
         heads = (self.key_heads, 1) if shared else (self.key_heads, self.group)
         return (*shape[:at], *heads, *shape[at + 1 :])
 
@@ -101,7 +90,7 @@ class HeadGroups:
         """
 
         def split(x: Array, own_axes: int) -> Array:
-            if own_axes != self.batch_axes or self.rows:
+            if own_axes != self.batch_axes:
                 return x
             shape = tuple(x.shape)
             lead, core = shape[: own_axes - 1], shape[own_axes:]
@@ -114,22 +103,14 @@ class HeadGroups:
         return map_batch(part, split)
 
     def merge(self, x: Shaped[Array, "*_split"]) -> Shaped[Array, "*_merged"]:
-        """Return a result of the call with the axis of heads of the query."""
+        """Return a result of the call with its two axes of heads merged into one."""
         at = self.batch_axes - 1
         shape = tuple(x.shape)
-        if self.rows:
-            return namespace(x).reshape(x, (*shape[:at], self.key_heads * self.group, self.rows, shape[-1]))
         return namespace(x).reshape(x, (*shape[:at], self.key_heads * self.group, *shape[at + 2 :]))
 
 
 def split_heads(
-    query: ArrayLike | Shape,
-    key: ArrayLike | Shape,
-    value: ArrayLike | Shape,
-    parts: T,
-    readouts: tuple[Readout, ...],
-    *,
-    whole: bool = True,
+    query: ArrayLike | Shape, key: ArrayLike | Shape, value: ArrayLike | Shape, parts: T, readouts: tuple[Readout, ...]
 ) -> tuple[tuple[Any, Any, Any], T, tuple[Readout, ...], HeadGroups | None]:
     """Return the arguments of a call with its axis of heads split into two, and its groups.
 
@@ -141,7 +122,6 @@ def split_heads(
         query: queries `(*batch, heads, q, width)`, or their shape as a tuple.
         key: keys `(*batch, key_heads, k, width)`, or their shape.
         value: values `(*batch, key_heads, k, value_width)`, or their shape.
-        whole: whether the arrays have all queries of the call, and their number is known.
 
     Raises:
         ShapeError: the numbers of heads do not match.
@@ -150,14 +130,10 @@ def split_heads(
     shapes = [x if isinstance(x, tuple) else tuple(x.shape) for x in sides]
     text = not isinstance(sides[0], tuple) and is_text(sides[0])
     groups = HeadGroups.of(shapes[0], shapes[1], shapes[2], text)
-    functions = [not isinstance(each, Mask) or len(each.parameters) > 0 for each in function_parts(parts)]
-    if whole and not (text or readouts or functions) and groups.group > 1:
-        q = shapes[0][-2]
-        if 0 < groups.group * q <= _FEW_ROWS and _differ_in_vectors_alone(parts):
-            groups = replace(groups, rows=q)
-    if groups.group == 1 or (groups.key_heads == 1 and not groups.rows):
+    if groups.group == 1 or groups.key_heads == 1:
         return (sides[0], sides[1], sides[2]), parts, readouts, None
     cores = (1, 1, 2) if text else (2, 2, 2)
+    functions = [not isinstance(each, Mask) or len(each.parameters) > 0 for each in function_parts(parts)]
     if any([readout.head_indices is not None for readout in readouts]) or any(functions):  # noqa: C419 -- torch.compile
         copied = [_copy_heads(x, groups, core) for x, core in zip(sides[1:], cores[1:], strict=True)]
         return (sides[0], copied[0], copied[1]), parts, readouts, None
@@ -166,29 +142,6 @@ def split_heads(
         target = groups.split_shape(shape, core, shared)
         split.append(target if isinstance(x, tuple) else _reshape(x, target))
     return (split[0], split[1], split[2]), groups.split_part(parts), groups.split_part(readouts), groups
-
-
-_FEW_ROWS = 64
-"""Largest number of queries of a group that become rows of one head.
-
-One query of 32 heads with 8 key heads takes .6 of the time, 4 queries .7, and 64 queries .95 (one thread, 2,048 keys).
-"""
-
-
-def _differ_in_vectors_alone(parts: object) -> bool:
-    """Return whether two queries with the same vector have the same weights, whatever their position and their head."""
-    given = [getattr(parts, field.name) for field in fields(parts)] if isinstance(parts, Spec) else parts
-    score, normalizer, mask, _, dropout = cast("Iterable[object]", given)
-    own = [part for part in (score, normalizer, mask) if isinstance(part, Part)]
-    if dropout or any(getattr(part, name, False) for part in own for name in ("positional", "stochastic")):
-        return False
-    if mask is not None and not getattr(mask, "key_only", False):
-        return False
-    arrays = [(tuple(x.shape), names) for part in own for x, names in part.array_fields()]
-    return all(
-        isinstance(names, tuple) and "q" not in names and (len(shape) == len(names) or shape[-len(names) - 1] == 1)
-        for shape, names in arrays
-    )
 
 
 def run_grouped(
@@ -204,8 +157,7 @@ def run_grouped(
 
     The arguments are those of `split_heads`, after the function `run`, and further arguments `options` of `run`.
     """
-    whole = not tracing_mode(*(as_array(x) for x in (query, key, value)))  # a graph may be for any number of queries
-    sides, parts, readouts, groups = split_heads(query, key, value, parts, readouts, whole=whole)
+    sides, parts, readouts, groups = split_heads(query, key, value, parts, readouts)
     result, plan = run(*sides, parts, readouts, *options)
     if groups is None:
         return result, plan

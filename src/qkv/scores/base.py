@@ -81,10 +81,17 @@ def check_logits(
     known = all(type(n) is int for n in (*shape, *lengths, *tile.batch))
     if known and not broadcasts_to(shape, (*tile.batch, *lengths)):
         remedy = "Return one logit for each pair of a query and a key, and pass arrays with batch axes as parameters."
-        if shape[-2:] == (tile.q_total, tile.k_total):
+        whole = tile.q_total, tile.k_total
+        names = [
+            f'"{name}"'
+            for name, n, all_, own in zip("qk", shape[-2:], whole, lengths, strict=False)
+            if n == all_ != own
+        ]
+        if names:
+            what = "pairs" if len(names) == 2 else "queries" if "q" in names[0] else "keys"
             remedy = (
-                'Make an array of all pairs a field of a score class, qkv.core.parts.array_field("q", "k"), which is '
-                'divided like queries and keys, or pass kernel="dense", which computes all pairs at once.'
+                f"Make an array of all {what} a field of a score class, qkv.core.parts.array_field({', '.join(names)}),"
+                ' which is divided like queries and keys, or pass kernel="dense", which computes all pairs at once.'
             )
         raise ShapeError(
             f"logits of {owner} must have shape (*batch, q, k), here {(*tile.batch, *lengths)}, got {shape}. {remedy}"

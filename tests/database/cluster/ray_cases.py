@@ -8,18 +8,18 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 import pytest
-from sklearn.base import clone
 
 from qkv import Database, normalizers, scores
 from qkv.database.cluster import opening, scheduler
 from qkv.database.cluster.opening import RayWorker
 from qkv.database.cluster.scheduler import Scheduler
 from qkv.errors import OptionError
-from qkv.estimators import AttentionRegressor
 from qkv.store import row_files
 from tests.effort import LONG, sample
 
 KILLED = 3 if LONG else 1
+PROCESSORS = {"num_cpus": 3, "num_gpus": 2 if LONG else 0}
+"""Actors with a share of a GPU import PyTorch, each for seconds."""
 
 
 @pytest.fixture(scope="module", name="folder")
@@ -35,9 +35,7 @@ def _folder(tmp_path_factory):
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))  # where Ray writes a token
         for left in (2, 1, 0):  # Ray gives its processes 30 s to start, which a busy machine may exceed
             try:
-                ray.init(
-                    num_cpus=3, log_to_driver=False, include_dashboard=False, object_store_memory=2**27, num_gpus=2
-                )
+                ray.init(log_to_driver=False, include_dashboard=False, object_store_memory=2**27, **PROCESSORS)
                 break
             except Exception:
                 ray.shutdown()
@@ -75,6 +73,10 @@ def test_another_address_than_the_connected_one_is_an_error(folder):
 
 @pytest.mark.long
 def test_a_regressor_over_the_actors_of_ray_is_that_of_one_process(folder):
+    from sklearn.base import clone
+
+    from qkv.estimators import AttentionRegressor
+
     rows = pa.table({"x": np.linspace(0, 6, 5000)})
     expected = AttentionRegressor("none", random_state=0).fit(rows, np.sin(rows["x"].to_numpy()))
     many = Database.open(folder, cluster="ray:2")

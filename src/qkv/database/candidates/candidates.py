@@ -432,10 +432,9 @@ def _check(executor: Executor, normalizer: Normalizer, options: AskOptions) -> N
         )
     if options.linear:
         raise OptionError("aggregate must not be 'local-linear' if candidates are given. Omit one of them.")
-    mask = options.mask
-    if mask is not None and np.ndim(np.asarray(getattr(mask, "array", np.zeros((1, 1))))) != 1:
+    if options.mask is not None and options.allowed_keys is None:
         raise OptionError(
-            f"mask must be masks.AllowedKeys with one boolean per row if candidates are given, got {mask}. "
+            f"mask must be masks.AllowedKeys with one boolean per row if candidates are given, got {options.mask}. "
             "Pass the selection as where=…, or omit candidates."
         )
 

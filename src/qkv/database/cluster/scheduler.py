@@ -207,14 +207,11 @@ class Scheduler:
         """Return what an action of a worker returns; if the worker dies, repeat it with another one."""
         for _ in range(_MOST_ATTEMPTS):
             try:
-                return self._attempt(slot, action)
+                with self._locks[slot]:
+                    return self._try(slot, action)
             except WorkerDiedError:
                 continue
         raise self._given_up()
-
-    def _attempt(self, slot: int, action: Callable[[Worker], T]) -> T:
-        with self._locks[slot]:
-            return self._try(slot, action)
 
     def _try(self, slot: int, action: Callable[[Worker], T]) -> T:
         """Return what an action of a worker returns, whose lock is held; a worker that dies is discarded."""

@@ -10,7 +10,7 @@ import pickle
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.checksums import checksums_wanted
 from qkv.core.typing import Bool, Int, Shaped
 from qkv.database.execute.aggregates import value_sums
-from qkv.database.execute.partial_sums import merge_in_tree
+from qkv.database.execute.partial_sums import Mergeable, merge_in_tree
 from qkv.database.execute.row_reader import RowTile
 from qkv.database.keys.comparisons import Comparison
 from qkv.database.partials.query_partial import QueryPartial, Subject, fragment_partial
@@ -88,13 +88,6 @@ class FragmentTask:
     fragment: FragmentRows
     incomplete: frozenset[int]
     present: Bool[np.ndarray, " rows"] | None
-
-
-class Mergeable(Protocol):
-    """A partial result, which merges with those of other fragments."""
-
-    def merge(self, other: Self) -> Self:
-        """Return the result over the fragments of both."""
 
 
 class FragmentCall(Protocol):

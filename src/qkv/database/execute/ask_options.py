@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import Progress
+from qkv.core.typing import Bool
 from qkv.database.keys.comparisons import MatchLimits
 from qkv.errors import OptionError
+from qkv.masks import AllowedKeys
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
@@ -81,6 +85,12 @@ class AskOptions:
     def limits(self) -> MatchLimits:
         """The limits of a match."""
         return MatchLimits(self.min_similarity, self.max_distance, self.default_limits)
+
+    @property
+    def allowed_keys(self) -> Bool[np.ndarray, " rows"] | None:
+        """Which rows the mask allows, if they are the same for all queries; otherwise None. One element is for all."""
+        array = np.asarray(self.mask.array) if isinstance(self.mask, AllowedKeys) else np.zeros((1, 1))
+        return array if array.ndim == 1 else None
 
     @property
     def linear(self) -> bool:

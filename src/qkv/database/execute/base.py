@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from qkv.core.formatting import counted, format_key
 from qkv.core.progress import Progress
+from qkv.core.times import clock_changes
 from qkv.core.typing import Bool, Int
 from qkv.database.answer import Answer, Call, Entry, RanCalls
 from qkv.database.candidates.recall import CandidatePlan
@@ -26,6 +27,7 @@ from qkv.database.execute.line_fit import check_line, comparison_note
 from qkv.database.execute.missing_values import KeysWithoutValue
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.uncertainty import Calibration
+from qkv.database.io.bad_cells import predicate_notes
 from qkv.database.io.predicates import matching_rows
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.comparisons import Comparison, MixedComparison
@@ -35,7 +37,6 @@ from qkv.database.keys.queries import Queries
 from qkv.encoders.arrow_columns import records_of
 from qkv.encoders.columns import Column
 from qkv.errors import DataError
-from qkv.masks import AllowedKeys
 from qkv.normalizers import NORMALIZERS
 from qkv.normalizers.base import Normalizer
 
@@ -293,7 +294,7 @@ class Executor(ABC):
         if self.value_reason and self.votes and options.aggregate is None:
             column_notes += (identifier_note(self.value_column, self.value_reason),)
         if self.selected_rows == 0:
-            return (self._rows_note(),), column_notes  # nothing was chosen from rows that do not exist
+            return (self._rows_note(), *column_notes), column_notes  # nothing was chosen from rows that do not exist
         notes = (self._rows_note(), *comparison.notes, *column_notes)
         default = normalizer is comparison.normalizer
         if comparison.normalizer_note and default:
@@ -358,7 +359,9 @@ class Executor(ABC):
             rows = self.table
             streamed = isinstance(rows, StoredRows)
             selected = rows.match(predicate) if streamed else matching_rows(rows, predicate)
-            self._restricted = predicate, self.restrict(selected, progress)
+            restricted = self.restrict(selected, progress)
+            restricted.cell_notes += predicate_notes(rows, predicate, (*self.key, self.value))
+            self._restricted = predicate, restricted
         return self._restricted[1]
 
     def _rows_note(self) -> str:
@@ -380,7 +383,9 @@ def _reading_notes(columns: Sequence[Column], keys: Sequence[Column]) -> tuple[s
     """Return a sentence about each column in the format of a file or of times of day, and each key with a time zone."""
     zones = ((column.name, getattr(column.type, "tz", None)) for column in keys if column.kind == "timestamp")
     notes = [
-        f"{name} is in the time zone {zone}; queries without a time zone are read in it" for name, zone in zones if zone
+        f"{name} is in the time zone {zone}; queries without a time zone are read in it{clock_changes([zone])}"
+        for name, zone in zones
+        if zone
     ]
     notes += [
         f"{column.name} holds times of day, which do not go round: 23:50 and 00:10 are 23 hours and 40 minutes apart; "
@@ -396,7 +401,6 @@ def _reading_notes(columns: Sequence[Column], keys: Sequence[Column]) -> tuple[s
 
 def finds_groups(comparison: Comparison, normalizer: Normalizer, options: AskOptions) -> bool:
     """Whether the rows of each query are those with the most similar texts alone."""
-    mask = options.mask
-    plain = mask is None or (isinstance(mask, AllowedKeys) and np.ndim(np.asarray(mask.array)) == 1)
+    plain = options.mask is None or options.allowed_keys is not None
     mixed = isinstance(comparison, MixedComparison) and comparison.one_key
     return mixed and normalizer is comparison.normalizer and plain

@@ -137,7 +137,7 @@ def build_entries(
         return lower, upper
 
     nearest = np.where(results.weights[:, 0] == 0, -1, results.nearest).tolist()
-    call = Call(comparison.score, normalizer, rows_text, comparison.bandwidths(0) if len(comparison.key) else {})
+    call = Call(comparison.score, normalizer, rows_text, comparison.bandwidths(-1))
     entries = []
     for i, original in enumerate(queries.originals):
         checkpoint()
@@ -200,7 +200,7 @@ def _near_whole(number: float) -> float:
 
 def _call_of_row(call: Call, comparison: Comparison, row: int) -> tuple[Call, tuple[str, ...]]:
     """Return a call with the bandwidth of the group of a row, and a sentence that states a bandwidth of its own."""
-    score = comparison.score if row < 0 else comparison.score_of(row)
+    score = comparison.score_of(row)
     if score is comparison.score:
         return call, ()
     widths = comparison.bandwidths(row)

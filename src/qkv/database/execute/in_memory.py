@@ -231,8 +231,8 @@ class InMemoryExecutor(Executor):
         yield comparison, self.selection(options)
 
     def selection(self, options: AskOptions) -> Bool[np.ndarray, " rows"]:
-        mask = options.mask
-        return np.asarray(self.complete & np.asarray(mask.array)) if isinstance(mask, AllowedKeys) else self.complete
+        array = options.allowed_keys
+        return self.complete if array is None else np.asarray(self.complete & array)
 
     def rows_without_value(self, options: AskOptions) -> Iterator[RowsWithoutValue]:
         if self._rows_without_value is None and self.without_value.any():
@@ -241,7 +241,7 @@ class InMemoryExecutor(Executor):
                 self, rows, [column.take(rows) for column in self.query_columns]
             )
         if self._rows_without_value is not None:
-            yield self._rows_without_value.masked_by(options.mask)
+            yield self._rows_without_value.masked_by(options)
 
     def read_rows(self, rows: Int[np.ndarray, " n"]) -> tuple[Column, ...]:
         return tuple(column.take(rows) for column in self.columns)
@@ -276,12 +276,11 @@ class RowsWithoutValue(InMemoryExecutor):
         self._by_key: dict[object, dict[tuple[object, ...], list[int]]] = {}
         self.rows_text = f"the rows without {like.value}"
 
-    def masked_by(self, mask: Mask | None) -> RowsWithoutValue:
+    def masked_by(self, options: AskOptions) -> RowsWithoutValue:
         """Return an executor over the rows that a mask of keys allows; the rows themselves for another mask."""
-        if not isinstance(mask, AllowedKeys) or np.ndim(np.asarray(mask.array)) != 1:
+        if (array := options.allowed_keys) is None:
             return self
         out = copy.copy(self)
-        array = np.asarray(mask.array)
         out.complete = np.broadcast_to(array if len(array) == 1 else array[self.places], len(self.places))
         out.masked, out._present_names, out._by_key = True, None, {}
         return out
@@ -362,9 +361,7 @@ def attend_to_some(
         rows: the indices of the rows in the table.
         columns: the key columns and the value column of these rows.
         votes: whether the values vote.
-        options: as in `attend_to_rows`.
-        calibration: as in `attend_to_rows`.
-        rows_text: as in `attend_to_rows`.
+        options, calibration, rows_text: as in `attend_to_rows`.
     """
     own, values = comparison.with_rows(columns[:-1]), Values.of(columns[-1], votes)
     every = np.ones(len(rows), bool)
@@ -406,10 +403,9 @@ class _Call:
     @property
     def allowed(self) -> Bool[np.ndarray, " rows"] | None:
         """The rows that take part; None if they differ between queries."""
-        given = self.options.mask
-        if isinstance(given, AllowedKeys) and np.ndim(np.asarray(given.array)) == 1:
-            return np.asarray(self.present & np.asarray(given.array))
-        return self.present if given is None else None
+        if (array := self.options.allowed_keys) is not None:
+            return np.asarray(self.present & array)
+        return self.present if self.options.mask is None else None
 
     def answer(self, queries: Queries, query: Shaped[np.ndarray, "q ..."] | None = None) -> tuple[list[Entry], Plan]:
         """Return the entries that answer some queries, and the plan.

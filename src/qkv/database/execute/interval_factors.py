@@ -21,8 +21,11 @@ from dataclasses import replace
 import numpy as np
 
 from qkv.core.conformal import conformal_quantile
-from qkv.core.typing import Bool, Float, Int
-from qkv.database.execute.aggregates import Values
+from qkv.core.ordering import row_groups
+from qkv.core.tile import Tile
+from qkv.core.typing import Float, Int
+from qkv.database.execute.aggregates import AverageSums, rounded_deviation, value_sums
+from qkv.database.execute.scan import exact_logits
 from qkv.database.execute.uncertainty import Calibration, effective_rows, prediction_scale
 from qkv.database.keys.comparisons import (
     Comparison,
@@ -34,13 +37,10 @@ from qkv.database.keys.comparisons import (
     find_coordinates,
 )
 from qkv.encoders.columns import Column
-from qkv.engine import observe
 from qkv.estimators.regression.local_linear import fit_rows
 from qkv.estimators.regression.local_scale import LocalScale, fit_scale
-from qkv.estimators.regression.neighbor_blocks import split_into_blocks
-from qkv.masks import AllowedPairs
+from qkv.estimators.regression.neighbor_blocks import draw_rows, split_into_blocks
 from qkv.normalizers.base import Normalizer
-from qkv.readouts import Dense
 from qkv.scores import Exact
 
 # With 2,000 rows, the standard error of the coverage is 0.7 %.
@@ -88,10 +88,7 @@ def _is_cheap(comparison: Comparison) -> bool:
 
 def _group_residuals(comparison: Comparison, cells: Float[np.ndarray, " rows"]) -> Float[np.ndarray, " n"]:
     """Return z of each row in a group of at least three rows with equal keys."""
-    keys = comparison.key.tolist()
-    cells_of = list(map(tuple, keys)) if comparison.key.ndim > 1 else keys
-    labels = {key: code for code, key in enumerate(dict.fromkeys(cells_of))}
-    codes = np.array([labels[key] for key in cells_of])
+    codes = row_groups(comparison.key)
     count = np.bincount(codes)[codes].astype(np.float64)
     deviation = cells - (np.bincount(codes, weights=cells) / np.bincount(codes))[codes]
     squares = np.bincount(codes, weights=np.square(deviation))[codes]
@@ -109,7 +106,7 @@ def _residuals(
     """Return the indices of a sample of the rows, and z of each of them."""
     count = len(value.cells)
     size = min(_MOST_ROWS, max(_FEWEST_ROWS, _MOST_PAIRS // count))
-    sample = np.random.default_rng(0).permutation(count)[:size]
+    sample = draw_rows(count, size)
     step = max(1, _WEIGHTS_AT_ONCE // count)
     parts: Sequence[Int[np.ndarray, " q"]] = [sample[i : i + step] for i in range(0, len(sample), step)]
     if isinstance(comparison, DistanceComparison):
@@ -127,25 +124,17 @@ def _residuals_of(
         if near is not None:
             comparison, value = replace(comparison, key=comparison.key[near]), value.take(near, with_source=False)
             rows = np.searchsorted(near, rows)
-    allowed: Bool[np.ndarray, "q rows"] = np.ones((len(rows), len(value.cells)), bool)
-    allowed[np.arange(len(rows)), rows] = False
-    observed = observe(
-        query,
-        comparison.key,
-        np.ones((len(comparison.key), 1)),
-        score=comparison.score,
-        normalizer=normalizer,
-        mask=AllowedPairs(allowed),
-        readouts=(Dense(),),
-    )
-    weights, cells = np.asarray(observed.readouts[0]), value.cells[rows]
+    logits = exact_logits(comparison, query)
+    logits[np.arange(len(rows)), rows] = -np.inf
+    weights, cells = np.asarray(normalizer.weights(logits, Tile.whole(*logits.shape))), value.cells[rows]
     if line is not None:
         fits = fit_rows(weights, line.of(comparison.key), line.of(query), value.cells)
         return _studentized(cells - fits.value, fits.noise, fits.rows, fits.degrees, cells)
-    aggregates = Values.of(value).aggregate(weights)
-    mean = np.array([aggregate.center for aggregate in aggregates], np.float64)
-    spread = np.array([aggregate.deviation or 0.0 for aggregate in aggregates])
-    return _studentized(cells - mean, *_noise(spread, effective_rows(weights)), cells)
+    sums = value_sums(value, len(rows)).add(weights, value.cells, 0)
+    assert isinstance(sums, AverageSums)
+    variances = zip((sums.squares / np.where(sums.mass > 0, sums.mass, 1.0)).tolist(), sums.mean, strict=True)
+    spread = np.array([rounded_deviation(*each) or 0.0 for each in variances])
+    return _studentized(cells - sums.mean[:, 0], *_noise(spread, effective_rows(weights)), cells)
 
 
 def _noise(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
 from qkv.core.formatting import number
 from qkv.core.ordering import row_groups
-from qkv.core.partial import merge_means
 from qkv.core.typing import Bool, Float, Int, Num, Shaped
 from qkv.database.execute.aggregates import Aggregate, LineFit, ValueSums, average_aggregate
 from qkv.database.execute.entries import largest_weights
@@ -69,18 +68,14 @@ def line_aggregates(fits: LocalFits, coordinates: Coordinates, column: Column) -
 
 @dataclass(eq=False)
 class LineSums(ValueSums):
-    """Weighted moments of the coordinates and the values of rows relative to each query, to which a line is fitted.
-
-    The last of the `n` coordinates is the value; `width` of them are those of the key.
+    """The moments of the coordinates and the values of rows relative to each query, to which a line is fitted.
 
     Attributes:
         comparison: the comparison.
         coordinates: the place of the numbers among the keys.
         columns: some rows of the key columns.
         at: `(q, width)`, the coordinates of the queries.
-        mass, mean, products: `(q,)`, `(q, n)` and `(q, n, n)`: Σ e, and the weighted mean of x and Σ e δ δᵀ with
-            δ = x − mean.
-        squares, first, second: `(q,)`, `(q, width)` and `(q, width, width)`: Σ e², Σ e² x and Σ e² x xᵀ.
+        moments: the moments.
         fits: the lines, which `aggregates` computes.
     """
 
@@ -88,12 +83,7 @@ class LineSums(ValueSums):
     coordinates: Coordinates
     columns: Sequence[Column]
     at: Float[np.ndarray, "q width"]
-    mass: Float[np.ndarray, " q"]
-    mean: Float[np.ndarray, "q n"]
-    products: Float[np.ndarray, "q n n"]
-    squares: Float[np.ndarray, " q"]
-    first: Float[np.ndarray, "q width"]
-    second: Float[np.ndarray, "q width width"]
+    moments: LocalMoments
     fits: LocalFits = field(init=False)
 
     @classmethod
@@ -106,9 +96,8 @@ class LineSums(ValueSums):
     ) -> LineSums:
         """Return the sums of no rows, for the query array of the engine."""
         at = coordinates.of(query)
-        q, width = at.shape
-        shapes = (q,), (q, width + 1), (q, width + 1, width + 1), (q,), (q, width), (q, width, width)
-        return cls(comparison, coordinates, columns, at, *map(np.zeros, shapes))
+        none = LocalMoments.of(np.zeros((len(at), 0)), np.zeros((0, at.shape[1] + 1)), at)
+        return cls(comparison, coordinates, columns, at, none)
 
     def read(
         self, table: pa.Table, like: Column, folded: bool, complete: bool
@@ -120,71 +109,21 @@ class LineSums(ValueSums):
         return np.concatenate([coordinates, cells[:, None]], axis=1), missing
 
     def rescale(self, factor: Float[np.ndarray, " q"]) -> LineSums:
-        square = np.square(factor)
-        return self._with(
-            self.mass * factor,
-            self.mean,
-            self.products * factor[:, None, None],
-            self.squares * square,
-            self.first * square[:, None],
-            self.second * square[:, None, None],
-        )
+        return replace(self, moments=self.moments.rescale(factor))
 
     def add(self, weights: Float[np.ndarray, "q rows"], values: Num[np.ndarray, "rows n"], first: int) -> LineSums:
         """Return the sums with the rows of a tile, whose matrix is that of `read`."""
-        part = self._with(*map(np.zeros_like, self._moments()))
-        for query, row in enumerate(weights):
-            rows = np.flatnonzero(row)
-            if not len(rows):
-                continue
-            w, both = row[rows].astype(np.float64), values[rows].astype(np.float64)
-            both[:, :-1] -= self.at[query]
-            part.mass[query] = mass = w.sum()
-            part.mean[query] = mean = w @ both / mass
-            offset = both - mean
-            square, d = w * w, both[:, :-1]
-            with np.errstate(over="ignore", invalid="ignore"):  # squares of values of 1e200
-                part.products[query] = (w[:, None] * offset).T @ offset
-            part.squares[query] = square.sum()
-            part.first[query] = square @ d
-            part.second[query] = (square[:, None] * d).T @ d
-        return self.merge(part)
+        return replace(self, moments=self.moments.merge(LocalMoments.of(weights, values, self.at)))
 
     def merge(self, other: LineSums) -> LineSums:
-        with np.errstate(over="ignore", invalid="ignore"):
-            means = self.mass[:, None], self.mean, other.mass[:, None], other.mean
-            mean, difference, weight = map(np.asarray, merge_means(*means))
-            between = difference[:, :, None] * difference[:, None, :] * weight[:, :, None]
-            products = self.products + other.products + between
-        squares, first, second = (a + b for a, b in zip(self._moments()[3:], other._moments()[3:], strict=True))
-        return self._with(self.mass + other.mass, mean, products, squares, first, second)
+        return replace(self, moments=self.moments.merge(other.moments))
 
     def aggregates(
         self, like: Column, scale: Float[np.ndarray, "q 1"], total: Float[np.ndarray, "q 1"]
     ) -> list[Aggregate]:
         """Return the aggregate of each query, and store the lines in `fits`."""
-        mass = np.where(self.mass > 0, self.mass, 1.0)
-        products, square = self.products / mass[:, None, None], np.square(mass)
-        self.fits = solve(
-            LocalMoments(
-                mean=self.mean[:, :-1],
-                covariance=products[:, :-1, :-1],
-                center=self.mean[:, -1],
-                variance=products[:, -1, -1],
-                cross=products[:, :-1, -1],
-                squares=self.squares / square,
-                first=self.first / square[:, None],
-                second=self.second / square[:, None, None],
-            ),
-            like.limits,
-        )
+        self.fits = solve(self.moments, like.limits)
         return line_aggregates(self.fits, self.coordinates, like)
-
-    def _moments(self) -> tuple[Float[np.ndarray, "q ..."], ...]:
-        return self.mass, self.mean, self.products, self.squares, self.first, self.second
-
-    def _with(self, *moments: Float[np.ndarray, "q ..."]) -> LineSums:
-        return LineSums(self.comparison, self.coordinates, self.columns, self.at, *moments)
 
 
 def effective_evidence(

@@ -94,8 +94,8 @@ class KeysWithoutValue:
         """Return the answer to a query from that of the rows with a value and that of the rows without."""
         if other.nearest < 0:
             return entry
-        both = [row for each in (entry, other) for row in (each.nearest, *each.rows.tolist()) if row >= 0]
-        rows = np.unique(np.array(both, np.int64))
+        both = {row for each in (entry, other) for row in (each.nearest, *each.rows.tolist()) if row >= 0}
+        rows = np.array(sorted(both), np.int64)  # np.unique imports numpy.ma
         columns = self.executor.read_rows(rows)[:-1]
         comparison = self.comparison.with_rows(columns)
         with ignore_numpy_warnings():

@@ -35,11 +35,14 @@ _SMALLEST_EXPONENT = {"float32": -87.0, "float64": -700.0}
 _Finalized = tuple[Summary, list[Aggregate], Float[np.ndarray, " q"] | None, Float[np.ndarray, " q"] | None]
 
 
-class _Merges(Protocol):
-    def merge(self, other: Self) -> Self: ...
+class Mergeable(Protocol):
+    """A partial result, which merges with those of other rows."""
+
+    def merge(self, other: Self) -> Self:
+        """Return the result over the rows of both."""
 
 
-_Mergeable = TypeVar("_Mergeable", bound=_Merges)
+_Mergeable = TypeVar("_Mergeable", bound=Mergeable)
 
 
 @dataclass(eq=False)

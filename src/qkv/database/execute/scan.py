@@ -165,6 +165,12 @@ class CellLogits(Logits[_CellRows]):
         return rows[1]
 
 
+def exact_logits(comparison: Comparison, query: Shaped[np.ndarray, "q ..."]) -> Float[np.ndarray, "q rows"]:
+    """Return the logits of all keys of a comparison, computed in float64."""
+    cells, count = CellLogits(comparison, (), query, folded=True), len(comparison.key)
+    return cells.compute((cells.bind(comparison.key), None), 0, count) if count else np.zeros((len(query), 0))
+
+
 def fast_logits(
     comparison: Comparison,
     columns: Sequence[Column],

@@ -23,7 +23,7 @@ from qkv.core.checksums import digest
 from qkv.core.formatting import counted, memory_text
 from qkv.core.ordering import RunningTopK
 from qkv.core.progress import Progress, report
-from qkv.core.typing import Bool, Float, Int, Num, Shaped
+from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.answer import Entry
 from qkv.database.choice_cache import ChoiceCache
 from qkv.database.execute import block_scan
@@ -38,7 +38,7 @@ from qkv.database.execute.line_fit import LineSums, effective_evidence, largest_
 from qkv.database.execute.partial_sums import PartialSums, accumulates, tile_weights
 from qkv.database.execute.row_lists import rows_of_any_query
 from qkv.database.execute.row_reader import RowTile, StoredRows, read_note, save_note
-from qkv.database.execute.scan import CellLogits, VectorLogits, VectorNorms
+from qkv.database.execute.scan import VectorLogits, VectorNorms, exact_logits
 from qkv.database.execute.statistics import TableStatistics, load_statistics, restricted_statistics
 from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.keys.choose import ComparisonChooser
@@ -46,7 +46,6 @@ from qkv.database.keys.comparisons import Comparison, MixedComparison, find_coor
 from qkv.database.keys.queries import Queries
 from qkv.encoders.columns import Column
 from qkv.errors import DamagedError, KindError, OptionError, RefusedError, ShapeError
-from qkv.masks import AllowedKeys
 from qkv.normalizers.base import Normalizer
 from qkv.plan.checks import check_problem, read_problem
 from qkv.plan.spec import Spec
@@ -81,7 +80,7 @@ class StreamedCall:
         self.line = find_coordinates(comparison) if options.linear else None
         self.calibration = partial(executor.calibration, comparison, normalizer, options)
         self.statistics, self.rows = executor.statistics, executor.table
-        self.names = tuple(dict.fromkeys((*executor.key, executor.value)))
+        self.names = tuple(executor.names)
         self.incomplete_tiles = set(self.statistics.incomplete_tiles.tolist())
         self.columns = executor.query_columns, executor.value_column
         self.accumulates = accumulates(normalizer)
@@ -121,8 +120,8 @@ class StreamedCall:
         line, weigh = sums.values, partial(tile_weights, self.normalizer, summary=summary)
         if isinstance(line, LineSums):
             top_rows = np.union1d(top_rows, self._largest_effective(query, line, weigh, progress))
-        comparison, columns = self._over(top_rows)
-        weights = self._exact_logits(comparison, columns, query)
+        comparison, _ = self._over(top_rows)
+        weights = exact_logits(comparison, query)
         weights = weigh(logits=weights) if len(top_rows) else weights
         rows, heaviest = largest_weights(weights, top)
         nearest = rows[:, 0]
@@ -268,12 +267,6 @@ class StreamedCall:
         columns = self.executor.read_columns(self.rows.take(rows, self.names))
         return self.comparison.with_rows(columns[:-1]), columns
 
-    def _exact_logits(
-        self, comparison: Comparison, columns: Sequence[Column], query: Shaped[np.ndarray, "q ..."]
-    ) -> Num[np.ndarray, "q n"]:
-        cells, n = CellLogits(comparison, columns[:-1], query, self.executor.fold), len(comparison.key)
-        return cells.compute((cells.bind(comparison.key), None), 0, n) if n else np.zeros((len(query), 0))
-
     def _answer_from_candidates(
         self, queries: Queries, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, " rows"]
     ) -> list[Entry]:
@@ -392,7 +385,7 @@ class StreamedExecutor(Executor):
         self.statistics = load_statistics(self.table, key, value, fold, progress)
         missing = {name: column.missing for name, column in self.statistics.columns.items()}
         self._set_counts(missing, self.statistics.complete)
-        self.examples = self.read_columns(load_example_rows(self.table, self.statistics.examples, self._names))
+        self.examples = self.read_columns(load_example_rows(self.table, self.statistics.examples, self.names))
         self.query_columns = self.examples[:-1]
         self._interpret_values(self.value_column, self.statistics.columns[value].largest)
         self.norms = VectorNorms()
@@ -403,13 +396,14 @@ class StreamedExecutor(Executor):
         self._rows_without_value: RowsWithoutValue | None = None
 
     @property
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
+        """The key columns and the value column, each once."""
         return list(dict.fromkeys((*self.key, self.value)))
 
     @property
     def columns(self) -> tuple[Column, ...]:
         if self._columns is None:
-            self._columns = self.read_columns(self.table.take(self.statistics.sample, self._names))
+            self._columns = self.read_columns(self.table.take(self.statistics.sample, self.names))
         return self._columns
 
     @property
@@ -464,11 +458,11 @@ class StreamedExecutor(Executor):
         return tuple(Column.from_table(table, column.name, self.fold, column) for column in like)
 
     def read_rows(self, rows: Int[np.ndarray, " n"]) -> tuple[Column, ...]:
-        return self.read_columns(self.table.take(rows, self._names))
+        return self.read_columns(self.table.take(rows, self.names))
 
     def rows_without_value(self, options: AskOptions) -> Iterator[RowsWithoutValue]:
         if self._rows_without_value is not None:
-            yield self._rows_without_value.masked_by(options.mask)
+            yield self._rows_without_value.masked_by(options)
             return
         rows = self.statistics.rows_without_value(self.selected)
         for start in range(0, len(rows), _ROWS_WITHOUT_VALUE):
@@ -476,13 +470,13 @@ class StreamedExecutor(Executor):
             part = RowsWithoutValue(self, some, self.read_rows(some)[:-1])
             if len(some) == len(rows):
                 self._rows_without_value = part
-            yield part.masked_by(options.mask)
+            yield part.masked_by(options)
 
     def group_rows(
         self, comparison: MixedComparison, options: AskOptions
     ) -> Iterator[tuple[MixedComparison, Bool[np.ndarray, " rows"]]]:
         selected = self.selection(options)
-        for tile in self.table.tiles(tuple(dict.fromkeys((*self.key, self.value)))):
+        for tile in self.table.tiles(self.names):
             columns = self.read_columns(tile.table)
             present = ~np.logical_or.reduce([column.missing for column in columns])
             if selected is not None:
@@ -518,15 +512,15 @@ class StreamedExecutor(Executor):
             raise comparison.unsupported(error) from None
 
     def selection(self, options: AskOptions) -> Bool[np.ndarray, " rows"] | None:
-        present, mask = self.selected, options.mask
+        present, mask, array = self.selected, options.mask, options.allowed_keys
         if mask is None:
             return present
-        if not isinstance(mask, AllowedKeys) or np.ndim(np.asarray(mask.array)) != 1:
+        if array is None:
             raise OptionError(
                 f"mask must be masks.AllowedKeys with one boolean per row for {self.name}, which exceeds the memory "
                 f"limit, got {mask}. Use masks.AllowedKeys, select rows with where, or open the store with more "
                 "memory, such as memory='2 GiB'."
             )
         mask.check(1, self.table.num_rows)
-        array = np.broadcast_to(np.asarray(mask.array), self.table.num_rows)
+        array = np.broadcast_to(array, self.table.num_rows)
         return array if present is None else present & array

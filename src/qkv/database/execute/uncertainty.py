@@ -178,10 +178,11 @@ def _quantile_table() -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]
     """Return a grid of 1 / degrees of freedom and the logarithms of the quantiles on it."""
     # With t = √ν tan θ the density becomes cos^(ν − 1) θ, which is integrated by the trapezoidal rule.
     angles = np.linspace(0.0, math.pi / 2, _ANGLES)
+    cosines = np.cos(angles)
     inverse = np.concatenate([np.linspace(0.0, 0.05, 26), np.linspace(0.05, 1.0, 96)[1:]])
     quantiles = [math.log(Z)]
     for degrees in 1.0 / inverse[1:]:
-        density = np.cos(angles) ** (degrees - 1.0)
+        density = cosines ** (degrees - 1.0)
         area = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
         angle = np.interp(0.9, area / area[-1], angles)
         quantiles.append(math.log(math.sqrt(degrees) * math.tan(angle)))

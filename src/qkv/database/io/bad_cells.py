@@ -23,8 +23,11 @@ from qkv.core.times import is_compact_date
 from qkv.core.typing import Num
 from qkv.database.io.cell_notes import CellNote, with_cell_note
 from qkv.database.io.identifiers import as_integers, has_identifier_name, is_mostly_whole, whole_sql
+from qkv.database.io.predicates import mentioned_columns
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.text_readings import (
+    FIRST_TEXTS,
+    LEAST_SHARE,
     TextReading,
     boolean_reading,
     detect_reading,
@@ -32,13 +35,22 @@ from qkv.database.io.text_readings import (
     number_reading,
     numbers_remark,
     text_remark,
-    thousands_reading,
 )
-from qkv.encoders.arrow_columns import beyond_python, null_mask, stored_numbers, to_python, with_metadata
+from qkv.encoders.arrow_columns import (
+    READING,
+    beyond_python,
+    metadata_text,
+    null_mask,
+    stored_numbers,
+    to_python,
+    with_metadata,
+)
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
     import duckdb
+
+    from qkv.database.execute.row_reader import StoredRows
 
 
 @dataclass(frozen=True)
@@ -54,10 +66,7 @@ class WholeFloats(TextReading):
         return f"not isnan({cell}) and not coalesce({whole_sql(cell)}, false)"
 
 
-_FIRST_TEXTS = 1_000
 _WRITTEN_NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]*)([.][0-9]+)?([eE][+-]?[0-9]+)?")
-_LEAST_SHARE = 0.1
-"""A column of texts with a larger share of numbers is mentioned in a note."""
 
 
 @dataclass(frozen=True)
@@ -131,10 +140,7 @@ def detect_conversions(
         if text and name in numeric:
             dated = _reading_in_format(relation, name, name in stated, options, delimiter)
             if dated is None:
-                found = number_reading(relation, name, options.decimal or ".", policy == "text")
-            # Semicolons delimit cells where points separate thousands.
-            if found is not None and delimiter == ";" and options.decimal is None and not options.as_written:
-                found = replace(found, said=thousands_reading(relation, name))
+                found = number_reading(relation, name, options, delimiter, policy == "text")
         if found is not None:
             readings[name] = found
             bad = f"{found.bad('x')} and lower(trim(x)) not in ('nan', '-nan')"
@@ -155,7 +161,7 @@ def detect_conversions(
                     continue
                 readings[name] = reading
         elif types.get(name) == "BIGINT" and not options.as_written:
-            firsts = relation.project(quoted_name(name)).limit(_FIRST_TEXTS).fetchall()
+            firsts = relation.project(quoted_name(name)).limit(FIRST_TEXTS).fetchall()
             remark = numbers_remark(number for (number,) in firsts)
             note = CellNote(remark=remark) if remark else None
         else:
@@ -245,18 +251,44 @@ def add_cell_notes(table: pa.Table, names: Sequence[str], on_bad_cell: str, sour
         elif pa.types.is_temporal(column.type) and not pa.types.is_interval(column.type):
             note = _bad_note(name, *_beyond_python(column), on_bad_cell, source)
         elif note is None and pa.types.is_integer(column.type):
-            remark = numbers_remark(column.slice(0, _FIRST_TEXTS).to_pylist())
+            remark = numbers_remark(column.slice(0, FIRST_TEXTS).to_pylist())
             note = CellNote(remark=remark) if remark else None
         elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            texts = [text for text in column.slice(0, _FIRST_TEXTS).to_pylist() if text]
-            numbers = sum(_WRITTEN_NUMBER.fullmatch(text.strip()) is not None for text in texts)
-            if _LEAST_SHARE * len(texts) <= numbers < len(texts):
-                note = CellNote(numbers, total=len(texts))
-            if remark := text_remark(texts, stated=True):
-                note = CellNote(remark=remark)
+            note = _text_note(column)
         if note:
             table = with_cell_note(table, name, note)
     return table
+
+
+def _text_note(column: pa.ChunkedArray) -> CellNote | None:
+    """Return a note about a column of texts of which some are numbers, or which look like numbers or dates."""
+    texts = [text for text in column.slice(0, FIRST_TEXTS).to_pylist() if text]
+    if remark := text_remark(texts, stated=True):
+        return CellNote(remark=remark)
+    numbers = sum(_WRITTEN_NUMBER.fullmatch(text.strip()) is not None for text in texts)
+    return CellNote(numbers, total=len(texts)) if LEAST_SHARE * len(texts) <= numbers < len(texts) else None
+
+
+def predicate_notes(rows: pa.Table | StoredRows, predicate: str, others: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return how a predicate reads the columns that it names: their formats, and texts that it compares as texts.
+
+    Args:
+        rows: the rows of a table.
+        predicate: a SQL predicate.
+        others: columns that are left out.
+    """
+    names = [name for name in mentioned_columns(rows.column_names, predicate) if name not in others]
+    if not names:
+        return ()
+    count = min(FIRST_TEXTS, rows.num_rows)
+    # Of an object store, only these columns are read.
+    first = rows.select(names).slice(0, count) if isinstance(rows, pa.Table) else rows.take(np.arange(count), names)
+    notes = []
+    for name, column in zip(names, first.columns, strict=True):
+        note = _text_note(column) if pa.types.is_string(column.type) or pa.types.is_large_string(column.type) else None
+        reading = metadata_text(first.schema, name, READING)
+        notes += [f"{name} {reading}"] * bool(reading) + ([note.text(name)] if note else [])
+    return tuple(notes)
 
 
 def _with_whole_numbers(table: pa.Table, name: str, on_bad_cell: str, source: str) -> tuple[pa.Table, CellNote | None]:

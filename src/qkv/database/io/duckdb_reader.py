@@ -96,10 +96,7 @@ def read_file(path: str, kind: str, required: tuple[str, ...] = (), options: Rea
             return add_cell_notes(table, required, options.on_bad_cell, repr(path))
         table, rows, dates = run_typed(file, required, options, lambda rows: rows.to_arrow_table())
         mixed = json_columns(rows)
-        cells = file.connection.from_arrow(table)
-        memory = with_json_texts(cells, mixed, _keys(required, options))
-        conversions = _conversions(file, memory, mixed, required, dates, options)
-        conversions = with_counted_texts(cells, _values(required, options, mixed), conversions)
+        memory, conversions = _conversions(file, file.connection.from_arrow(table), mixed, required, dates, options)
         # The other columns are not copied.
         changed = list(dict.fromkeys([*mixed, *conversions.readings]))
         if changed:
@@ -129,10 +126,8 @@ def read_parts(
             stated = {}
             # Counting the cells of all columns finds cells that contradict the detected types.
             _, opened, dates = run_typed(file, required, options, _count_cells)
-            mixed = json_columns(opened)
-            rows = with_json_texts(with_microsecond_columns(opened), mixed, _keys(required, options))
-            conversions = _conversions(file, rows, mixed, required, dates, options)
-            conversions = with_counted_texts(opened, _values(required, options, mixed), conversions)
+            cells, mixed = with_microsecond_columns(opened), json_columns(opened)
+            rows, conversions = _conversions(file, cells, mixed, required, dates, options)
         rows = conversions.relation(rows)
         first = conversions.mark(_with_types(rows.limit(0).to_arrow_table(), stated))
         first = with_line_note(first, file.layout.note)
@@ -178,31 +173,33 @@ def _with_types(table: pa.Table, types: Mapping[str, pa.DataType]) -> pa.Table:
 
 def _conversions(
     file: OpenFile,
-    rows: duckdb.DuckDBPyRelation,
+    cells: duckdb.DuckDBPyRelation,
     mixed: Sequence[str],
     required: tuple[str, ...],
     dates: Sequence[str],
     options: ReadOptions,
-) -> Conversions:
-    """Return how the required columns of a file are converted, and the columns `dates`, which were read as texts."""
+) -> tuple[duckdb.DuckDBPyRelation, Conversions]:
+    """Return the rows of a file with texts in place of JSON values, and how their columns are converted.
+
+    Args:
+        file: the file.
+        cells: its rows.
+        mixed: the columns of JSON values.
+        required: the columns that are used.
+        dates: the columns that were read as texts.
+        options: what to do with bad cells.
+    """
+    # The key columns are all but the last; a file of queries has none.
+    keys = () if options.as_written else required[:-1]
+    rows = with_json_texts(cells, mixed, keys)
     stated = () if file.kind in DELIMITED else [name for name in required if name not in (*mixed, *dates)]
     found = detect_conversions(rows, required, options, repr(file.path), stated, file.layout.delimiter, dates)
-    others = [name for name in dates if name not in required]
-    if not others:
-        return found
-    # Bad cells of columns that are only shown are missing, and not counted.
-    more = detect_conversions(rows, others, ReadOptions(assumed=options.assumed), repr(file.path))
-    return Conversions({**found.readings, **more.readings}, found.notes)
-
-
-def _keys(required: tuple[str, ...], options: ReadOptions) -> tuple[str, ...]:
-    """Return the key columns, which are all required columns but the last; none for a file of queries."""
-    return () if options.as_written else required[:-1]
-
-
-def _values(required: tuple[str, ...], options: ReadOptions, mixed: Sequence[str]) -> list[str]:
-    """Return the columns of JSON values among the required columns that are no keys."""
-    return [name for name in dict.fromkeys(required) if name in mixed and name not in _keys(required, options)]
+    if others := [name for name in dates if name not in required]:
+        # Bad cells of columns that are only shown are missing, and not counted.
+        more = detect_conversions(rows, others, ReadOptions(assumed=options.assumed), repr(file.path))
+        found = Conversions({**found.readings, **more.readings}, found.notes)
+    values = [name for name in dict.fromkeys(required) if name in mixed and name not in keys]
+    return rows, with_counted_texts(cells, values, found)
 
 
 def _count_cells(rows: duckdb.DuckDBPyRelation) -> int:

@@ -14,6 +14,8 @@ from qkv.store import is_store, is_url
 
 ARROW = (".arrow", ".feather", ".ipc")
 SUFFIXES = (*DELIMITED, *JSON, *PARQUET, *ARROW)
+_ENDINGS = tuple(suffix + compression for suffix in SUFFIXES for compression in ("", *COMPRESSIONS))
+_PATTERN = set("*?[")
 
 
 def is_stored(source: object) -> bool:
@@ -27,11 +29,7 @@ def is_stored(source: object) -> bool:
     """
     if not is_url(source):
         return isinstance(source, (str, os.PathLike)) and is_store(source)
-    name = str(source).lower().partition("?")[0]
-    return not name.endswith(tuple(s + c for s in SUFFIXES for c in ("", *COMPRESSIONS)))
-
-
-_PATTERN = set("*?[")
+    return not str(source).lower().partition("?")[0].endswith(_ENDINGS)
 
 
 def is_paths(source: object) -> bool:
@@ -42,7 +40,7 @@ def is_paths(source: object) -> bool:
     return listed and all(isinstance(each, (str, os.PathLike)) for each in source)  # type: ignore[attr-defined]
 
 
-def expand_paths(source: object, suffixes: Sequence[str], compressions: Sequence[str]) -> list[Path]:
+def source_files(source: object) -> list[Path]:
     """Return the files that a path, a pattern such as `parts/*.csv`, a folder, or a list of these names, in order.
 
     A folder stands for the tables that lie in it, sorted by name. A path that exists is never a pattern.
@@ -59,15 +57,14 @@ def expand_paths(source: object, suffixes: Sequence[str], compressions: Sequence
             remedy = "Download the file, and name the copy." if "://" in str(each) else "Name a file."
             raise DataError(f"source must be a file or a folder, got {str(each)!r}. {remedy}")
         if path.is_dir():
-            endings = tuple(s + c for s in suffixes for c in ("", *compressions))
-            tables = sorted(p for p in path.iterdir() if p.is_file() and p.name.lower().endswith(endings))
+            tables = sorted(p for p in path.iterdir() if p.is_file() and p.name.lower().endswith(_ENDINGS))
             tables = [p for p in tables if not p.name.startswith((".", "_"))]
             if not tables:
                 raise DataError(
                     f"source must be a file or a folder of tables, got the folder {str(path)!r} without tables. "
                     "Name a file."
                 )
-            _refuse_copies(tables, suffixes, compressions)
+            _refuse_copies(tables, SUFFIXES)
             out += tables
         elif not path.exists() and _PATTERN & set(str(path)):
             matches = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file())
@@ -76,26 +73,23 @@ def expand_paths(source: object, suffixes: Sequence[str], compressions: Sequence
                     f"source must match at least one file, got the pattern {str(path)!r}, which matches none. "
                     "Check the pattern."
                 )
-            _refuse_copies(matches, suffixes, compressions)
+            _refuse_copies(matches, SUFFIXES)
             out += matches
         else:
             out.append(path)
-    _refuse_copies(out, (), compressions)
+    _refuse_copies(out)
     return out
 
 
-def _refuse_copies(paths: Sequence[Path], suffixes: Sequence[str], compressions: Sequence[str]) -> None:
-    """Raise a `DataError` if two paths name one file, or files whose names differ in these suffixes alone.
+def _refuse_copies(paths: Sequence[Path], suffixes: tuple[str, ...] = ()) -> None:
+    """Raise a `DataError` if two paths name one file, or files whose names differ in suffixes alone.
 
-    Args:
-        paths: the files.
-        suffixes: suffixes of formats; () where files of one name in several formats are allowed.
-        compressions: suffixes of compressed files.
+    Files of one name in several formats are allowed unless `suffixes` names the formats.
     """
     first: dict[str, Path] = {}
     for path in paths:
         name = os.path.realpath(path)
-        for endings in (compressions, suffixes):
+        for endings in (COMPRESSIONS, suffixes):
             name = next((name[: -len(each)] for each in endings if name.lower().endswith(each)), name)
         other = first.setdefault(name, path)
         if other is not path:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -137,7 +138,7 @@ def _evaluate(
         row, exists = (
             _free_name(name, {*named, *map(str.casefold, table.column_names)}) for name in ("row_", "exists_")
         )
-        numbered = table.append_column(row, arrow_columns.row_numbers(table.num_rows))
+        numbered = _readable(table.select(names)).append_column(row, arrow_columns.row_numbers(table.num_rows))
         if present is not None:
             numbered = numbered.append_column(exists, pa.array(present))
         relation = connection.from_arrow(numbered)
@@ -154,9 +155,30 @@ def _evaluate(
     return names, mask
 
 
+def _readable(table: pa.Table) -> pa.Table:
+    """Return a table with decimals of at most 38 digits, as DuckDB reads no others, if no digit is lost."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_decimal256(field.type):
+            with contextlib.suppress(pa.ArrowInvalid, ValueError):
+                column = table.column(index).cast(pa.decimal128(38, field.type.scale))
+                table = table.set_column(index, field.with_type(column.type), column)
+    return table
+
+
+def mentioned_columns(names: Sequence[str], predicate: str) -> list[str]:
+    """Return the columns whose names occur in a predicate, which need not mean the columns.
+
+    Example:
+        >>> mentioned_columns(["day", "size", "d"], "year(Day) > 2020 or size = 1")
+        ['day', 'size']
+    """
+    words = predicate.casefold()
+    return [name for name in names if re.search(rf"(?<!\w){re.escape(name.casefold())}(?!\w)", words)]
+
+
 def _time_zone(schema: pa.Schema, predicate: str) -> str:
     """Return the time zone of the timestamps that a predicate names, as DuckDB writes it; UTC if they have several."""
-    named = [field.type for field in schema if field.name.casefold() in predicate.casefold()]
+    named = [schema.field(name).type for name in mentioned_columns(schema.names, predicate)]
     zones = {type_.tz for type_ in named if pa.types.is_timestamp(type_) and type_.tz}
     zone = zones.pop() if len(zones) == 1 else "UTC"
     return f"GMT{zone}" if zone.startswith(("+", "-")) else zone.replace("'", "")

@@ -10,9 +10,10 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from qkv.core.cell_kinds import cell_kind, is_missing, object_kind
+from qkv.core.cell_kinds import cell_kind, is_missing, object_kind, plain_scalar
 from qkv.core.nanoseconds import nanoseconds_below
 from qkv.core.printable import first_line
 from qkv.errors import DataError
@@ -52,6 +53,8 @@ def exact_array(cells: Sequence[object], column: str = "a column") -> pa.Array:
             raise DataError(f"the cells of {column} must be of one kind, got {found}. Convert them, such as to texts.")
     if any(issubclass(type_, uuid.UUID) for type_ in types):
         cells = [None if cell is None else str(cell) for cell in cells]
+    if any(issubclass(type_, np.datetime64 | np.timedelta64) for type_ in types):
+        cells = list(map(plain_scalar, cells))
     if kinds == {"date"}:
         cells = _timestamps(cells, column)
     if kinds == {"time"} and any(isinstance(cell, dt.time) and cell.tzinfo is not None for cell in cells):

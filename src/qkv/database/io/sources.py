@@ -38,7 +38,7 @@ from qkv.database.io.cell_notes import (
     with_line_note,
 )
 from qkv.database.io.duckdb_file import DELIMITED, PARQUET
-from qkv.database.io.paths import ARROW, SUFFIXES, expand_paths, is_paths, stream_suffix
+from qkv.database.io.paths import ARROW, SUFFIXES, is_paths, source_files, stream_suffix
 from qkv.database.io.python_cells import exact_array
 from qkv.database.io.read_options import (
     COMPRESSIONS,
@@ -196,7 +196,7 @@ def read(source: object, required: tuple[str, ...] = (), options: ReadOptions = 
         except Exception as error:  # pyarrow, pandas and polars each raise their own kinds
             raise DataError(
                 f"the {type(source).__name__} cannot be read as a table: {first_line(error)}. "
-                "Pass columns of equal length, each with cells of one type."
+                "Pass columns of equal length, each with cells of one type that Arrow has."
             ) from None
         _refuse_repeated_names(table.column_names)
         _check_stated(describe(source), options)
@@ -276,23 +276,9 @@ def _range(names: Sequence[str]) -> str:
     return f"{names[0]}{', ' if len(names) == 2 else ' … '}{names[-1]}"
 
 
-def table_files(source: object) -> list[Path]:
-    """Return the files that paths, patterns and folders name; an empty list for another source."""
-    return expand_paths(source, SUFFIXES, COMPRESSIONS) if is_paths(source) else []
-
-
 def is_delimited(source: object) -> bool:
     """Return whether a path, or one of several, names a delimited file."""
     return any(_suffix(path) in DELIMITED for path in source_files(source))
-
-
-def source_files(source: object) -> list[Path]:
-    """Return the files of a path, a pattern, a folder of tables, or a list of these.
-
-    Raises:
-        DataError: A pattern matches no file, or a folder has no table.
-    """
-    return expand_paths(source, SUFFIXES, COMPRESSIONS)
 
 
 def is_table_name(name: str) -> bool:
@@ -321,9 +307,11 @@ def require_columns(table: pa.Table, names: Iterable[str], where: str) -> None:
     for name in names:
         if name not in table.column_names:
             columns = ", ".join(table.column_names[:20]) + (", …" if table.num_columns > 20 else "")
+            unnamed = table.column_names == [f"column{index}" for index in range(table.num_columns)]
+            header = " No line was read as the header; --header-row 1 (in Python: header_row=1) reads the first."
             raise DataError(
                 f"column must be one of {columns} in {where}, got {name!r}."
-                + (suggest_name(name, table.column_names) or " Name one of them.")
+                + (header if unnamed else suggest_name(name, table.column_names) or " Name one of them.")
             )
 
 
@@ -444,6 +432,7 @@ def _read_object(source: Any) -> pa.Table:
     if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
         return pa.table(source)
     if isinstance(source, Mapping):
+        _refuse_other_indexes(source)
         columns = [_column(values, f"column {name!r}") for name, values in source.items()]
         return pa.table(columns, names=[str(name) for name in source])
     if isinstance(source, Sequence) and source and all(isinstance(row, Mapping) for row in source):
@@ -454,6 +443,18 @@ def _read_object(source: Any) -> pa.Table:
         "source must be a path, a pandas or polars frame, a pyarrow table, a dict of columns or a list of records, "
         f"got a {type(source).__name__}. Convert the source to one of these types."
     )
+
+
+def _refuse_other_indexes(columns: Mapping[object, Any]) -> None:
+    """Raise a `DataError` if columns are pandas series with different indexes, which pandas pairs by index."""
+    series = {name: values for name, values in columns.items() if hasattr(values, "reindex")}
+    first = next(iter(series), None)
+    for name, values in series.items():
+        if not values.index.equals(series[first].index):
+            raise DataError(
+                f"pandas series in a dict must have the same index, got different ones for {first!r} and {name!r}. "
+                "Pass a DataFrame of them, which pairs rows by index, or their to_numpy(), which pairs by position."
+            )
 
 
 def _frame_table(frame: Any) -> pa.Table:
@@ -496,9 +497,15 @@ def _column(values: Any, name: str) -> pa.Array | pa.ChunkedArray:
     return exact_array(list(values), name)
 
 
+_COARSE_UNITS = {"M": {**dict.fromkeys("YMW", "D"), **dict.fromkeys("hm", "s")}, "m": dict.fromkeys("WDhm", "s")}
+"""The units of dates and durations of NumPy that Arrow lacks, with the nearest one that it has."""
+
+
 def _array(values: Shaped[np.ndarray, " rows"]) -> pa.Array:
     """Return a NumPy array as an Arrow array; numbers without `pa.array`, which imports pandas if it is installed."""
     values = values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+    if (coarse := _COARSE_UNITS.get(values.dtype.kind, {})) and (unit := np.datetime_data(values.dtype)[0]) in coarse:
+        values = values.astype(f"{values.dtype.kind}8[{coarse[unit]}]")
     if type(values) is not np.ndarray or values.dtype.kind not in "iuf":
         return pa.array(values)
     buffer = pa.py_buffer(np.ascontiguousarray(values))
@@ -509,7 +516,11 @@ def _with_common_types(table: pa.Table) -> pa.Table:
     """Return a table without views, of which pyarrow takes no rows, and float16, of which DuckDB reads no cells."""
     for index, field in enumerate(table.schema):
         if (type_ := _common_type(field.type)) != field.type:
-            table = table.set_column(index, field.with_type(type_), table.column(index).cast(type_))
+            column = table.column(index)
+            # pyarrow's cast of a list view to a list is invalid.
+            lists = "list_view" in str(field.type)
+            column = pa.chunked_array([column.to_pylist()], type_) if lists else column.cast(type_)
+            table = table.set_column(index, field.with_type(type_), column)
     return table
 
 
@@ -522,8 +533,9 @@ def _common_type(type_: pa.DataType) -> pa.DataType:
         return pa.dictionary(type_.index_type, _common_type(type_.value_type), type_.ordered)
     if types.is_fixed_size_list(type_):
         return pa.list_(type_.value_field.with_type(_common_type(type_.value_type)), type_.list_size)
-    for new, test in ((pa.list_, types.is_list), (pa.large_list, types.is_large_list)):
-        if test(type_):
+    small, large = types.is_list(type_) or types.is_list_view(type_), types.is_large_list(type_)
+    for new, test in ((pa.list_, small), (pa.large_list, large or types.is_large_list_view(type_))):
+        if test:
             return new(type_.value_field.with_type(_common_type(type_.value_type)))
     common = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary(), pa.float16(): pa.float32()}
     return common.get(type_, type_)

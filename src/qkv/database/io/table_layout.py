@@ -123,11 +123,9 @@ def read_layout(ends: tuple[bytes, bytes], options: ReadOptions, required: tuple
     given = options.header_row
     if given and not "".join(lines[given - 1 : given]).strip():
         raise OptionError(f"header_row must be the number of a line with names, got {given}. Correct it.")
-    layout = _best_layout(lines[given - 1 if given else 0 :], options.delimiter, () if given else required)
+    layout = _best_layout(lines[given - 1 if given else 0 :], options.delimiter, None if given else required)
     layout = replace(layout, above=given - 1) if given else layout
     rows = list(layout.rows(f"{line}\n" for line in lines[layout.above :]))
-    if given:
-        layout = replace(layout, header=tuple(cell.strip() for cell in rows[0][1]), width=len(rows[0][1]))
     comments = any(_is_comment(layout, cells) for _, cells in rows)
     last = lines[max(layout.above + 1, 1) :] if whole else re.split("\r\n?|\n", tail)[1:]
     last = last[:-1] if last and not last[-1] else last
@@ -141,14 +139,18 @@ def _line_ends(text: str) -> set[str]:
     return set(re.findall("\r\n|\r|\n", re.sub('"[^"]*"', "", text.removesuffix("\r"))))
 
 
-def _best_layout(lines: list[str], delimiter: str | None, required: tuple[str, ...]) -> Layout:
-    """Return the layout with which a line holds the required columns, and most lines have as many cells."""
+def _best_layout(lines: list[str], delimiter: str | None, required: tuple[str, ...] | None) -> Layout:
+    """Return the layout with which a line holds the required columns, and most lines have as many cells.
+
+    If `required` is None, the first line is the header.
+    """
     text = "\n".join(lines)
     quotes = [('"', '"')]
     quotes += [('"', "\\")] if '\\"' in text else []
     quotes += [("'", "'")] if "'" in text else []
     quotes += [("", "")] if '"' in text else []
-    best, most = Layout(), (-1.0, -1.0, -1.0, -1.0)
+    best = Layout()
+    most: tuple[float, ...] = (-1.0,) * 5
     for quote, escape in quotes:
         for each in delimiter or _DELIMITERS:
             layout = Layout(each, quote, escape)
@@ -164,13 +166,14 @@ def _best_layout(lines: list[str], delimiter: str | None, required: tuple[str, .
 
 
 def _scored(
-    layout: Layout, rows: list[tuple[int, list[str]]], required: tuple[str, ...]
-) -> tuple[Layout, tuple[float, float, float, float]]:
+    layout: Layout, rows: list[tuple[int, list[str]]], required: tuple[str, ...] | None
+) -> tuple[Layout, tuple[float, ...]]:
     """Return a layout with the header, and how well it fits: more is better."""
     if not rows:
-        return layout, (0.0, 0.0, 0.0, 0.0)
+        return layout, (0.0,) * 5
     stripped = [[cell.strip(" \"'") for cell in cells] for _, cells in rows]
     places = [index for index, cells in enumerate(stripped) if required and set(required) <= set(cells)]
+    places = [0] if required is None else places
     widths = Counter(len(cells) for cells in stripped if len(cells) > 1) or Counter([1])
     if places:
         place, width = places[0], len(stripped[places[0]])
@@ -182,7 +185,7 @@ def _scored(
     layout = replace(layout, width=width, above=rows[place][0] - 1)
     layout = replace(layout, header=tuple(stripped[place])) if places else layout
     fit = sum(layout.fits(cells) for _, cells in rows[place:]) / len(rows[place:])
-    return layout, (float(bool(places)), float(width > 1), fit, width)
+    return layout, (float(bool(places)), float(width > 1), fit, -place, width)
 
 
 def _is_comment(layout: Layout, cells: list[str]) -> bool:

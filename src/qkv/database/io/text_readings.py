@@ -148,8 +148,8 @@ def numbers_remark(numbers: Iterable[object]) -> str:
 
 
 _FIRST_ROWS = 20_480
-_FIRST_TEXTS = 1_000
-_LEAST_SHARE = 0.1
+FIRST_TEXTS = 1_000
+LEAST_SHARE = 0.1
 """A column of texts with a larger share of numbers is mentioned in a note."""
 _CELL = "lower(trim(x))"
 _ISO = re.compile("[0-9]{4}-[0-9]{1,2}-[0-9]")
@@ -201,8 +201,8 @@ class TextReading:
         """Return the number of cells that are read, from the number of cells that pass each test."""
         if self.number_format is not None:
             return counts[self.number_format.dump()]
-        if self.date_format or self.noun in ("finite number", "whole number"):
-            return counts[self.date_format or "plain"]
+        if self.date_format:
+            return counts[self.date_format]
         return counts["zones" if self.type.startswith("timestamptz") else "iso"]
 
     @property
@@ -233,17 +233,24 @@ class BooleanCells(TextReading):
 
 
 def number_reading(
-    relation: duckdb.DuckDBPyRelation, name: str, decimal: str, entirely: bool = False, mixed: bool = False
+    relation: duckdb.DuckDBPyRelation,
+    name: str,
+    options: ReadOptions,
+    delimiter: str,
+    entirely: bool = False,
+    mixed: bool = False,
 ) -> TextReading | None:
     """Return how a column of numbers is read; None if it has other cells, or equal numbers in different cells.
 
     Args:
         relation: all rows of the file.
         name: the column.
-        decimal: the decimal separator.
+        options: the decimal separator, and the formats of other files.
+        delimiter: the delimiter of the file; "" for JSON.
         entirely: whether identifiers are read as whole numbers only if all of them are.
         mixed: whether cells that are no numbers are allowed.
     """
+    decimal = options.decimal or "."
     column, text = relation.project(f"{quoted_name(name)} as x"), _with_point("x", decimal)
     # 1E05 and 100000 are two identifiers, but one number.
     exponents = "coalesce(bool_or(regexp_full_match(trim(x), '[0-9]+[eE][0-9]+')), false)"
@@ -252,21 +259,23 @@ def number_reading(
     if is_mostly_whole(relation, name, f"try_cast({text} as double)", entirely):
         return TextReading("whole number", "bigint", decimal=decimal)
     type_, infinite = exact_number_type(column, text, mixed)
-    return None if type_ == "varchar" else TextReading("finite number", type_, decimal=decimal, bad_cells=infinite)
-
-
-def thousands_reading(relation: duckdb.DuckDBPyRelation, name: str) -> str:
-    """Return how numbers are read whose points may all separate thousands, as in 1.203 and 950; "" for others."""
-    column = relation.project(f"trim({quoted_name(name)}) as x").filter("x <> ''")
-    may = "regexp_full_match(x, '[+-]?(0|[1-9][0-9]{0,2}([.][0-9]{3})?)')"
-    ((every, example),) = column.aggregate(f"bool_and({may}), min(x) filter (contains(x, '.'))").fetchall()
+    if type_ == "varchar":
+        return None
+    reading = TextReading("finite number", type_, decimal=decimal, bad_cells=infinite)
+    assumed = dict(options.assumed).get(name)
+    if options.decimal or options.as_written or not delimiter or delimiter == "," != assumed:
+        return reading
+    # Beside other delimiters than commas, points may separate thousands.
+    may = "regexp_full_match(trim(x), '[+-]?(0|[1-9][0-9]{0,2}([.][0-9]{3})?)')"
+    sums = f"bool_and({may}), min(trim(x)) filter (contains(x, '.'))"
+    ((every, example),) = column.filter(_is_number(text)).aggregate(sums).fetchall()
     if not every or example is None:
-        return ""
-    other = example.replace(".", "")
-    return (
-        f"is read as numbers, such as {example!r} as {example}; no cell decides about the decimal separator, and "
-        f"--decimal , reads {example!r} as {other}"
-    )
+        return reading
+    other = NumberFormat(",")
+    if assumed == other.decimal:
+        return replace(reading, type="double", number_format=other, said=other.reading(example, False, ""))
+    said = NumberFormat().reading(example, False, str(other.parse(example)))
+    return replace(reading, said=said, assumed=decimal)
 
 
 def detect_reading(
@@ -324,9 +333,10 @@ def detect_reading(
     if reading is not None and reading.number_format is not None:
         reading = _in_number_format(column, texts, {form: counts[form.dump()] for form in numbers}, assumed, delimiter)
     if reading is not None and not reading.type:
-        reading = number_reading(relation, name, decimal, mixed=True)
-        if reading is not None and reading.noun == "whole number":
-            return replace(reading, bad_cells=counts["filled"]), None
+        reading = number_reading(relation, name, options, delimiter, mixed=True)
+        if reading is not None:
+            read = 0 if reading.noun == "whole number" else counts["plain"]
+            return replace(reading, bad_cells=counts["filled"] - read), None
     elif reading is not None and reading.date_format:
         if reading.date_format != options.date_format:
             reading = _with_contradictions(column, reading, counts)
@@ -339,7 +349,7 @@ def detect_reading(
         zones = zone_reading(texts) if reading.type.startswith("timestamptz") else ""
         said = "; it ".join(filter(None, (reading.said, zones)))
         return replace(reading, said=said, bad_cells=counts["filled"] - reading.read(counts)), None
-    if _LEAST_SHARE * counts["filled"] <= counts["plain"] < counts["filled"] and not counts["codes"]:
+    if LEAST_SHARE * counts["filled"] <= counts["plain"] < counts["filled"] and not counts["codes"]:
         return None, CellNote(counts["plain"], total=counts["filled"])
     return None, _remark(texts, stated) or (None if stated else _mark_note(column, name))
 
@@ -493,8 +503,8 @@ def first_texts(relation: duckdb.DuckDBPyRelation, name: str) -> list[str]:
     """Return the most common texts of the first rows of a column, trimmed, without marks of missing cells."""
     text = f"trim({quoted_name(name)}::varchar)"
     distinct = relation.limit(_FIRST_ROWS).aggregate(f"{text} as t, count(*) as n", text)
-    found = distinct.order("n desc, t").limit(2 * _FIRST_TEXTS).fetchall()
-    return [text for text, _ in found if text is not None and text.lower() not in MISSING][:_FIRST_TEXTS]
+    found = distinct.order("n desc, t").limit(2 * FIRST_TEXTS).fetchall()
+    return [text for text, _ in found if text is not None and text.lower() not in MISSING][:FIRST_TEXTS]
 
 
 def _remark(texts: Sequence[str], stated: bool) -> CellNote | None:

@@ -10,9 +10,9 @@
     of several kinds       ByColumn of the above,    Softmax                       one part has no match
                            over one group of texts
 
-In a key of several kinds, rows with equal texts, categories and identifiers are a group: the bandwidth of the numbers
-is chosen such that each row is predicted from the other rows of its group. Texts are answered from the rows of one
-group alone, see `qkv.database.keys.find_group`.
+In a key of several kinds, rows with equal texts, categories, booleans and identifiers are a group: the bandwidth of the
+numbers is chosen such that each row is predicted from the other rows of its group. Texts are answered from the rows of
+one group alone, see `qkv.database.keys.find_group`.
 
 Numbers are too far away beyond the larger of three bandwidths (at most 1 standard deviation, 0.25 for local linear
 regression) and the 99th percentile of the distances between a key and its nearest other key. If a text occurs in ten
@@ -190,7 +190,7 @@ class ComparisonChooser:
         numeric = all(map(_is_numeric, self.columns))
         if len(self.columns) > 1 and not numeric and score is not None:
             self._check_accepts_records(score)
-        if score is None and any(self._reasons):
+        if score is None and any(self._by_equality):
             return (
                 self._single_column(0, limits.min_similarity)
                 if len(every) == 1
@@ -198,9 +198,7 @@ class ComparisonChooser:
             )
         if isinstance(score, Score):
             return self._by_score(score, every, limits)
-        if self._is_single_column("text", "category", "vector") or (
-            self._is_single_column("boolean") and named is None
-        ):
+        if self._is_single_column("text", "category", "vector"):
             if named is not None:
                 key = self.columns[0]
                 remedy = "names, spelling, jaro-winkler, levenshtein, token-set-ratio or exact"
@@ -288,9 +286,15 @@ class ComparisonChooser:
         )
 
     @property
+    def _by_equality(self) -> tuple[bool, ...]:
+        """For each key column whether it holds identifiers or booleans, which are not near each other."""
+        pairs = zip(self.columns, self._reasons, strict=True)
+        return tuple(bool(reason) or column.kind == "boolean" for column, reason in pairs)
+
+    @property
     def _group_columns(self) -> tuple[int, ...]:
-        """The indices of the key columns of texts, categories and identifiers, whose equal rows are a group."""
-        return tuple(i for i, column in enumerate(self.columns) if column.traits.text or self._reasons[i])
+        """The indices of the key columns that are not compared by distance, whose equal rows are a group."""
+        return tuple(i for i, column in enumerate(self.columns) if column.traits.text or self._by_equality[i])
 
     def _texts(self, index: int, score: Score, min_similarity: float | None, notes: tuple[str, ...]) -> Comparison:
         column = self.columns[index]
@@ -364,15 +368,18 @@ class ComparisonChooser:
 
     def _mixed(self, min_similarity: float | None, progress: Progress | None) -> MixedComparison:
         parts: list[tuple[str, Comparison, float]] = []
-        identifiers = [bool(reason) for reason in self._reasons]
-        numeric = tuple(i for i, column in enumerate(self.columns) if _is_numeric(column) and not identifiers[i])
-        texts = sum(column.kind == "text" and not identifiers[i] for i, column in enumerate(self.columns))
+        equal_cells = self._by_equality
+        numeric = tuple(i for i, column in enumerate(self.columns) if _is_numeric(column) and not equal_cells[i])
+        texts = sum(column.kind == "text" and not equal_cells[i] for i, column in enumerate(self.columns))
         if numeric:
             named = [self.columns[index].cells for index in self._group_columns]
             self._groups = row_groups(*named) if named else None
-            choose = partial(self.bandwidth, progress=progress)
-            if self._groups is None:
-                choose = partial(self.rule_of_thumb, reason="the key has columns of several kinds")
+
+            def choose(points: Float[np.ndarray, "rows width"]) -> Bandwidth:
+                if self._groups is not None:
+                    return self.bandwidth(points, progress)
+                return scott(self.total, points.shape[1], "the key has columns of several kinds")
+
             name = "+".join(self.columns[i].name for i in numeric)
             numbers = self._numeric(numeric, None, None, choose)
             chosen = self._bandwidths.get(self.search)
@@ -386,7 +393,7 @@ class ComparisonChooser:
             own = self._single_column(index, min_similarity if column.kind == "text" else None)
             if column.kind == "category":
                 own = SimilarityComparison((index,), (column,), Exact(), None, column.cells, own.notes, 1.0)
-            shared = column.kind == "text" and not identifiers[index]
+            shared = column.kind == "text" and not equal_cells[index]
             parts.append((column.name, own, weight / texts if shared else weight))
         equal = tuple((self.columns[index].name, Exact(), _EQUAL) for index in self._group_columns)
         score = ByColumn((*((name, part.score, weight) for name, part, weight in parts), *equal))
@@ -429,10 +436,6 @@ class ComparisonChooser:
     def total(self) -> int:
         """The number of complete rows, of which `sample` holds all or some."""
         return int(self.complete.sum())
-
-    def rule_of_thumb(self, points: Float[np.ndarray, "rows width"], reason: str) -> Bandwidth:
-        """Return the bandwidth by Scott's rule for the numbers in a key of several kinds of columns."""
-        return scott(self.total, points.shape[1], reason)
 
     def mean_and_deviation(
         self, indices: tuple[int, ...], stacked: Float[np.ndarray, "rows width"]

@@ -19,6 +19,7 @@ from qkv.core.typing import Bool, Float, Int, Num, Shaped
 from qkv.encoders import exact_cells
 from qkv.encoders.columns import Column, arc_lengths
 from qkv.errors import QueryError
+from qkv.estimators.regression.neighbor_blocks import squared_distances
 from qkv.normalizers import Softmax, Sum
 from qkv.normalizers.base import Normalizer
 from qkv.plan.precise_call import selects_near_keys
@@ -201,11 +202,14 @@ class Comparison:
         return first_equal_vectors(self.key)
 
     def score_of(self, row: int) -> Score:
-        """Return the score with which queries are compared with a row."""
+        """Return the score with which queries are compared with a row; −1: with no row in particular."""
         return self.score
 
     def bandwidths(self, row: int) -> dict[str, float]:
-        """Return the bandwidth with which queries are compared with a row by key column, in the column's own unit."""
+        """Return the bandwidth with which queries are compared with a row by key column, in the column's own unit.
+
+        Those of groups are left out for −1, which is no row.
+        """
         return {}
 
     @property
@@ -420,7 +424,7 @@ class DistanceComparison(Comparison):
         rows = np.flatnonzero(inside)
         if 2 * len(rows) > len(inside):
             return None
-        squares = np.square(query[:, None] - self.key[rows]).sum(axis=-1)
+        squares = squared_distances(query, self.key[rows], *np.empty((2, len(query), len(rows))))
         if left_out is not None:
             squares[np.arange(len(query)), np.searchsorted(rows, left_out)] = np.inf
         found = squares.min(axis=1, initial=np.inf) <= near**2
@@ -475,6 +479,8 @@ class GroupedDistanceComparison(DistanceComparison):
 
     def score_of(self, row: int) -> Score:
         """Return the Gaussian with the bandwidth of the group of a row."""
+        if row < 0:
+            return self.score
         (width,) = self.score.arrays()
         return Gaussian(float(np.asarray(width)) / float(self.key[row, -1]))
 
@@ -499,7 +505,7 @@ class MixedComparison(Comparison):
         assert isinstance(self.score, ByColumn)
         grouped = {name: part.score_of(row) for name, part in self.parts if isinstance(part, GroupedDistanceComparison)}
         columns = tuple((name, grouped.get(name, score), weight) for name, score, weight in self.score.columns)
-        return ByColumn(columns) if grouped else self.score
+        return ByColumn(columns) if grouped and row >= 0 else self.score
 
     def bandwidths(self, row: int) -> dict[str, float]:
         """Return the bandwidths of all parts, with that of the group of a row."""
@@ -521,10 +527,15 @@ class MixedComparison(Comparison):
     def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
         """Return for each query the reason of the first part that does not match, or None if all parts match."""
         reasons: list[str | None] = [None] * len(nearest)
+        equal = [name for name, part in self.parts if isinstance(part.score, Exact)]
         for name, part in self.parts:
             for index, reason in enumerate(part.mismatches(query[name], nearest)):
                 if reason is not None and reasons[index] is None:
-                    reasons[index] = f"{name}: {reason}"
+                    # Other rows may equal the query in this column.
+                    together = len(equal) > 1 and name in equal
+                    reasons[index] = (
+                        f"no row equals the query in {' and '.join(equal)}" if together else f"{name}: {reason}"
+                    )
         return reasons
 
 

@@ -57,6 +57,8 @@ class GroupFinder:
         self._groups: list[dict[tuple[str, ...], tuple[tuple[float, ...], str]]] = [{} for _ in range(count)]
         self._nearest = [[(-1.0, "")] * len(self._texts) for _ in range(count)]
         self._occurs = np.zeros((count, len(self._texts)), bool)
+        # Whether some row equals the query in the columns that are compared by equality.
+        self._equals_some = np.zeros(count, bool)
 
     @property
     def score(self) -> str:
@@ -94,6 +96,7 @@ class GroupFinder:
             for number in some:
                 checkpoint()
                 own = np.flatnonzero(self._equals(number, key, rows))
+                self._equals_some[number] |= len(own) > 0
                 first_of_group = own[np.unique(flat[own], return_index=True)[1]]
                 places = [each[first_of_group] for each in codes]
                 self._add(number, places, [each[number - start] for each in similar], keys, labels)
@@ -186,7 +189,7 @@ class GroupFinder:
             if 0 <= similarity < part.min_similarity:
                 return f"{name}: {mismatch_reason(text, label, similarity, part.min_similarity)}"
         # Where there is no row, or no equal category or identifier, the comparison of all columns has the reason.
-        if self._nearest[number][0][0] < 0 or (self._equal and not self._groups[number]):
+        if self._nearest[number][0][0] < 0 or not self._equals_some[number]:
             return ""
         asked = " and ".join(f"{name} {quoted_key(text)}" for (name, _), text in zip(self._texts, texts, strict=True))
         return f"no row matches {asked}" + " and the other columns" * bool(self._equal)

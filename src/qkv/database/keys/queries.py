@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from qkv.core.arrays import plain_array
-from qkv.core.cell_kinds import is_missing, plain_scalar
+from qkv.core.cell_kinds import cell_kind, is_missing, plain_scalar
 from qkv.core.progress import checkpoint
 from qkv.core.times import numeric_order
 from qkv.core.typing import Bool, Float, Int, Shaped
@@ -144,7 +144,8 @@ def split_queries(queries: object, columns: Sequence[Column]) -> tuple[list[obje
         return _frame_rows(queries, columns), False
     queries = plain_array(queries)
     if isinstance(queries, np.ndarray):
-        queries = queries.tolist() if queries.dtype != object else list(queries)
+        # `tolist` makes integers of dates and durations in nanoseconds.
+        queries = list(queries) if queries.dtype.kind in "OmM" else queries.tolist()
     elif hasattr(queries, "to_pylist"):
         queries = to_python(queries)
     elif hasattr(queries, "to_numpy") and hasattr(queries, "__len__"):  # a Series of pandas before 3.0
@@ -257,6 +258,8 @@ def _parse_cell(value: Any, column: Column, folded: bool) -> Cell:
         return (fold(value) if folded else value) or None
     if isinstance(value, str) and not value.strip():
         return None
+    if isinstance(value, bool) and column.kind != "boolean":
+        raise _kind_error(value, column)
     if column.kind == "timestamp":
         _check_time_zone(value, column)
     try:
@@ -315,6 +318,8 @@ def _elements(value: Any) -> Sequence[Any]:
 
 
 def _vector(value: str | Sequence[float], column: Column) -> Float[np.ndarray, " width"]:
+    if any(isinstance(number, bool) for number in value) and not pa.types.is_boolean(column.type.value_type):
+        raise ValueError(value)
     return np.array([float(number) for number in _elements(value)]).reshape(column.width)
 
 
@@ -330,7 +335,8 @@ def _stack(parsed: list[Cell], column: Column) -> Shaped[np.ndarray, "q ..."]:
 
 
 def _kind_error(value: object, column: Column) -> QueryError:
-    expected = column.traits.expected + f" of {column.width} finite elements" * (column.kind == "vector")
+    expected = {"duration": "a duration, in days", "time": "a time of day"}.get(cell_kind(column.type))
+    expected = expected or column.traits.expected + f" of {column.width} finite elements" * (column.kind == "vector")
     form, first = column.date_format, {"d": ", day first", "m": ", month first"}
     hint = f" in the format {form}{first.get(numeric_order(form)[:1], '')}" if form else ""
     text = repr(value[:80] if isinstance(value, str | list | tuple) else value)

@@ -144,8 +144,7 @@ class AnswerColumns:
             cells = self.table.select([self.id]).take(pa.array(distinct)).column(0)
         else:
             cells = self.table.take(distinct, [self.id]).column(0)
-        cells = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
-        ids = cells.take(pa.array(places))
+        ids = _combined(cells).take(pa.array(places))
         return ids.dictionary_decode() if pa.types.is_dictionary(ids.type) else ids
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from qkv import store as stores
 from qkv.core.formatting import memory_bytes
+from qkv.core.printable import first_line
 from qkv.core.progress import Progress
 from qkv.core.untrusted_json import Fields
 from qkv.database.execute.aggregates import Values
@@ -66,6 +67,12 @@ def create_database(
             "source must yield at least one table, got an empty iterator. For an empty database, pass a pyarrow schema."
         )
     schema = without_notes(pending[0].schema.remove_metadata())
+    try:
+        schema.empty_table()
+    except pa.ArrowNotImplementedError as error:
+        raise DataError(
+            f"source must have columns of types that a store holds, got {first_line(error)}. Convert or omit this one."
+        ) from None
     keys = key_names(key, schema.names)
     require_columns(pending[0], (*keys, value), "the source")
     for name in (*keys, value):

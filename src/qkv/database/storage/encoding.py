@@ -38,19 +38,6 @@ _UNKNOWN = "the query has a zero or non-finite vector, for example because no wo
 
 
 @dataclass(frozen=True, eq=False)
-class _EncodedQueries:
-    """Queries encoded as vectors, with a flag for each query whose vector is zero or not finite.
-
-    Attributes:
-        queries: the queries, with their vectors in place of the cells.
-        unknown: `(q,)`, True where the vector of a text is zero, or a vector is not finite.
-    """
-
-    queries: Queries
-    unknown: Bool[np.ndarray, " q"]
-
-
-@dataclass(frozen=True, eq=False)
 class Encoding:
     """The encoder of the key columns of a store, which is loaded when it is first used.
 
@@ -190,13 +177,16 @@ class Encoding:
 
     def encode_queries(
         self, queries: object, columns: Sequence[Column], on_bad_query: str = "refuse"
-    ) -> _EncodedQueries:
+    ) -> tuple[Queries, Bool[np.ndarray, " q"]]:
         """Parse queries and encode them as vectors.
 
         Args:
             queries: as in `Database.ask`.
             columns: the key columns of some rows, not folded.
             on_bad_query: as in `Database.ask`.
+
+        Returns:
+            The queries, with vectors in place of cells, and whether each is a text of vector 0 or is not finite.
 
         Raises:
             QueryError: A query does not fit the key.
@@ -217,14 +207,13 @@ class Encoding:
         not_finite = ~np.isfinite(vectors).all(axis=1)
         vectors[not_finite], unknown = 0.0, unknown | not_finite
         cells = (QueryCells(vectors),)
-        encoded = Queries(parsed.originals, cells, missing | unknown, parsed.single, errors=parsed.errors)
-        return _EncodedQueries(encoded, unknown)
+        return Queries(parsed.originals, cells, missing | unknown, parsed.single, errors=parsed.errors), unknown
 
-    def describe(self, answer: Answer, encoded: _EncodedQueries, key: tuple[str, ...]) -> Answer:
+    def describe(self, answer: Answer, unknown: Bool[np.ndarray, " q"], key: tuple[str, ...]) -> Answer:
         """Return a copy of an answer that names the key columns and mentions the encoder in its notes and its plan."""
         entries = [
-            Entry(entry.query, False, reason=_UNKNOWN) if unknown else entry
-            for entry, unknown in zip(answer.entries, encoded.unknown, strict=True)
+            Entry(entry.query, False, reason=_UNKNOWN) if without else entry
+            for entry, without in zip(answer.entries, unknown, strict=True)
         ]
         first, *rest = answer.common_notes
         plan = answer.plan

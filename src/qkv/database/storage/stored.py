@@ -28,6 +28,7 @@ from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.database.execute.row_reader import StoredRows, match_blocks, predicate_columns
 from qkv.database.execute.scan import arrays_path
 from qkv.database.execute.streamed import StreamedExecutor
+from qkv.database.io.bad_cells import predicate_notes
 from qkv.database.io.cell_notes import collect_notes, decided_formats, stated_types
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import iterate_tables, require_columns
@@ -64,7 +65,7 @@ class StoredDatabase(Queryable):
 
     Attributes:
         cell_notes: sentences about cells of the rows written last that are not what the column holds, such as "n/a"
-            among prices.
+            among prices; or about the columns that the predicate of the last deletion names.
 
     Example:
         >>> import tempfile
@@ -129,8 +130,8 @@ class StoredDatabase(Queryable):
         if not vectors or self.encoding is None:
             answer = executor.ask(queries, options)
         else:
-            encoded = self.encoding.encode_queries(queries, self._example_columns(), options.on_bad_query)
-            answer = self.encoding.describe(executor.ask(encoded.queries, options), encoded, self.key)
+            encoded, unknown = self.encoding.encode_queries(queries, self._example_columns(), options.on_bad_query)
+            answer = self.encoding.describe(executor.ask(encoded, options), unknown, self.key)
         if self.store.damages and self.store.skipped:
             answer = answer.with_missing(self.store.skipped)
         if before is None:
@@ -252,6 +253,7 @@ class StoredDatabase(Queryable):
         """
         named = predicate_columns(self.store, self._visible, where)
         schema = self.store.empty(named).schema
+        self.cell_notes = predicate_notes(StoredRows(self.store), where)
         return self.store.delete_chosen(lambda blocks: match_blocks(blocks, schema, where, deleted=True), named)
 
     def compact(self, keep: int | None = None, progress: Progress | None = None) -> int:

@@ -4,7 +4,8 @@
     K_h(x, y) = exp(-|x - y|^2 / 2 h^2)
 
 For one-hot values this is the Brier score. Of more than 4,000 rows, 1,000 are predicted by all bandwidths. Those that
-are clearly worse than the best are dropped, and as many rows as take half a second are predicted by the others.
+are clearly worse than the best are dropped; 4,000 rows are predicted by the others, and as many as take half a second
+by those that are not clearly worse then.
 
 Of rows in groups, such as the days of each shop, each row is predicted from the other rows of its group. Values are
 standardized by the mean and the deviation of their group, so that groups of small and large values count alike. The
@@ -20,13 +21,14 @@ so that groups without a clear minimum follow the others. M counts as much as c 
     sum over g of min over the group's own candidates of E_g(h).
 
 With c = 0 it always is, because the own candidates are among those of the group. Of a group of more than 4,000 rows,
-1,000 are predicted by all bandwidths, and as many as take half a second by those that
-are not clearly worse than the best.
+1,000 are predicted by all bandwidths, 4,000 by those that are not clearly worse than the best, and so on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -35,14 +37,20 @@ from qkv.core.formatting import number as format_number
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Int
 from qkv.core.untrusted_json import Fields
-from qkv.estimators.regression.bandwidth_errors import LARGEST_EXPONENT, BandwidthErrors, error_series, series_widths
+from qkv.estimators.regression.bandwidth_errors import (
+    LARGEST_EXPONENT,
+    MeanErrors,
+    error_series,
+    part_progress,
+    series_widths,
+)
 from qkv.estimators.regression.neighbor_blocks import draw_rows, separate_groups
 
 # Of more rows, some are predicted by all bandwidths, and more by those that are not clearly worse than the best, by so
 # many standard errors of the difference. A hundred million pairs take half a second.
 _ALL_TARGETS = 4000
 _FIRST_TARGETS = 1000
-_CLEARLY_WORSE = 4.0
+_CLEARLY_WORSE = 3.0
 _MOST_PAIRS = 10**8
 _SHARED_ROWS = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125)
 # Sums of float32 errors are equal within this factor.
@@ -67,64 +75,44 @@ def column_means(values: Float[np.ndarray, " rows *width"]) -> Float[np.ndarray,
     return means if np.isfinite(means).all() else np.asarray((values / len(values)).sum(axis=0))
 
 
-@dataclass(frozen=True)
-class GroupBandwidths:
-    """The bandwidths of groups, in units of the points.
-
-    Attributes:
-        value: the common bandwidth of smallest error.
-        rows: the number of rows in groups of two or more.
-        error: the mean squared error with the bandwidth of each group, relative to the variance of the group.
-        baseline: the error of the mean of each group.
-        tried: pairs of a common bandwidth and its error.
-        factors: pairs of the index of a group and the factor of its bandwidth; other groups have the factor 1.
-        split_error: the mean squared error of choosing the bandwidth of each group from the group's own candidates.
-    """
-
-    value: float
-    rows: int
-    error: float
-    baseline: float
-    tried: tuple[tuple[float, float], ...]
-    factors: tuple[tuple[int, float], ...]
-    split_error: float
-
-
 def choose_within_groups(
     points: Float[np.ndarray, "rows width"],
     values: Float[np.ndarray, "rows targets"],
     groups: Int[np.ndarray, " rows"],
     widest: float,
+    total: int,
     progress: Progress | None = None,
-) -> GroupBandwidths | None:
-    """Return the bandwidth of each group, or None for fewer than three rows in groups of two or more.
+) -> Bandwidth:
+    """Return the common bandwidth of smallest error, and the factors of those of the groups.
+
+    The error is relative to the variance of each group, and the baseline is the error of the mean of each group.
 
     Args:
         points: standardized points.
         values: the values to predict; a category is given as one-hot columns.
         groups: the group of each row, from which alone it is predicted.
         widest: the widest common bandwidth.
+        total: the number of rows of the table of which the points are a sample.
         progress: called as `progress("choosing a bandwidth", done, total)`.
 
     Example:
         >>> x, shop = np.tile(np.linspace(-1.7, 1.7, 100), 2), np.repeat([0, 1], 100)
         >>> y = np.where(shop, np.sin(20 * x), x)
-        >>> chosen = choose_within_groups(x[:, None], y[:, None], shop, 2.0)
-        >>> chosen is not None and chosen.error <= chosen.split_error
-        True
+        >>> chosen = choose_within_groups(x[:, None], y[:, None], shop, 2.0, 200)
+        >>> chosen.grouped, chosen.error < 0.1 * chosen.baseline
+        (True, True)
     """
     values, counts = _standardize(values, groups)
     some = counts > 1
     points, values, groups = points[some], values[some], groups[some]
     if len(points) < 3 or not values.any():
-        return None
-    alone = -1.0 / (counts[some, None] - 1)
+        return scott(total, points.shape[1], "fewer than three rows in groups of two or more")
     spreads, sizes = _spreads(points, groups), np.bincount(groups)
     sums: list[Float[np.ndarray, "steps groups"]] = []
     for number, scale in enumerate((np.ones(len(points)), spreads[groups])):
         scaled = separate_groups(points / scale[:, None], groups, 2 * np.sqrt(2 * LARGEST_EXPONENT) * widest)
-        errors = BandwidthErrors(scaled, values, alone)
-        sums.append(_group_errors(errors, groups, widest, _MOST_PAIRS / 2, _half_progress(progress, number)))
+        errors_of = partial(MeanErrors, scaled, values, others=counts[some] - 1)
+        sums.append(_group_errors(errors_of, groups, widest, _MOST_PAIRS / 2, part_progress(progress, number, 2)))
     common, own = sums
     means = common.sum(axis=1) / len(points)
     # Ties go to the wider kernel, which gives a smoother function.
@@ -143,19 +131,21 @@ def choose_within_groups(
             chosen = trial
             break
     factors = _at(candidates, chosen) / widths[best]
-    return GroupBandwidths(
-        value=float(widths[best]),
+    return Bandwidth(
+        value=float(widths[best]) * sample_factor(points, total),
+        method="leave-one-out",
         rows=len(points),
         error=float(_at(every, chosen).sum() / len(points)),
         baseline=float(np.square(values).sum(axis=1).mean()),
         tried=tuple(zip(widths.tolist(), means.tolist(), strict=True)),
+        total=total,
+        grouped=True,
         factors=tuple((int(group), float(factors[group])) for group in np.flatnonzero((factors != 1) & (sizes > 0))),
-        split_error=float(split / len(points)),
     )
 
 
 def _group_errors(
-    errors: BandwidthErrors,
+    errors_of: Callable[[Int[np.ndarray, " t"] | None], MeanErrors],
     groups: Int[np.ndarray, " rows"],
     widest: float,
     most_pairs: float,
@@ -163,24 +153,25 @@ def _group_errors(
 ) -> Float[np.ndarray, "steps groups"]:
     """Return the sum of the errors of each group at a series of bandwidths, estimated from a part of large groups."""
     sizes = np.bincount(groups)
-    targets = errors.targets(_drawn(groups, np.where(sizes > _ALL_TARGETS, _FIRST_TARGETS, sizes)))
-    found, owners = error_series(targets, widest, progress), groups[targets.rows]
-    sums = _sums(found, owners, sizes)
-    ranges = [_candidates(found[:, owners == group]) for group in np.flatnonzero(sizes > _ALL_TARGETS)]
-    if not ranges:
-        return sums
-    low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
-    start, large = widest * 2.0 ** (-low / 2), np.where(sizes > _ALL_TARGETS, sizes, 0)
-    share = min(1.0, most_pairs / max(targets.near_rows(start), 1.0) / large.sum())
-    if share * large.sum() <= _FIRST_TARGETS * len(ranges):
-        return sums
-    more = errors.targets(_drawn(groups, np.ceil(share * large).astype(np.int64)))
-    refined = _sums(more.errors(start, high - low), groups[more.rows], sizes)
-    for group in np.flatnonzero(large):
-        # The other bandwidths keep their difference from the best.
-        best = int(sums[:, group].argmin())
-        sums[:, group] += refined[best - low, group] - sums[best, group]
-        sums[low:high, group] = refined[:, group]
+    errors = errors_of(_drawn(groups, np.where(sizes > _ALL_TARGETS, _FIRST_TARGETS, sizes)))
+    found, owners, low = error_series(errors, widest, progress), groups[errors.sums.rows], 0
+    sums, large = _sums(found, owners, sizes), np.flatnonzero(sizes > _ALL_TARGETS)
+    for most in (_ALL_TARGETS, len(groups)) if len(large) else ():
+        ranges = [_candidates(found[:, owners == group]) for group in large]
+        low, high = low + min(low for low, _ in ranges), low + max(high for _, high in ranges)
+        start, rows = widest * 2.0 ** (-low / 2), np.where(sizes > _ALL_TARGETS, sizes, 0)
+        share = min(1.0, most_pairs / max(errors.sums.near_rows(start), 1.0) / rows.sum())
+        count = np.minimum(np.ceil(share * rows), most).astype(np.int64)
+        if count.sum() < 2 * np.count_nonzero(rows[owners]):
+            break
+        errors = errors_of(_drawn(groups, count))
+        found, owners = errors.errors(start, high - low), groups[errors.sums.rows]
+        refined = _sums(found, owners, sizes)
+        for group in large:
+            # The other bandwidths keep their difference from the best.
+            best = int(sums[low:high, group].argmin())
+            sums[:, group] += refined[best, group] - sums[low + best, group]
+            sums[low:high, group] = refined[:, group]
     return sums
 
 
@@ -248,13 +239,6 @@ def _drawn(groups: Int[np.ndarray, " rows"], most: Int[np.ndarray, " groups"]) -
     return np.sort(order[places < most[groups[order]]])
 
 
-def _half_progress(progress: Progress | None, number: int) -> Progress | None:
-    """Return a function that reports the progress of one of the two series of candidates."""
-    if progress is None:
-        return None
-    return lambda what, done, total: progress(what, number * total + done, 2 * total)
-
-
 # The bandwidth at which a kernel smooths as much as a Gaussian of bandwidth 1: Marron and Nolan (1988),
 # Canonical kernels for density estimation; the ratio of (R(K) / μ₂(K)²)^(1/5).
 KERNEL_WIDTHS = {"laplace": 0.7398, "boxcar": 1.7401, "epanechnikov": 2.2138, "triangular": 2.4326}
@@ -316,19 +300,6 @@ def _pairs(fields: Fields, name: str) -> list[Fields]:
     return [Fields({"first": first, "second": second}, f"{name} in {fields.name}") for first, second in pairs]
 
 
-def choose_bandwidth(
-    points: Float[np.ndarray, "rows width"],
-    targets: Float[np.ndarray, "rows targets"] | str,
-    progress: Progress | None = None,
-    total: int | None = None,
-    groups: Int[np.ndarray, " rows"] | None = None,
-) -> Bandwidth:
-    """Return the bandwidth of smallest leave-one-out error, or that of Scott's rule if `targets` is a reason."""
-    if isinstance(targets, str):
-        return scott(len(points) if total is None else total, points.shape[1], targets)
-    return leave_one_out(points, targets, progress, total, groups)
-
-
 def scott(rows: int, width: int, reason: str) -> Bandwidth:
     """Return the bandwidth by Scott's rule for standardized points, `rows^(-1/(width + 4))`.
 
@@ -339,9 +310,21 @@ def scott(rows: int, width: int, reason: str) -> Bandwidth:
     return Bandwidth(max(rows, 1) ** (-1.0 / (width + 4)), f"Scott's rule ({reason})", rows)
 
 
-def leave_one_out(
+def sample_factor(points: Float[np.ndarray, "rows width"], total: int) -> float:
+    """Return the factor by which the bandwidth of a table is narrower than that of a sample, as in Scott's rule."""
+    return float((total / len(points)) ** (-1.0 / (points.shape[1] + 4)))
+
+
+def no_errors(points: Float[np.ndarray, "rows width"], targets: Float[np.ndarray, "rows targets"]) -> str:
+    """Return the reason why no leave-one-out errors tell bandwidths apart, or "" if they do."""
+    if len(points) < 3:
+        return "fewer than three rows"
+    return "" if (targets != targets[0]).any() else "the values are all equal"
+
+
+def choose_bandwidth(
     points: Float[np.ndarray, "rows width"],
-    values: Float[np.ndarray, "rows targets"],
+    targets: Float[np.ndarray, "rows targets"] | str,
     progress: Progress | None = None,
     total: int | None = None,
     groups: Int[np.ndarray, " rows"] | None = None,
@@ -353,54 +336,39 @@ def leave_one_out(
 
     Args:
         points: standardized points.
-        values: the values to predict; a category is given as one-hot columns.
+        targets: the values to predict, a category as one-hot columns; or why there are none, for Scott's rule.
         progress: called as `progress("choosing a bandwidth", done, total)`.
         total: the number of rows of the table of which the points are a sample; None if they are all rows.
         groups: the group of each row, from which alone it is predicted; None: all rows are one group.
 
     Example:
         >>> x = np.linspace(0, 6, 200)[:, None]
-        >>> chosen = leave_one_out(x, np.sin(3 * x))
+        >>> chosen = choose_bandwidth(x, np.sin(3 * x))
         >>> chosen.rows, chosen.value < 0.1
         (200, True)
     """
-    width = points.shape[1]
     total = len(points) if total is None else total
-    if len(points) < 3:
-        return scott(total, width, "fewer than three rows")
-    unit = square_unit(np.abs(values - column_means(values)).max(axis=None, keepdims=True)).item()
-    values = values / unit
-    spread = values.std()
-    if not spread > 0:
-        return scott(total, width, "the values are all equal")
-    widest = 2.0 * np.sqrt(width)
+    reason = targets if isinstance(targets, str) else no_errors(points, targets)
+    if isinstance(targets, str) or reason:
+        return scott(total, points.shape[1], reason)
+    unit = square_unit(np.abs(targets - column_means(targets)).max(axis=None, keepdims=True)).item()
+    values, widest = targets / unit, 2.0 * np.sqrt(points.shape[1])
     if groups is not None:
-        return _within_groups(choose_within_groups(points, values, groups, widest, progress), width, total)
-    # Centered and scaled: float32 sums of large, nearly equal values would cancel. A row without neighbors is
-    # predicted by the mean of the other rows, −v / (n − 1).
+        return choose_within_groups(points, values, groups, widest, total, progress)
+    spread = values.std() or 1.0
+    # Centered and scaled: float32 sums of large, nearly equal values would cancel.
     values = (values - values.mean(axis=0)) / spread
-    alone = np.full((len(values), 1), -1.0 / (len(values) - 1))
-    errors = BandwidthErrors(points, values, alone)
-    one_group = np.zeros(len(points), np.int64)
-    means = _group_errors(errors, one_group, widest, _MOST_PAIRS, progress)[:, 0] / len(points)
+    errors_of, one_group = partial(MeanErrors, points, values), np.zeros(len(points), np.int64)
+    means = _group_errors(errors_of, one_group, widest, _MOST_PAIRS, progress)[:, 0] / len(points)
     # Ties go to the wider kernel, which gives a smoother function.
     best = int(np.argmin(means))
     with np.errstate(over="ignore", under="ignore"):  # the errors of huge values are infinite
         scale = float(np.square(spread * unit))
     widths = series_widths(widest, len(means))
-    value = float(widths[best]) * (total / len(points)) ** (-1.0 / (width + 4))
+    value = float(widths[best]) * sample_factor(points, total)
     baseline = float(np.square(values).sum(axis=1).mean()) * scale
     tried = tuple((width, mean * scale) for width, mean in zip(widths.tolist(), means.tolist(), strict=True))
     return Bandwidth(value, "leave-one-out", len(points), float(means[best]) * scale, baseline, tried, total)
-
-
-def _within_groups(chosen: GroupBandwidths | None, width: int, total: int) -> Bandwidth:
-    """Return bandwidths of groups, for a table with `total` rows of which they were chosen from a sample."""
-    if chosen is None:
-        return scott(total, width, "fewer than three rows in groups of two or more")
-    value = chosen.value * (total / chosen.rows) ** (-1.0 / (width + 4))
-    found = chosen.error, chosen.baseline, chosen.tried
-    return Bandwidth(value, "leave-one-out", chosen.rows, *found, total, grouped=True, factors=chosen.factors)
 
 
 def method_text(chosen: Bandwidth, unit: str = "") -> str:
@@ -414,5 +382,5 @@ def method_text(chosen: Bandwidth, unit: str = "") -> str:
     error, baseline = format_number(chosen.error**0.5), format_number((chosen.baseline or 0.0) ** 0.5)
     if chosen.grouped:
         share = f"{error} of a group's deviation; {baseline} for the mean of each group"
-        return f"{text} in groups of equal texts and categories: error {share}"
+        return f"{text} in groups of equal texts, categories and booleans: error {share}"
     return f"{text}: error {error}{unit} (root mean square; {baseline}{unit} for the mean of all)"

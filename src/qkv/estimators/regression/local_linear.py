@@ -16,29 +16,29 @@ Directions in which the keys near the query do not vary are left out of the line
 
 Source: Fan, Gijbels (1996), Local polynomial modelling and its applications, sections 2.3 and 3.2.
 
-For the choice of a bandwidth, some rows are predicted from all other rows by a Gaussian of bandwidth h, h/√2, h/2 …:
-since K_{h/√2} = K_h², one exponential per pair of rows serves all of them. The moments of the line are sums of products
-with 1, v, x, v x and x x.
+For the choice of a bandwidth, some rows are predicted from all other rows by a Gaussian of bandwidth h, h/√2, h/2 …
+(see `bandwidth_errors`). The moments of the line are weighted sums of 1, v, x, v x and x x.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
-from qkv.core.progress import Progress, report
-from qkv.core.typing import Bool, Float, Int
-from qkv.estimators.regression.bandwidth import Bandwidth, column_means, scott, square_unit
+from qkv.core.partial import merge_means
+from qkv.core.progress import Progress
+from qkv.core.typing import Bool, Float, Int, Num
+from qkv.estimators.regression.bandwidth import Bandwidth, column_means, no_errors, sample_factor, scott, square_unit
+from qkv.estimators.regression.bandwidth_errors import LARGEST_EXPONENT, KernelSums
+from qkv.estimators.regression.neighbor_blocks import draw_rows, separate_groups
 
 _STEPS = 26
 # The search ends this many bandwidths after the best.
 _WORSE = 7
 _MOST_LINE_PAIRS = 4 * 10**7
 _MOST_TARGETS = 2000
-_PAIRS_AT_ONCE = 2**20
 # The comparison runs before every first answer, so it takes less: some 0.1 seconds.
 _COMPARED_ROWS = 2000
 _COMPARED_TARGETS = 400
@@ -101,22 +101,17 @@ def choose_linear_bandwidth(
         >>> straight > 1 > curved
         True
     """
-    width = points.shape[1]
     total = len(points) if total is None else total
-    if isinstance(targets, str):
-        return scott(total, width, targets)
-    if len(points) < 3:
-        return scott(total, width, "fewer than three rows")
+    reason = targets if isinstance(targets, str) else no_errors(points, targets[:, :1])
+    if isinstance(targets, str) or reason:
+        return scott(total, points.shape[1], reason)
     values = targets[:, 0]
-    if not np.ptp(values) > 0:
-        return scott(total, width, "the values are all equal")
     count = min(_MOST_TARGETS, len(points), max(200, _MOST_LINE_PAIRS // len(points)))
-    chosen = _draw(len(points), count)
-    errors = _errors(points, values, chosen, groups, progress)
+    errors = _errors(points, values, draw_rows(len(points), count), groups, progress)
     means = errors.linear.mean(axis=1)
     # Ties go to the wider kernel, which gives a smoother function.
     best = int(np.argmin(np.maximum(means, _ERROR_ROUNDING)))
-    value = float(errors.bandwidths[best]) * (total / len(points)) ** (-1.0 / (width + 4))
+    value = float(errors.bandwidths[best]) * sample_factor(points, total)
     method = "local linear leave-one-out" + (f" at {count:,} rows" if count < len(points) else "")
     with np.errstate(over="ignore", under="ignore"):  # the errors of huge values are infinite
         square = float(np.square(errors.deviation))
@@ -145,20 +140,16 @@ def compare_fits(
     """
     if len(points) < _FEWEST_ROWS or not np.ptp(values) > 0:
         return None
-    rows = np.sort(_draw(len(points), min(len(points), _COMPARED_ROWS)))
+    rows = np.sort(draw_rows(len(points), _COMPARED_ROWS))
     points, values = points[rows], values[rows]
     groups = None if groups is None else groups[rows]
-    errors = _errors(points, values, _draw(len(rows), min(len(rows), _COMPARED_TARGETS)), groups, None)
+    errors = _errors(points, values, draw_rows(len(rows), _COMPARED_TARGETS), groups, None)
     mean = errors.mean[np.argmin(errors.mean.mean(axis=1))]
     linear = errors.linear[np.argmin(errors.linear.mean(axis=1))]
     better = mean - linear
     clear = better.mean() > max(_CLEAR_SHARE * mean.mean(), _CLEAR_ERRORS * better.std() / np.sqrt(len(better)))
     roots = [float(np.sqrt(each.mean())) * errors.deviation for each in (mean, linear)]
     return FitComparison(roots[0], roots[1], len(better), bool(clear))
-
-
-def _draw(rows: int, count: int) -> Int[np.ndarray, " count"]:
-    return np.arange(rows) if count >= rows else np.random.default_rng(0).permutation(rows)[:count]
 
 
 def _standardized(
@@ -187,19 +178,18 @@ def _errors(
     points = points - points.mean(axis=0)
     values, deviation = _standardized(values, groups)
     widest = 4.0 * np.sqrt(width)
-    step = max(1, _PAIRS_AT_ONCE // len(points))
-    parts = [targets[start : start + step] for start in range(0, len(targets), step)]
-    # Rounded, so that all parts run over the same bandwidths: the first part finds where the search ends.
-    steps = _STEPS
-    found: list[Float[np.ndarray, "steps 2 t"]] = []
-    features = _features(points, values)
-    for number, part in enumerate(parts):
-        errors = _part_errors(points, values, part, groups, features, widest, steps, ends=number == 0)
-        steps = len(errors)
-        found.append(errors)
-        report(progress, "choosing a bandwidth", number + 1, len(parts))
-    every = np.concatenate(found, axis=2)
-    bandwidths = widest * 2.0 ** (-np.arange(steps) / 2)
+    apart = points if groups is None else separate_groups(points, groups, 2 * np.sqrt(2 * LARGEST_EXPONENT) * widest)
+    near = KernelSums(apart, _features(points, values), targets)
+    predicted, errors, averages = np.zeros((2, len(near.rows))), list[np.ndarray](), list[np.ndarray]()
+    for number, sums in enumerate(near.series(widest, _STEPS, progress)):
+        # Without neighbors, a row is predicted as at the next wider bandwidth, or by the mean of all, which is 0.
+        predicted = np.where(sums[:, 0] > 0, _predict(sums, points[near.rows]), predicted)
+        errors.append(np.square(predicted - values[near.rows]))
+        averages.append(errors[-1].mean(axis=1))
+        if (number - np.argmin(averages, axis=0) >= _WORSE).all():
+            break
+    every = np.array(errors)
+    bandwidths = widest * 2.0 ** (-np.arange(len(every)) / 2)
     return _Errors(bandwidths, every[:, 0], every[:, 1], deviation)
 
 
@@ -207,56 +197,26 @@ def _features(
     points: Float[np.ndarray, "rows width"], values: Float[np.ndarray, " rows"]
 ) -> Float[np.ndarray, "rows features"]:
     """Return the columns 1, v, x, v x and x x, whose weighted sums are the moments of a line."""
-    squares = (points[:, :, None] * points[:, None, :]).reshape(len(points), -1)
+    rows, columns = np.triu_indices(points.shape[1])
+    squares = points[:, rows] * points[:, columns]
     return np.concatenate([np.ones((len(points), 1)), values[:, None], points, values[:, None] * points, squares], 1)
 
 
-def _part_errors(
-    points: Float[np.ndarray, "rows width"],
-    values: Float[np.ndarray, " rows"],
-    targets: Int[np.ndarray, " t"],
-    groups: Int[np.ndarray, " rows"] | None,
-    features: Float[np.ndarray, "rows features"],
-    widest: float,
-    steps: int,
-    ends: bool,
-) -> Float[np.ndarray, "steps 2 t"]:
-    """Return the errors of the mean and of the line, until both are past their best if `ends` is True."""
-    own = points[targets]
-    distances = np.zeros((len(targets), len(points)))
-    for column, cell in zip(points.T, own.T, strict=True):
-        distances += np.square(cell[:, None] - column)
-    kernel = np.exp(distances * (-0.5 / widest**2))
-    kernel[np.arange(len(targets)), targets] = 0.0
-    if groups is not None:
-        kernel *= groups[targets][:, None] == groups
-    errors: list[Float[np.ndarray, "2 t"]] = []
-    for number in range(steps):
-        if number:
-            with np.errstate(under="ignore"):
-                np.multiply(kernel, kernel, out=kernel)
-            kernel[kernel < 1e-150] = 0.0
-        errors.append(_errors_of(kernel @ features, own, values[targets]))
-        averages = np.array(errors).mean(axis=2)
-        if ends and (len(errors) - 1 - averages.argmin(axis=0) >= _WORSE).all():
-            break
-    return np.array(errors)
-
-
-def _errors_of(
-    sums: Float[np.ndarray, "t features"], own: Float[np.ndarray, "t width"], values: Float[np.ndarray, " t"]
-) -> Float[np.ndarray, "2 t"]:
+def _predict(sums: Float[np.ndarray, "t features"], own: Float[np.ndarray, "t width"]) -> Float[np.ndarray, "2 t"]:
+    """Return the mean and the value of the line at each of some points, from the sums of features."""
     width = own.shape[1]
     mass = sums[:, :1]
     means = sums / np.where(mass > 0, mass, 1.0)
     center, at = means[:, 1], means[:, 2 : 2 + width]
     cross = means[:, 2 + width : 2 + 2 * width] - center[:, None] * at
-    covariance = means[:, 2 + 2 * width :].reshape(-1, width, width) - at[:, :, None] * at[:, None, :]
+    squares, (rows, columns) = np.empty((len(sums), width, width)), np.triu_indices(width)
+    squares[:, rows, columns] = squares[:, columns, rows] = means[:, 2 + 2 * width :]
+    covariance = squares - at[:, :, None] * at[:, None, :]
     offset = np.where(mass > 0, at - own, 0.0)
     inverse, _, reasons = spanned_inverse(offset, covariance)
     slope = np.einsum("qij,qj->qi", inverse, offset)
     line = np.where(reasons.any(axis=0), center, center - (slope * cross).sum(axis=1))
-    return np.asarray(np.square(np.stack([center, line]) - values))
+    return np.stack([center, line])
 
 
 # Directions with a variance below this part of the largest are left out.
@@ -278,24 +238,66 @@ PARTIAL = "the keys near the query vary in {rank} of {width} directions, and no 
 
 @dataclass(frozen=True)
 class LocalMoments:
-    """Weighted moments of the offsets and the values of rows, for each query. The weights w sum to 1.
+    """Weighted sums over rows for each query, which merge. Columns of x are the offsets d, the last is the value.
 
     Attributes:
-        mean, covariance: of the offsets.
-        center, variance: of the values.
-        cross: Σ w (d − m) (v − v̄).
-        squares: Σ w².
-        first, second: Σ w² d and Σ w² d dᵀ.
+        mass, mean: Σ w, and the weighted mean of x.
+        products: Σ w (x − mean) (x − mean)ᵀ.
+        squares, first, second: Σ w², Σ w² d and Σ w² d dᵀ.
     """
 
-    mean: Float[np.ndarray, "q width"]
-    covariance: Float[np.ndarray, "q width width"]
-    center: Float[np.ndarray, " q"]
-    variance: Float[np.ndarray, " q"]
-    cross: Float[np.ndarray, "q width"]
+    mass: Float[np.ndarray, " q"]
+    mean: Float[np.ndarray, "q n"]
+    products: Float[np.ndarray, "q n n"]
     squares: Float[np.ndarray, " q"]
     first: Float[np.ndarray, "q width"]
     second: Float[np.ndarray, "q width width"]
+
+    @classmethod
+    def of(
+        cls, weights: Float[np.ndarray, "q rows"], rows: Num[np.ndarray, "rows n"], at: Float[np.ndarray, "q width"]
+    ) -> LocalMoments:
+        """Return the sums over some rows, which consist of coordinates and a value, for queries at some coordinates."""
+        q, width = at.shape
+        shapes = (q,), (q, width + 1), (q, width + 1, width + 1), (q,), (q, width), (q, width, width)
+        out = cls(*map(np.zeros, shapes))
+        for query, row in enumerate(weights):
+            some = np.flatnonzero(row)
+            if not len(some):
+                continue
+            w, x = row[some].astype(np.float64), rows[some].astype(np.float64)
+            x[:, :-1] -= at[query]
+            out.mass[query] = mass = w.sum()
+            out.mean[query] = mean = w @ x / mass
+            offset, square, d = x - mean, w * w, x[:, :-1]
+            with np.errstate(over="ignore", invalid="ignore"):  # squares of values of 1e200
+                out.products[query] = (w[:, None] * offset).T @ offset
+            out.squares[query] = square.sum()
+            out.first[query] = square @ d
+            out.second[query] = (square[:, None] * d).T @ d
+        return out
+
+    def rescale(self, factor: Float[np.ndarray, " q"]) -> LocalMoments:
+        """Return the sums with all weights multiplied by a factor for each query."""
+        square = np.square(factor)
+        return LocalMoments(
+            self.mass * factor,
+            self.mean,
+            self.products * factor[:, None, None],
+            self.squares * square,
+            self.first * square[:, None],
+            self.second * square[:, None, None],
+        )
+
+    def merge(self, other: LocalMoments) -> LocalMoments:
+        """Return the sums over the rows of both, which must be disjoint."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            means = self.mass[:, None], self.mean, other.mass[:, None], other.mean
+            mean, difference, weight = map(np.asarray, merge_means(*means))
+            between = difference[:, :, None] * difference[:, None, :] * weight[:, :, None]
+            products = self.products + other.products + between
+        squares = self.squares + other.squares, self.first + other.first, self.second + other.second
+        return LocalMoments(self.mass + other.mass, mean, products, *squares)
 
 
 @dataclass(frozen=True)
@@ -346,43 +348,7 @@ def fit_rows(
         >>> fits.value.round(9), fits.gradient.round(9)
         (array([3.]), array([[2.]]))
     """
-    moments = [_moments(row, key, one, cells) for row, one in zip(weights, query, strict=True)]
-    return solve(stack_moments(moments, key.shape[1]), limits)
-
-
-def stack_moments(moments: Sequence[LocalMoments], width: int) -> LocalMoments:
-    """Return the moments of several queries as those of one group of queries over `width` coordinates."""
-    if not moments:
-        vector, matrix, number = np.zeros((0, width)), np.zeros((0, width, width)), np.zeros(0)
-        return LocalMoments(vector, matrix, number, number, vector, number, vector, matrix)
-    parts = {each.name: np.concatenate([getattr(one, each.name) for one in moments]) for each in fields(LocalMoments)}
-    return LocalMoments(**parts)
-
-
-def _moments(
-    weights: Float[np.ndarray, " rows"],
-    key: Float[np.ndarray, "rows width"],
-    query: Float[np.ndarray, " width"],
-    cells: Float[np.ndarray, " rows"],
-) -> LocalMoments:
-    """Return the moments of one query."""
-    rows = np.flatnonzero(weights)
-    w, d, v = weights[rows], key[rows] - query, cells[rows]
-    w = w / (w.sum() or 1.0)
-    mean, center = w @ d, w @ v
-    offset, deviation, square = d - mean, v - center, w * w
-    with np.errstate(over="ignore", invalid="ignore"):
-        weighted = w[:, None] * offset
-        return LocalMoments(
-            mean=mean[None],
-            covariance=(weighted.T @ offset)[None],
-            center=center[None],
-            variance=(w @ np.square(deviation))[None],
-            cross=(weighted.T @ deviation)[None],
-            squares=square.sum()[None],
-            first=(square @ d)[None],
-            second=((square[:, None] * d).T @ d)[None],
-        )
+    return solve(LocalMoments.of(weights, np.column_stack([key, cells]), query), limits)
 
 
 def spanned_inverse(
@@ -416,33 +382,36 @@ def solve(moments: LocalMoments, limits: tuple[float, float] = (-math.inf, math.
     limits, the answer is the weighted mean.
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        finite = np.isfinite(moments.covariance).all(axis=(1, 2))
-        covariance = np.where(finite[:, None, None], moments.covariance, 0.0)
-        inverse, projection, (one_key, outside, far) = spanned_inverse(moments.mean, covariance)
-        m, q0 = moments.mean, moments.squares
-        outer = moments.first[:, :, None] * m[:, None, :]
-        second = moments.second - outer - outer.transpose(0, 2, 1) + q0[:, None, None] * m[:, :, None] * m[:, None, :]
+        mass = np.where(moments.mass > 0, moments.mass, 1.0)
+        m, center, products = moments.mean[:, :-1], moments.mean[:, -1], moments.products / mass[:, None, None]
+        covariance, variance, cross = products[:, :-1, :-1], products[:, -1, -1], products[:, :-1, -1]
+        covariance = np.where(np.isfinite(covariance).all(axis=(1, 2), keepdims=True), covariance, 0.0)
+        inverse, projection, (one_key, outside, far) = spanned_inverse(m, covariance)
+        square = np.square(mass)
+        q0, q1, q2 = moments.squares / square, moments.first / square[:, None], moments.second / square[:, None, None]
+        outer = q1[:, :, None] * m[:, None, :]
+        second = q2 - outer - outer.transpose(0, 2, 1) + q0[:, None, None] * m[:, :, None] * m[:, None, :]
         slope = np.einsum("qij,qj->qi", inverse, m)
-        first = moments.first - q0[:, None] * m
+        first = q1 - q0[:, None] * m
         squares = q0 - 2 * (slope * first).sum(axis=1) + np.einsum("qi,qij,qj->q", slope, second, slope)
         weak = squares > 1.0 + 1e-9
-        value = moments.center - (slope * moments.cross).sum(axis=1)
+        value = center - (slope * cross).sum(axis=1)
         beyond = (value < limits[0]) | (value > limits[1])
         fallback = one_key | outside | far | weak | beyond
         inverse = np.where(fallback[:, None, None], 0.0, inverse)
         slope = np.where(fallback[:, None], 0.0, slope)
         squares = np.where(fallback, q0, squares)
-        gradient = np.einsum("qij,qj->qi", inverse, moments.cross)
-        residual = moments.variance - np.einsum("qi,qij,qj->q", gradient, covariance, gradient)
-        residual = np.where(residual > _RESIDUAL_ROUNDING * moments.variance, residual, 0.0)
-        residual = np.where(np.isfinite(moments.variance), residual, np.nan)
+        gradient = np.einsum("qij,qj->qi", inverse, cross)
+        residual = variance - np.einsum("qi,qij,qj->q", gradient, covariance, gradient)
+        residual = np.where(residual > _RESIDUAL_ROUNDING * variance, residual, 0.0)
+        residual = np.where(np.isfinite(variance), residual, np.nan)
         share = 1.0 - q0 - np.einsum("qij,qji->q", inverse, second)
         noise = np.sqrt(residual / np.where(share > 0, share, np.nan))
         spread_of_slope = np.einsum("qij,qjk,qki->qi", inverse, second, inverse)
         known = (np.einsum("qii->qi", projection) > 1.0 - 1e-6) & ~fallback[:, None]
         rows = 1.0 / np.where(squares > 0, squares, np.nan)
     return LocalFits(
-        value=moments.center - (gradient * m).sum(axis=1),
+        value=center - (gradient * m).sum(axis=1),
         gradient=np.where(known, gradient, np.nan),
         gradient_error=np.where(known, noise[:, None] * np.sqrt(np.maximum(spread_of_slope, 0.0)), np.nan),
         spread=np.sqrt(residual),

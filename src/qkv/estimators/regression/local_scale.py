@@ -20,7 +20,7 @@ import numpy as np
 
 from qkv.core.typing import Float
 from qkv.engine import attend
-from qkv.estimators.regression.bandwidth import leave_one_out
+from qkv.estimators.regression.bandwidth_errors import MeanErrors, error_series, series_widths
 from qkv.masks import AllowedPairs, Mask
 from qkv.scores import Gaussian
 
@@ -67,6 +67,16 @@ class LocalScale:
         return np.asarray(np.exp(np.asarray(logs)[:, 0]))
 
 
+def log_sizes(errors: Float[np.ndarray, "*n"]) -> Float[np.ndarray, "*n"]:
+    """Return the logarithms of the sizes of errors, less their mean. Infinite errors count as the largest one."""
+    sizes = np.abs(errors)
+    positive = sizes[np.isfinite(sizes) & (sizes > 0)]
+    if not positive.size:
+        return np.zeros(sizes.shape)
+    logs = np.log(np.clip(sizes, np.median(positive) * np.exp(-_FLOOR), positive.max()))
+    return np.asarray(logs - logs.mean())
+
+
 def fit_scale(points: Float[np.ndarray, "rows width"], residuals: Float[np.ndarray, " rows"]) -> LocalScale | None:
     """Return the scale of residuals as a function of the key, or None if they may scatter equally everywhere.
 
@@ -83,17 +93,17 @@ def fit_scale(points: Float[np.ndarray, "rows width"], residuals: Float[np.ndarr
         >>> bool(4 < np.divide(*scale.at(np.array([[1.0], [0.0]]))) < 11)
         True
     """
-    finite, sizes = np.isfinite(residuals), np.abs(residuals)
-    if finite.sum() < _FEWEST_ROWS or not (sizes[finite] > 0).any():
+    logs, deviation, count = log_sizes(residuals), points.std(axis=0), len(residuals)
+    varies, spread = deviation > 0, logs.std() if count else 0.0
+    if np.isfinite(residuals).sum() < _FEWEST_ROWS or not varies.any() or not spread > 0:
         return None
-    floor = float(np.median(sizes[finite & (sizes > 0)])) * np.exp(-_FLOOR)
-    logs = np.log(np.clip(sizes, floor, sizes[finite].max()))
-    deviation = points.std(axis=0)
-    varies = deviation > 0
-    if not varies.any():
+    deviation, values = np.where(varies, deviation, 1.0), logs[:, None] / spread
+    targets = MeanErrors((points / deviation)[:, varies], values)
+    widest = 2.0 * np.sqrt(np.count_nonzero(varies))
+    errors = error_series(targets, widest)
+    best = int(np.argmin(errors.mean(axis=1)))
+    better = np.square(values[targets.sums.rows, 0] * (count / (count - 1))) - errors[best]
+    if not better.mean() > _BETTER * better.std() / np.sqrt(count):
         return None
-    deviation = np.where(varies, deviation, 1.0)
-    chosen = leave_one_out((points / deviation)[:, varies], (logs - logs.mean())[:, None])
-    scale = LocalScale(points, logs - logs.mean(), np.where(varies, chosen.value * deviation, np.inf))
-    better = np.square(scale.logs * (len(logs) / (len(logs) - 1))) - np.square(scale.logs - np.log(scale.left_out))
-    return scale if better.mean() > _BETTER * better.std() / np.sqrt(len(better)) else None
+    width = series_widths(widest, len(errors))[best]
+    return LocalScale(points, logs, np.where(varies, width * deviation, np.inf))

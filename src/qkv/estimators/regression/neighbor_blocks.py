@@ -9,8 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from qkv.core.typing import Float, Int
+
+FEW_COLUMNS = 4
+"""Distances of wider points are computed by matrix products."""
 
 
 @dataclass(frozen=True)
@@ -28,33 +32,50 @@ class PointBlocks:
     low: Float[np.ndarray, "blocks width"]
     high: Float[np.ndarray, "blocks width"]
 
-    def squared_gaps(self, a: int, others: PointBlocks | None = None) -> Float[np.ndarray, " blocks"]:
-        """Return the squared distance from the bounding box of block `a` to that of each block, of `others` if given.
-
-        `others` are blocks of the same points.
-        """
-        others = self if others is None else others
+    def squared_gaps(self, a: int, others: PointBlocks) -> Float[np.ndarray, " blocks"]:
+        """Return the squared distance from the bounding box of block `a` to that of each block of `others`."""
         gaps = np.maximum(np.maximum(self.low[a] - others.high, others.low - self.high[a]), 0.0)
         return np.asarray(np.square(gaps).sum(axis=-1))
 
     def centered(
-        self, a: int, b: int, others: PointBlocks | None = None
+        self, a: int, b: int, others: PointBlocks, dtype: DTypeLike = np.float32, scale: float = 1.0
     ) -> tuple[Float[np.ndarray, "m width"], Float[np.ndarray, "n width"]]:
-        """Return the points of blocks `a` and `b` in float32, relative to the midpoint of the means of the two blocks.
+        """Return the points of block `a`, and of block `b` of `others`, relative to the midpoint of their means.
 
-        The coordinates of near pairs are then small, and their differences accurate in float32. Block `b` is one of
-        `others` if given.
+        The coordinates of near pairs are then small, and their differences accurate in float32. They are multiplied by
+        `scale`.
         """
-        first, second = self.points[self.rows[a]], self.points[(self if others is None else others).rows[b]]
+        first, second = self.points[self.rows[a]], others.points[others.rows[b]]
         center = (first.mean(axis=0) + second.mean(axis=0)) / 2
-        return (first - center).astype(np.float32), (second - center).astype(np.float32)
+        return ((first - center) * scale).astype(dtype), ((second - center) * scale).astype(dtype)
 
-    def same_rows(self, a: int, b: int, others: PointBlocks) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-        """Return the places in block `a`, and in block `b` of `others`, of the rows that are in both."""
-        first, second = self.rows[a], others.rows[b]
-        places = np.minimum(np.searchsorted(second, first), len(second) - 1)
-        both = np.flatnonzero(second[places] == first)
-        return both, places[both]
+
+def same_rows(
+    first: Int[np.ndarray, " m"], second: Int[np.ndarray, " n"]
+) -> tuple[Int[np.ndarray, " same"], Int[np.ndarray, " same"]]:
+    """Return the places in `first`, and in `second`, which ascends, of the numbers that are in both.
+
+    Example:
+        >>> [places.tolist() for places in same_rows(np.array([7, 2, 5]), np.array([2, 3, 7]))]
+        [[0, 1], [2, 0]]
+    """
+    places = np.minimum(np.searchsorted(second, first), len(second) - 1)
+    both = np.flatnonzero(second[places] == first)
+    return both, places[both]
+
+
+def number_cubes(points: Float[np.ndarray, "rows width"], side: float) -> Int[np.ndarray, " rows"]:
+    """Return the number of the cube in which each point lies; cubes without points have none.
+
+    Example:
+        >>> number_cubes(np.array([[0.1], [7.0], [0.4]]), 0.5).tolist()
+        [0, 1, 0]
+    """
+    numbers = np.zeros(len(points), np.int64)
+    for column in points.T:
+        cells = np.unique(np.floor(column / side), return_inverse=True)[1]
+        numbers = np.unique(numbers * len(points) + cells, return_inverse=True)[1]
+    return numbers
 
 
 def split_into_blocks(
@@ -69,7 +90,7 @@ def split_into_blocks(
 
     Example:
         >>> blocks = split_into_blocks(np.arange(10.0)[:, None], size=5)
-        >>> [block.tolist() for block in blocks.rows], float(blocks.squared_gaps(0)[1])
+        >>> [block.tolist() for block in blocks.rows], float(blocks.squared_gaps(0, blocks)[1])
         ([[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]], 1.0)
     """
     divided: list[np.ndarray] = []
@@ -122,7 +143,7 @@ def squared_distances(
 
     `scratch` is overwritten.
     """
-    if first.shape[1] > 4:
+    if first.shape[1] > FEW_COLUMNS:
         # One matrix product is cheaper than many passes; its cancellation affects distant pairs only.
         np.matmul(first, second.T, out=out)
         out *= -2.0
@@ -152,8 +173,8 @@ def nearest_distances(points: Float[np.ndarray, "rows width"], most: int = 10_00
     """
     if not len(points):
         return np.zeros(0)
-    blocks = split_into_blocks(points)
-    # Drawn rows are farther apart, so that blocks of fewer of them have smaller boxes.
+    # Of wide points, most blocks are near each other, and fewer products of larger ones take less time.
+    blocks = split_into_blocks(points, 512 if points.shape[1] > FEW_COLUMNS else 128)
     chosen = blocks if len(points) <= most else split_into_blocks(points, 128, draw_rows(len(points), most))
     distances = []
     for a, rows in enumerate(chosen.rows):
@@ -163,9 +184,8 @@ def nearest_distances(points: Float[np.ndarray, "rows width"], most: int = 10_00
             if gaps[b] > best.max():
                 break
             first, second = chosen.centered(a, b, blocks)
-            shape = (len(first), len(second))
-            squared = squared_distances(first, second, np.empty(shape, np.float32), np.empty(shape, np.float32))
-            squared[chosen.same_rows(a, b, blocks)] = np.inf
+            squared = squared_distances(first, second, *np.empty((2, len(first), len(second)), np.float32))
+            squared[same_rows(rows, blocks.rows[b])] = np.inf
             np.minimum(best, squared.min(axis=1), out=best)
         distances.append(np.sqrt(best.astype(np.float64)))
     return np.concatenate(distances)

@@ -98,12 +98,11 @@ class TablePoints:
         else:
             # The columns are a sample of the rows of a store.
             rows, weights = rows[:_MOST_SLICES], weights[:_MOST_SLICES]
-            cells = [
-                Column.from_table(self.database.table.slice(int(row), 1), name, True, column)
-                for row in rows
+            slices = [self.database.table.slice(int(row), 1) for row in rows]
+            parts = [
+                np.array([Column.from_table(one, name, True, column).cells[0] for one in slices])
                 for name, column in zip(names, columns, strict=True)
             ]
-            parts = [np.array([each.cells[0] for each in cells[i :: len(names)]]) for i in range(len(names))]
         keys, values = self._codes(parts)
         shares = np.round(weights / (float(np.abs(weights).max(initial=0.0)) or 1.0), 3)
         return {"keys": [key.tolist() for key in keys], "values": values.tolist(), "weights": shares.tolist()}

@@ -93,8 +93,7 @@ def _grid(page: AnswerPage) -> tuple[list[str], list[list[float]]]:
         steps = [np.linspace(*axis.ends, 2 * _CELLS + 1)[1::2].tolist() for axis in page.axes]
         queries = [page.query_at([across, up]) for up in steps[1] for across in steps[0]]
     queries.append(page.query)
-    found = [page.place_of(query) for query in queries]
-    return queries, [place if place is not None else [math.inf] for place in found]
+    return queries, [page.place_of(query) or [] for query in queries]
 
 
 def _parts(

@@ -4,17 +4,6 @@ import { createElement } from "./dom.js";
 import { createShape, tickMarks } from "./answer_ticks.js";
 import { screenPen } from "./drawing.js";
 
-/** Colours of the rows, by theme. */
-export const CHART_COLOURS = {
-  light: {
-    rows: "#5b6470", weight: [194, 65, 12], negative: [124, 58, 237], curve: "#1d4ed8", outline: "#6b7280",
-    scale: [[253, 231, 160], [225, 180, 90], [178, 138, 110], [116, 104, 130], [52, 66, 120], [8, 28, 80]],
-  },
-  dark: {
-    rows: "#a3adba", weight: [251, 146, 60], negative: [196, 150, 255], curve: "#7db2ff", outline: "#0b0d10",
-    scale: [[30, 52, 110], [70, 90, 140], [116, 120, 140], [170, 150, 120], [226, 190, 100], [255, 236, 170]],
-  },
-};
 /** Colours of labels, which colour-blind readers can tell apart (Okabe and Ito). */
 export const LABEL_COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#8a8f98"];
 
@@ -23,7 +12,8 @@ export const shortened = (text, length) => (text.length > length ? `${text.slice
 
 /** @typedef {(tag: string, attributes: Record<string, any>, text?: string) => void} Add adds a shape to a drawing */
 
-/** A chart with a query that can be moved by pointer and by keyboard. */
+/** A chart with a query that can be moved by pointer and by keyboard. Its kinds have an `area` of both axes in pixels, `drawWeights`, and
+ *  `fill`, which adds the axes and the answer to the drawing. */
 export class AnswerChart {
   /** @param {any} meta @param {any} across the axis from left to right @param {any} up the axis from bottom to top
    *  @param {(at: number[]) => void} [move] called with the coordinates of the query */
@@ -73,7 +63,9 @@ export class AnswerChart {
 
   get width() { return (this.size || this.#measure())[0]; }
   get height() { return (this.size || this.#measure())[1]; }
-  get colours() { return CHART_COLOURS[this.dark ? "dark" : "light"]; }
+
+  /** Return a colour of the style sheet. @param {string} name */
+  themeColour(name) { return getComputedStyle(this.element).getPropertyValue(`--${name}`); }
 
   /** @param {PointerEvent} event */
   #moveTo(event) {
@@ -111,9 +103,6 @@ export class AnswerChart {
     this.drawAnswer();
   }
 
-  /** The edges of the area of both axes, in pixels. */
-  get area() { return { left: 0, right: this.width, top: 0, bottom: this.height }; }
-
   /** @param {number} coordinate */
   x(coordinate) {
     return placed(this.across, coordinate, this.area.left, this.area.right);
@@ -144,11 +133,12 @@ export class AnswerChart {
   discs([least, more], [faint, strong], draw) {
     const context = screenPen(this.weights, this.width, this.height);
     const drawn = this.answer?.drawn;
+    const [mark, negative] = ["mark", "negative"].map((name) => this.themeColour(name));
     for (let i = (drawn?.weights.length ?? 0) - 1; i >= 0; i--) {
       const share = Math.abs(drawn.weights[i]);
       const [x, y] = this.place(drawn, i);
-      const rgb = (drawn.weights[i] < 0 ? this.colours.negative : this.colours.weight).join(" ");
-      context.fillStyle = context.strokeStyle = `rgb(${rgb} / ${faint + strong * share})`;
+      context.fillStyle = context.strokeStyle = drawn.weights[i] < 0 ? negative : mark;
+      context.globalAlpha = faint + strong * share;
       context.beginPath();
       context.arc(x, y, least + more * Math.sqrt(share), 0, 7);
       draw(context, share, x);
@@ -169,7 +159,8 @@ export class AnswerChart {
   errors(add, place, [dx, dy]) {
     const { interval, deviation } = this.answer;
     if (interval?.every((/** @type {number | null} */ each) => each !== null)) {
-      const [[x1, y1], [x2, y2]] = interval.map(place).map(([x, y]) => [Math.min(this.width, Math.max(0, x)), y]);
+      const { top, bottom } = this.area;
+      const [[x1, y1], [x2, y2]] = interval.map(place).map(([x, y]) => [Math.min(this.width, Math.max(0, x)), Math.min(bottom, Math.max(top, y))]);
       add("line", { class: "interval", x1, x2, y1, y2 });
     }
     if (deviation) {
@@ -218,11 +209,11 @@ export class AnswerChart {
     this.placeHandle();
   }
 
-  /** Draw the axes and the answer. @param {Add} add */
-  fill(add) { add("g", {}); }
   placeHandle() {}
-  drawRows() { this.dots(screenPen(this.rows, this.width, this.height), () => this.colours.rows); }
-  drawWeights() {}
+  drawRows() {
+    const colour = this.themeColour("quiet");
+    this.dots(screenPen(this.rows, this.width, this.height), () => colour);
+  }
 }
 
 /** Return the place between two pixels of a coordinate of an axis. @param {any} axis @param {number} coordinate @param {number} start @param {number} stop */

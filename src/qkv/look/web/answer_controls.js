@@ -15,16 +15,24 @@ export function createControls(meta, settings, change) {
   const choice = (label, name, options) => createSelect(label, [["", "automatic"], ...options], settings[name], set(name));
   const named = (/** @type {string} */ label, /** @type {string} */ name, /** @type {string[]} */ names) =>
     choice(label, name, [...new Set([...names, settings[name]])].filter(Boolean).map((one) => [one, one]));
-  /** @param {string} label @param {string} name @param {string} placeholder @param {string} type */
-  const field = (label, name, placeholder, type) => {
+  /** @param {string} label @param {string} name @param {string} placeholder @param {string} type @param {Record<string, any>} [more] attributes */
+  const field = (label, name, placeholder, type, more = {}) => {
     const box = createElement("input", {
       type, placeholder, value: settings[name], "data-setting": name, step: "any", min: type === "number" ? 0 : undefined, spellcheck: "false", autocomplete: "off",
-      onchange: () => set(name)(box.value.trim() || (name === "top" ? "10" : "")),
+      onchange: () => set(name)(box.value.trim() || (name === "top" ? "10" : "")), ...more,
     });
     return createElement("label", { class: "control" }, [createElement("span", { text: label }), box]);
   };
   const bandwidth = meta.bandwidth.length ? createBandwidth(meta, settings, set("bandwidth")) : null;
   bandwidth?.refresh();
+  const createNeighbours = () => {
+    if (!meta.saved) {
+      const whole = (/** @type {any} */ { target: { value } }) => set("neighbours")(Number(value) >= 1 ? String(Math.floor(Number(value))) : "");
+      return field("Neighbours", "neighbours", "all", "number", { min: 1, step: 1, onchange: null, oninput: whole });
+    }
+    const options = meta.saved.neighbours.map((/** @type {string} */ each) => [each, each || "all"]);
+    return options.length > 1 ? createSelect("Neighbours", options, settings.neighbours, set("neighbours")) : null;
+  };
   const [limit, name] = meta.mode === "typed" ? ["Least similarity", "min_similarity"] : ["Largest distance", "max_distance"];
   const aggregates = /** @type {[string, string][]} */ ([["mean", "mean of the values"], ["vote", "vote"]]);
   if (meta.lines) aggregates.push(["local-linear", "line through the rows"]);
@@ -32,7 +40,7 @@ export function createControls(meta, settings, change) {
   const parts = [
     [false, () => named("Score", "score", meta.scores), meta.kernels.length ? "how the weight falls with the distance" : "how query and key are compared"],
     [true, () => bandwidth && bandwidth.element, "rows within about this distance count"],
-    [true, () => createNeighbours(meta, settings, set("neighbours")), "rows that may get weight; empty: all that match"],
+    [true, createNeighbours, "rows that may get weight; empty: all that match"],
     [false, () => named("Normalizer", "normalizer", meta.normalizers), "how scores become weights"],
     [false, () => choice("Answer", "aggregate", aggregates), ""],
     [false, () => field("Filter", "where", "SQL", "text"), `SQL predicate, such as ${exampleOf(meta)}`],
@@ -86,17 +94,4 @@ function createBandwidth(meta, settings, set) {
     createElement("div", { class: "line" }, [createElement("span", { text: "Bandwidth" }), output, reset]), slider,
   ]);
   return { element, refresh };
-}
-
-/** Create the control of the number of neighbours. @param {any} meta @param {Record<string, string>} settings @param {(text: string) => void} set */
-function createNeighbours(meta, settings, set) {
-  if (meta.saved) {
-    if (meta.saved.neighbours.length < 2) return null;
-    return createSelect("Neighbours", meta.saved.neighbours.map((/** @type {string} */ each) => [each, each || "all"]), settings.neighbours, set);
-  }
-  const box = createElement("input", {
-    type: "number", min: 1, step: 1, placeholder: "all", value: settings.neighbours, "data-setting": "neighbours",
-    oninput: () => set(Number(box.value) >= 1 ? String(Math.floor(Number(box.value))) : ""),
-  });
-  return createElement("label", { class: "control" }, [createElement("span", { text: "Neighbours" }), box]);
 }

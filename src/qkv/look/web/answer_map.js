@@ -4,6 +4,11 @@ import { AnswerChart, LABEL_COLOURS, shortened } from "./answer_chart.js";
 import { tickMarks } from "./answer_ticks.js";
 import { screenPen } from "./drawing.js";
 
+/** Colours of the values, from the least to the largest, on light and dark backgrounds. */
+const VALUE_COLOURS = {
+  light: [[253, 231, 160], [225, 180, 90], [178, 138, 110], [116, 104, 130], [52, 66, 120], [8, 28, 80]],
+  dark: [[30, 52, 110], [70, 90, 140], [116, 120, 140], [170, 150, 120], [226, 190, 100], [255, 236, 170]],
+};
 const [MAP_LEFT, MAP_RIGHT, MAP_TOP, MAP_BOTTOM] = [66, 14, 12, 84];
 
 /** A chart with one key across and one up. */
@@ -26,7 +31,7 @@ export class MapChart extends AnswerChart {
 
   /** @param {number} share from 0 to 1 @returns {string} */
   colour(share) {
-    const stops = this.colours.scale;
+    const stops = VALUE_COLOURS[this.dark ? "dark" : "light"];
     const at = Math.min(1, Math.max(0, share)) * (stops.length - 1);
     const low = Math.min(stops.length - 2, Math.floor(at));
     return `rgb(${stops[low].map((each, i) => Math.round(each + (at - low) * (stops[low + 1][i] - each))).join(" ")})`;
@@ -53,7 +58,7 @@ export class MapChart extends AnswerChart {
       context.globalAlpha = 1;
     }
     const codes = this.points?.values ?? [];
-    this.dots(context, (i) => (this.labels ? LABEL_COLOURS[codes[i] % 8] : this.colour(codes[i] / 65535)), this.colours.outline);
+    this.dots(context, (i) => (this.labels ? LABEL_COLOURS[codes[i] % 8] : this.colour(codes[i] / 65535)), this.themeColour("outline"));
   }
 
   drawWeights() {

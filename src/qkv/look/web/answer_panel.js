@@ -1,16 +1,13 @@
 // The texts of an answer: its value and errors, the rows it comes from, and how to ask for it elsewhere.
 
-import { createElement } from "./dom.js";
+import { createElement, createTable } from "./dom.js";
 
 /** Create the elements that show an answer, and a function that fills them.
  *  @param {any} meta @param {(open: boolean) => void} onPrinted called when the printed answer is opened or closed */
 export function createAnswerPanel(meta, onPrinted) {
   const headline = createElement("p", { class: "headline", role: "status" });
   const statistics = createElement("ul", { class: "statistics" });
-  const caption = createElement("caption");
-  const head = createElement("thead");
-  const body = createElement("tbody");
-  const table = createElement("table", { class: "evidence" }, [caption, head, body]);
+  const evidence = createElement("div", { class: "evidence", tabindex: "0", role: "group", "aria-label": "rows of evidence" });
   const remark = createElement("p", { class: "hint" });
   const notes = createElement("ul", { class: "notes" });
   const command = createCopyable("Command");
@@ -35,11 +32,9 @@ export function createAnswerPanel(meta, onPrinted) {
 
   const fillEvidence = (/** @type {any} */ answer) => {
     const { columns, rows, measure, hidden } = answer.evidence;
-    table.hidden = !rows.length;
-    caption.textContent = `The ${rows.length === 1 ? "row" : `${rows.length} rows`} with the largest weight`;
+    const caption = `The ${rows.length === 1 ? "row" : `${rows.length} rows`} with the largest weight`;
     const titles = [{ name: "weight" }, ...(measure ? [{ name: measure, numeric: true }] : []), ...columns];
-    head.replaceChildren(createElement("tr", {}, titles.map(({ name, numeric }) => createElement("th", { scope: "col", text: name, class: numeric ? "number" : "" }))));
-    body.replaceChildren(...rows.map((/** @type {any} */ row) => {
+    const lines = rows.map((/** @type {any} */ row) => {
       const bar = createElement("span", { class: row.share < 0 ? "bar negative" : "bar", style: { width: `${Math.round(Math.abs(row.share) * 70)}px` } });
       const cells = row.cells.map((/** @type {string} */ text, /** @type {number} */ i) =>
         createElement("td", { text, class: `${columns[i].role} ${columns[i].numeric ? "number" : ""}` }));
@@ -47,7 +42,9 @@ export function createAnswerPanel(meta, onPrinted) {
         createElement("td", { class: "weight" }, [createElement("span", { class: "digits", text: row.weight }), bar]),
         ...(measure ? [createElement("td", { class: "number", text: row.near })] : []), ...cells,
       ]);
-    }));
+    });
+    const styles = titles.map(({ numeric }) => (numeric ? "number" : undefined));
+    evidence.replaceChildren(...(rows.length ? [createTable(caption, titles.map(({ name }) => name), lines, styles)] : []));
     const more = hidden ? `${hidden} more column${hidden > 1 ? "s" : ""}` : "";
     remark.textContent = [answer.evidence.remark, more].filter(Boolean).join("; ");
   };
@@ -57,7 +54,7 @@ export function createAnswerPanel(meta, onPrinted) {
   return {
     fill,
     headline: createElement("div", { class: "told" }, [headline, statistics]),
-    evidence: createElement("section", { class: "rows", "aria-label": "evidence" }, [createElement("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "rows of evidence" }, [table]), remark]),
+    evidence: createElement("section", { class: "rows", "aria-label": "evidence" }, [evidence, remark]),
     elsewhere: createElement("section", { class: "elsewhere" }, [
       ...parts, createElement("details", {}, [createElement("summary", { text: "How the answer was computed" }), notes]),
     ]),

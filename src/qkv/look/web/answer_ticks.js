@@ -29,9 +29,10 @@ function numberMarks(low, high, most) {
   const step = power * ([1, 2, 5, 10].find((each) => each * power >= least * (1 - 1e-9)) || 10);
   const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
   const largest = Math.max(Math.abs(low), Math.abs(high));
+  const decades = Math.floor(Math.log10(largest)) - Math.floor(Math.log10(step) + 1e-9);
   return marksAt(low, high, step, (at) => {
     const text = largest >= 1e9 || (largest < 1e-4 && largest > 0)
-      ? at.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e")
+      ? at.toExponential(Math.max(0, Math.min(15, decades))).replace(/(?:\.0+|(\.\d+?)0+)?e\+?/, "$1e")
       : at.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits, useGrouping: largest >= 1e4 });
     return text.replace("-", "−");
   });
@@ -49,15 +50,14 @@ function dateMarks(low, high, most) {
     const places = Array.from({ length: 62 }, (_, i) => new Date(0).setUTCFullYear(0, start + i * months, 1) / DAY);
     return places.filter((at) => at >= low && at <= high).map((at) => ({ at, text: iso(at).slice(0, months >= 12 ? -20 : -17) }));
   }
-  if (days >= 0.6) return marksAt(low, high, [1, 2, 4, 7, 14, 28].find((each) => each >= days) || 28, (at) => iso(at).slice(0, 10));
-  const minutes = MINUTES.find((each) => each >= days * 1440);
-  if (minutes === undefined || days * 1440 < 0.4) {
+  if (days * 1440 < 0.4) {
     return numberMarks((low % 1) * 86400, (low % 1) * 86400 + (high - low) * 86400, most).map(({ at }) => {
       const place = Math.floor(low) + at / 86400;
       return { at: place, text: iso(place).slice(11, 23).replace(/\.?0+$/, "") };
     });
   }
-  return marksAt(low, high, minutes / 1440, (at) => {
+  const step = [...MINUTES.map((each) => each / 1440), 1, 2, 4, 7, 14, 28].find((each) => each >= days) || 28;
+  return marksAt(low, high, step, (at) => {
     const text = iso(at + 1e-7);
     return text.slice(11, 16) === "00:00" ? text.slice(0, 10) : text.slice(11, 16);
   });

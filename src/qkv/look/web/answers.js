@@ -19,7 +19,7 @@ const MOST_CELLS = 40;
 const CURVE_PAIRS = 1e6;
 
 /** @param {{model: any, el: HTMLElement}} options */
-function renderAnswers({ model, el }) {
+export function renderAnswers({ model, el }) {
   const meta = model.get("meta");
   const kernel = model.get("respond") ? null : toKernel(model);
   const respond = model.get("respond") || (async (/** @type {any} */ request) => (await /** @type {any} */ (kernel)({ request }))[0].response);
@@ -100,7 +100,6 @@ function renderAnswers({ model, el }) {
         if (!waiting) continue;
         const request = { ...waiting, settings: { ...settings }, printed };
         waiting = null;
-        const began = performance.now();
         const slow = setTimeout(() => (status.textContent = "computing …"), 300);
         const answer = await respond(request);
         clearTimeout(slow);
@@ -116,7 +115,6 @@ function renderAnswers({ model, el }) {
         panel.fill(answer);
         chart.show(answer);
         if (!waiting) link();
-        el.dataset.latency = String(performance.now() - began);
         el.dataset.shown = String(Number(el.dataset.shown || 0) + 1);
       }
     } catch (error) {

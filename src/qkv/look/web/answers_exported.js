@@ -1,23 +1,17 @@
 // Entry point of the exported page of answers, which holds the answers to a grid of queries and makes no requests.
 
-import answers from "./answers.js";
-import { fromJson, partOf, unpack } from "./unpack.js";
+import { renderAnswers } from "./answers.js";
+import { fromJson, partOf, partOpener } from "./unpack.js";
 
 const savedMeta = JSON.parse(partOf("data"));
 const savedGrid = savedMeta.saved;
-const opened = /** @type {Map<string, Promise<any>>} */ (new Map());
-
-/** Return a part of the file, which is unpacked on first use. @param {string} name */
-function openPart(name) {
-  if (!opened.has(name)) opened.set(name, unpack(partOf(name)).then(fromJson));
-  return /** @type {Promise<any>} */ (opened.get(name));
-}
+const openPart = partOpener(partOf);
 
 /** Return the answers for some settings. @param {any} settings @returns {Promise<any[]>} */
 function answersFor(settings) {
   const { bandwidths, neighbours } = savedGrid;
   const [row, column] = [bandwidths.indexOf(settings.bandwidth), neighbours.indexOf(settings.neighbours)].map((at) => Math.max(0, at));
-  return openPart(`answers/${row * neighbours.length + column}`);
+  return openPart(`answers/${row * neighbours.length + column}`, fromJson);
 }
 
 /** Return the index of the query that is nearest to a place. @param {number[]} at */
@@ -43,7 +37,7 @@ function placeOfText(text) {
 
 /** Respond to a request of the page, as the server does. @param {any} request */
 async function respondFromFile(request) {
-  if (request.what === "points") return openPart("points");
+  if (request.what === "points") return openPart("points", fromJson);
   const every = await answersFor(request.settings);
   if (request.what === "curve") {
     if (!savedGrid.cells) {
@@ -63,5 +57,5 @@ async function respondFromFile(request) {
   return every[nearestTo(at)];
 }
 
-const exportedFields = /** @type {Record<string, any>} */ ({ meta: savedMeta, respond: respondFromFile, linked: true });
-answers.render({ model: { get: (/** @type {string} */ name) => exportedFields[name] }, el: /** @type {HTMLElement} */ (document.getElementById("look")) });
+const model = new Map(Object.entries({ meta: savedMeta, respond: respondFromFile, linked: true }));
+renderAnswers({ model, el: /** @type {HTMLElement} */ (document.getElementById("look")) });

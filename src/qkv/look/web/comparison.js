@@ -179,14 +179,15 @@ export class Comparison {
       const { layers, queries, keys } = meta.views[state.view];
       this.list.replaceChildren(
         createElement("span", { class: "quiet", text: "share of the attention that moves: " }),
-        ...found.slice(0, LISTED).map((/** @type {[number, number, number]} */ [layer, head, distance]) =>
-          createButton(`${layers[layer].name}, ${layers[layer].heads[head]}: ${formatWeight(distance)}`, () => handlers.select(layer, head))),
+        ...found.slice(0, LISTED).map((/** @type {[number, number, number, number]} */ [layer, head, distance, far]) =>
+          createButton(`${layers[layer].name}, ${layers[layer].heads[head]}: ${formatWeight(distance, far)}`, () => handlers.select(layer, head))),
       );
       this.pairs.replaceChildren(
         createElement("span", { class: "quiet", text: "largest differences of single weights: " }),
-        ...pairs.map((/** @type {number[]} */ [layer, head, query, key, first, second]) => {
+        ...pairs.map((/** @type {[number, number, number, number, number, number, [number, number]]} */ [layer, head, query, key, first, second, errors]) => {
           const pair = `${quoted(queries.tokens[query])} → ${quoted((keys || queries).tokens[key])}, ${layers[layer].name}, ${layers[layer].heads[head]}`;
-          const weights = `${formatWeight(first)} − ${second < 0 ? `(${formatWeight(second)})` : formatWeight(second)}`;
+          const [one, other] = [first, second].map((weight, i) => formatWeight(weight, errors[i]));
+          const weights = `${one} − ${second < 0 ? `(${other})` : other}`;
           return createButton(`${pair}: ${weights}`, () => handlers.selectPair(layer, head, query, key));
         }),
       );

@@ -380,7 +380,7 @@ export class Detail {
     if (request !== this.request || row !== this.query) return;
     fillTable(
       this.top, mapData.queries[row],
-      rows.map((/** @type {any} */ entry) => ({ ...entry, name: mapData.keys[entry.key], position: this.tokens(row, entry.key).key, error: mapData.error(row, entry.key) })),
+      rows.map((/** @type {any} */ entry) => ({ ...entry, name: mapData.keys[entry.key], position: this.tokens(row, entry.key).key, error: mapData.error(row, entry.key, entry.weight) })),
       (key) => this.#point(row, key, true),
       this.matrix?.parts ? ["difference", `${quoted(mapData.queries[row])}: largest differences`]
         : this.weighted ? ["weight × norm", `${quoted(mapData.queries[row])} attends to`]
@@ -424,7 +424,7 @@ export class Detail {
       this.lines.show({
         ...common, top, least: shares ? Math.min(0.25, 2 * uniformWeight(counts).uniform) : 0.1,
         heads: overlaid.map(({ matrix, name }, i) => ({
-          name, weight: weightOf(matrix), share: (weight) => weight / top, colour: () => headColour(i, this.options.dark),
+          name, weight: weightOf(matrix), error: matrix.error, share: (weight) => weight / top, colour: () => headColour(i, this.options.dark),
         })),
       });
       return;
@@ -434,7 +434,7 @@ export class Detail {
     this.lines.show({
       ...common, least: FAINT, top: 1,
       heads: [{
-        name: "", weight: weightOf(matrix), share: (weight, row) => shade(weight, this.maxima.rows[row]),
+        name: "", weight: weightOf(matrix), error: matrix.error, share: (weight, row) => shade(weight, this.maxima.rows[row]),
         colour: (share) => cssColour(common.palette, Math.sign(share) * Math.max(0.55, Math.abs(share))),
       }],
     });

@@ -4,24 +4,28 @@ import { MASKED } from "./codes.js";
 
 /** What the colours of a difference mean. */
 export const SIGNS = " Blue: larger in the first map; orange: in the second.";
-/** Return the weights of a pair in both maps and their difference as text, rounded to the last digit that is certain in both
- *  weights, so that they add up; `value` is the difference as printed. Null if a weight is masked or not finite.
+/** Return the weights of a pair in both maps and their difference as text, rounded to the third digit of the larger weight, or to an
+ *  earlier one if an error exceeds half a unit, so that they add up; ≈ says that the last digit is not certain, and `value` is the
+ *  difference as printed. Null if a weight is masked or not finite.
  *  @param {import("./load.js").Parts} parts @param {number} row @param {number} column */
 export function describeDifference({ first, second }, row, column) {
-  const weights = [first, second].map((map) => ({ weight: map.weights[row * map.keys.length + column], error: map.error(row, column) }));
+  const weights = [first, second].map((map) => ({
+    weight: map.weights[row * map.keys.length + column], error: map.error(row, column), bound: map.bound(row, column),
+  }));
   if (!weights.every(({ weight }) => Number.isFinite(weight))) return null;
-  const last = Math.max(...weights.map(({ weight, error }) => lastDigit(weight, error)));
-  const power = Number.isFinite(last) ? last : 0;
-  const [a, b] = weights.map(({ weight }) => Math.round(Number((power < 0 ? weight * 10 ** -power : weight / 10 ** power).toPrecision(6))));
+  const thirds = weights.map(({ weight }) => Math.floor(Math.log10(Math.abs(weight)) + 1e-6) - 2);
+  const last = Math.max(...thirds, ...weights.map(({ error }) => Math.ceil(Math.log10(2 * error) - 1e-6)));
+  const power = Number.isFinite(last) ? last : 0; // not of two zeros
+  const unitsOf = (/** @type {number} */ weight) => Math.round(Number((power < 0 ? weight * 10 ** -power : weight / 10 ** power).toPrecision(6)));
+  // The third digit of a single weight is exact, an earlier one may be rounded twice.
+  const certain = weights.every(({ weight, error, bound }, i) => {
+    const far = error || (power > thirds[i] ? bound : 0);
+    return unitsOf(weight - far) === unitsOf(weight + far);
+  });
+  const [a, b] = weights.map(({ weight }) => unitsOf(weight));
   const [one, other, difference] = [a, b, a - b].map((units) => inUnits(units, power, Math.max(Math.abs(a), Math.abs(b))));
-  return { sum: `${one} − ${b < 0 ? `(${other})` : other} = ${difference}`, difference, value: (a - b) * 10 ** power };
-}
-
-/** Return the power of ten of the last certain digit of a weight: the third one, or an earlier one if its error exceeds half
- *  a unit; −Infinity for an exact 0. @param {number} weight @param {number} error */
-function lastDigit(weight, error) {
-  const third = weight ? Math.floor(Math.log10(Math.abs(weight)) + 1e-6) - 2 : -Infinity;
-  return Math.max(third, error > 0 ? Math.ceil(Math.log10(2 * error) - 1e-6) : -Infinity);
+  const sum = `${one} − ${b < 0 ? `(${other})` : other} ${certain ? "=" : "≈"} ${difference}`;
+  return { sum, difference: `${certain ? "" : "≈ "}${difference}`, value: (a - b) * 10 ** power };
 }
 
 /** Write a multiple of a power of ten; multiples of which even the largest is below 0.0001 have an exponent.

@@ -72,11 +72,12 @@ export function createSection(name, title, children) {
   return section;
 }
 
-/** Create a table with a caption and a heading. @param {string} caption @param {string[]} titles of the columns @param {HTMLElement[]} rows */
-export function createTable(caption, titles, rows) {
+/** Create a table with a caption and a heading.
+ *  @param {string} caption @param {string[]} titles of the columns @param {HTMLElement[]} rows @param {(string | undefined)[]} [styles] classes of the titles */
+export function createTable(caption, titles, rows, styles = []) {
   return createElement("table", {}, [
     createElement("caption", { text: caption }),
-    createElement("thead", {}, [createElement("tr", {}, titles.map((text) => createElement("th", { scope: "col", text })))]),
+    createElement("thead", {}, [createElement("tr", {}, titles.map((text, i) => createElement("th", { scope: "col", text, class: styles[i] })))]),
     createElement("tbody", {}, rows),
   ]);
 }

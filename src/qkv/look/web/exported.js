@@ -1,14 +1,11 @@
 // Entry point of the exported file, which holds all data and makes no network requests.
 
-import heads from "./heads.js";
+import { render } from "./heads.js";
 import { fromParts } from "./source.js";
 import { partOf } from "./unpack.js";
 
 const meta = JSON.parse(partOf("data"));
-const fields = /** @type {Record<string, any>} */ ({ meta, source: fromParts(meta, partOf), linked: true });
-heads.render({
-  model: { get: (/** @type {string} */ name) => fields[name] },
-  // The page that saved this file named its state.
-  hash: location.hash.length > 1 ? location.hash : `#${meta.link || ""}`,
+render({
+  model: new Map(Object.entries({ meta, source: fromParts(meta, partOf), linked: true })),
   el: /** @type {HTMLElement} */ (document.getElementById("look")),
 });

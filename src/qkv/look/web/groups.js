@@ -94,10 +94,8 @@ export const patchOf = ({ patches }, token) => patches?.places[token] ?? -1;
 /** @param {import("./detail.js").Side} side @param {[number, number]} grid @param {number[]} corners */
 function findRegion(side, [, columns], [top, left, bottom, right]) {
   const within = (/** @type {number} */ at, /** @type {number} */ a, /** @type {number} */ b) => at >= Math.min(a, b) && at <= Math.max(a, b);
-  const inside = side.tokens.flatMap((_, i) => {
-    const patch = patchOf(side, i);
-    return patch >= 0 && within(Math.floor(patch / columns), top, bottom) && within(patch % columns, left, right) ? [i] : [];
-  });
+  const isInside = (/** @type {number} */ patch) => patch >= 0 && within(Math.floor(patch / columns), top, bottom) && within(patch % columns, left, right);
+  const inside = [...side.tokens.keys()].filter((i) => isInside(patchOf(side, i)));
   return inside.length ? [inside] : [];
 }
 

@@ -2,7 +2,7 @@
 
 import { formatWeight, MASKED } from "./codes.js";
 import { createButton, createElement, createTable } from "./dom.js";
-import { findPhrase, groupsOf, merge, nameOf, POSITIONS } from "./groups.js";
+import { errorOf, findPhrase, groupsOf, merge, nameOf, POSITIONS } from "./groups.js";
 import { ALL_HEADS } from "./matrix.js";
 import { quoted } from "./text_names.js";
 
@@ -10,12 +10,13 @@ import { quoted } from "./text_names.js";
 const LISTED_HEADS = 12;
 
 /** The attention of a head from one occurrence of the query to the key.
- *  @typedef {{view: number, query: number[], key: number[], weight: number, rank: number}} Place */
+ *  @typedef {{view: number, query: number[], key: number[], weight: number, error: number, bound: number, rank: number}} Place
+ *    `error` is 0 for a single weight, whose printed digits are exact, `bound` is not */
 
 /** Rank the heads by their attention from one word to another, as `qkv.look.search` does.
  *  @param {any} meta @param {import("./source.js").Source} source @param {string} query @param {string} key
  *  @param {number} shown index of the view whose tokens positions count
- *  @returns {Promise<{model: string, kind: string, layer: number, head: number, weight: number, places: Place[]}[]>} */
+ *  @returns {Promise<{model: string, kind: string, layer: number, head: number, weight: number, error: number, bound: number, places: Place[]}[]>} */
 export async function searchHeads(meta, source, query, key, shown) {
   const heads = /** @type {Map<string, any>} */ (new Map());
   for (const [index, view] of meta.views.entries()) {
@@ -31,15 +32,17 @@ export async function searchHeads(meta, source, query, key, shown) {
       const maps = (await source.rows(index, first, query[query.length - 1] + 1)).values();
       view.layers.forEach((/** @type {any} */ layer, /** @type {number} */ l) => {
         layer.heads.forEach((/** @type {string} */ _, /** @type {number} */ h) => {
-          const { weights, error } = /** @type {import("./source.js").Weights} */ (maps.next().value);
+          const map = /** @type {import("./source.js").Weights} */ (maps.next().value);
           if (layer.name === ALL_HEADS) return;
-          const sums = merge(weights, width, [query.map((token) => token - first)], [...targets, ...others]).map((sum) => (sum === MASKED ? 0 : sum));
+          const row = query.map((token) => token - first);
+          const sums = merge(map.weights, width, [row], [...targets, ...others]).map((sum) => (sum === MASKED ? 0 : sum));
+          const [error, bound] = [false, true].map((always) => errorOf(map, width, [row], [targets.flat()], always)(0, 0));
           const ofTargets = sums.subarray(0, targets.length);
           const weight = ofTargets.reduce((total, one) => total + one, 0);
           const rank = 1 + sums.subarray(targets.length).filter((sum) => sum > weight).length;
           const name = JSON.stringify([view.model, view.kind, l, h]);
-          if (!heads.has(name)) heads.set(name, { model: view.model, kind: view.kind, layer: l, head: h, error, places: [] });
-          heads.get(name).places.push({ view: index, query, key: targets[ofTargets.indexOf(Math.max(...ofTargets))] ?? targets[0], weight, rank });
+          if (!heads.has(name)) heads.set(name, { model: view.model, kind: view.kind, layer: l, head: h, places: [] });
+          heads.get(name).places.push({ view: index, query, key: targets[ofTargets.indexOf(Math.max(...ofTargets))] ?? targets[0], weight, error, bound, rank });
         });
       });
     }
@@ -47,10 +50,14 @@ export async function searchHeads(meta, source, query, key, shown) {
   const found = [...heads.values()];
   for (const head of found) {
     head.places.sort((/** @type {Place} */ a, /** @type {Place} */ b) => b.weight - a.weight);
-    head.weight = head.places.reduce((/** @type {number} */ total, /** @type {Place} */ place) => total + place.weight, 0) / head.places.length;
+    for (const name of /** @type {const} */ (["weight", "bound"])) head[name] = averageOf(head.places, name);
+    head.error = head.places.length > 1 ? head.bound : head.places[0].error;
   }
   return found.sort((a, b) => b.weight - a.weight);
 }
+
+/** Return the mean of a number of heads or places. @template {"weight" | "bound"} T @param {Record<T, number>[]} all @param {T} name */
+const averageOf = (all, name) => all.reduce((sum, one) => sum + one[name], 0) / all.length;
 
 export class HeadSearch {
   /** @param {any} meta @param {import("./source.js").Source} source @param {string} asked "query → key" of the link
@@ -120,20 +127,19 @@ export class HeadSearch {
       const go = createButton(models > 1 ? `${name} (${head.model})` : name, () => this.handlers.go(best.view, head.layer, head.head, best.query, best.key));
       const ranks = head.places.map(({ rank }) => rank);
       const first = ranks.filter((rank) => rank === 1).length;
-      const numbers = [head.weight, ...(many ? [head.places[places - 1].weight, best.weight] : [])];
+      const numbers = [head, ...(many ? [head.places[places - 1], best] : [])];
       return createElement("tr", {}, [
         createElement("th", { scope: "row" }, [go]),
-        ...numbers.map((number) => createElement("td", { text: formatWeight(number, head.error * number) })),
+        ...numbers.map(({ weight, error }) => createElement("td", { text: formatWeight(weight, error) })),
         createElement("td", { text: many ? `first in ${first} of ${ranks.length}` : `${ranks[0]}` }),
       ]);
     });
-    const mean = found.reduce((sum, head) => sum + head.weight, 0) / found.length;
     const texts = new Set(found[0].places.map(({ view }) => view)).size;
     const where = many ? `, ${places} places in ${texts === 1 ? "one text" : `${texts} texts`}` : "";
     const { query, key, view } = found[0].places[0];
     const side = views[view];
     const [from, to] = [[side.queries, query, this.query.value], [side.keys || side.queries, key, this.key.value]].map(([axis, group, text]) => quoted(POSITIONS.test(text) ? nameOf(axis, group, "words") : text));
-    const caption = `${from} attends to ${to}: the ${lines.length} first of ${found.length} heads${where}; mean over all heads: ${formatWeight(mean)}`;
+    const caption = `${from} attends to ${to}: the ${lines.length} first of ${found.length} heads${where}; mean over all heads: ${formatWeight(averageOf(found, "weight"), averageOf(found, "bound"))}`;
     this.result.replaceChildren(createTable(caption, heading, lines));
   }
 }

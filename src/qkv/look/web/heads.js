@@ -50,11 +50,12 @@ const KEYS =
   "In the map, + and − zoom, and 0 resets the zoom; Shift and a drag frame a passage. P presents a single map.";
 
 /** @param {{model: any, el: HTMLElement, hash?: string}} options `hash`: the link to show; default: that of the address */
-function render({ model, el, hash }) {
+export function render({ model, el, hash }) {
   const meta = withNumberedTokens(model.get("meta"));
   const source = model.get("source") || fromKernel(meta, model);
   const linked = model.get("linked") === true;
-  const hashFields = new URLSearchParams(linked ? (hash ?? location.hash).slice(1) : "");
+  // The page that saved a file named its state.
+  const hashFields = new URLSearchParams(linked ? hash?.slice(1) ?? (location.hash.slice(1) || meta.link) : "");
   const number = (/** @type {string} */ name, /** @type {number} */ maximum, /** @type {number} */ otherwise = 0) => {
     const value = Number(hashFields.get(name) || otherwise);
     return Number.isInteger(value) && value >= 0 && value <= maximum ? value : otherwise;
@@ -166,7 +167,8 @@ function render({ model, el, hash }) {
   };
   const overview = new Overview((l, h) => selectHead(l, h));
   const comparison = new Comparison(meta, source, state, {
-    refresh: () => { comparison.build(); refresh(); }, select: (l, h) => selectDiffering(l, h), selectPair: (l, h, q, k) => selectDifferingPair(l, h, q, k), report,
+    refresh: () => { comparison.build(); refresh(); }, select: (l, h) => selectDiffering(l, h), report,
+    selectPair: (l, h, q, k) => goTo(state.view, l, h, q, k).then(() => !comparison.subtracts && follow()),
   });
   const questions = new Questions(meta, source, state, {
     go: (view, layer, head, query, key) => {
@@ -303,12 +305,6 @@ function render({ model, el, hash }) {
       if (!subtracts) follow();
     }
     noteSelection();
-  }
-
-  /** Select a pair of tokens in both texts. @param {number} layer @param {number} head @param {number} query @param {number} key */
-  async function selectDifferingPair(layer, head, query, key) {
-    await goTo(state.view, layer, head, query, key);
-    if (!comparison.subtracts) follow();
   }
 
   /** Select the head of a role, and a word that shows what it does. @param {number} layer @param {number} head @param {string} role */

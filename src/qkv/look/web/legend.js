@@ -43,9 +43,9 @@ const FOLLOWS = { auto: "the logarithm of the", linear: "the", sqrt: "the square
 
 /** Describe in words what the colours mean. The largest weight is that of the cells that are drawn. @param {import("./range.js").Range} range */
 export function describeRange(range) {
-  const { scale, start, top, largest, rule, signed } = range;
+  const { scale, start, top, largest, error, rule, signed } = range;
   const size = signed ? "magnitude" : "weight";
   if (scale === "row") return `Colour: share of the largest ${size} in the visible part of the row.`;
   const first = scale === "auto" ? `faint below ${formatWeight(start)} (${rule}), ` : `middle colour ${formatWeight(weightAt(range, 0.5))}, `;
-  return `Colour: ${first}strongest from ${formatWeight(top)}, between them by ${FOLLOWS[scale]} ${size}; largest ${size} shown ${formatWeight(largest)}.`;
+  return `Colour: ${first}strongest from ${formatWeight(top)}, between them by ${FOLLOWS[scale]} ${size}; largest ${size} shown ${formatWeight(largest, error * largest)}.`;
 }

@@ -31,7 +31,7 @@ export const headColour = (index, dark) => HEADS[dark ? "dark" : "light"][index]
 /** A head whose lines are drawn.
  *  @typedef {Object} LineHead
  *  @property {string} name
- *  @property {(row: number, column: number) => number} weight
+ *  @property {(row: number, column: number) => number} weight @property {(row: number, column: number) => number} error of the weight
  *  @property {(weight: number, row: number) => number} share of the thickest line, from −1 to 1; NaN and infinities: no line
  *  @property {(share: number) => string} colour */
 
@@ -92,7 +92,7 @@ export class Lines {
     const focused = Array.from(this.legend.children).findIndex((one) => one.contains(document.activeElement));
     this.legend.replaceChildren(...heads.map((head, i) => {
       const item = createElement("li", { class: "badge" }, [
-        createElement("span", { class: "swatch", style: { background: head.colour(1) } }), createElement("span", { text: ` ${head.name}: ${formatWeight(head.weight(query, key))} ` }),
+        createElement("span", { class: "swatch", style: { background: head.colour(1) } }), createElement("span", { text: ` ${head.name}: ${formatWeight(head.weight(query, key), head.error(query, key))} ` }),
         createElement("button", { class: "ask", text: "×", "aria-label": `remove ${head.name}`, onclick: () => this.remove(i), onfocus: mark(i), onblur: mark(-1) }),
       ]);
       item.addEventListener("pointerenter", mark(i));

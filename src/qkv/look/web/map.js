@@ -22,7 +22,8 @@ const LABEL = 13;
  *  @property {(part: [number, number, number, number], height: number, width: number, reduction: "max" | "mean")
  *    => Float32Array} cells
  *  @property {(row: number, column: number) => number | null} weight null: not loaded yet
- *  @property {(row: number, column: number) => number} error largest difference from the exact weight
+ *  @property {(row: number, column: number, weight?: number) => number} error largest difference from the exact weight; `weight` is that
+ *    of the pair, which may not be loaded @property {number} relative that of the largest weight, in proportion to it
  *  @property {[import("./axes.js").AxisDrawing, import("./axes.js").AxisDrawing]} axes of the rows and the columns
  *  @property {() => boolean} [loading] whether coarser weights are shown until others are loaded */
 
@@ -205,7 +206,7 @@ export class MapView {
       const cells = mapData.cells(part, height, width, reduction);
       const uniform = mapData.normalized ? uniformWeight(Array.prototype.slice.call(mapData.counts, part[0], part[0] + part[2])) : NOT_SHARES;
       const pooled = height < part[2] || width < part[3];
-      this.picture = { key, cells, width, summary: summarize(cells, uniform, pooled) };
+      this.picture = { key, cells, width, summary: summarize(cells, uniform, pooled, mapData.relative) };
     }
     const range = this.handlers.range(this.picture.summary);
     const rangeKey = JSON.stringify(range);

@@ -5,7 +5,7 @@ import { errorOfWeight } from "./codes.js";
 import { subtract } from "./difference.js";
 import { imageSize } from "./groups.js";
 import { loadHead } from "./load.js";
-import { countKeys, reduce } from "./matrix.js";
+import { countKeys, largestPair, reduce } from "./matrix.js";
 import { patchesOf } from "./picture.js";
 import { Tiles } from "./tiles.js";
 
@@ -40,6 +40,7 @@ export async function loadMap(source, shown, options, refresh) {
   const size = imageSize(view);
   const pixels = size && source.pixels ? await source.pixels(index) : null;
   const width = matrix.keys.length;
+  const [row, column] = largestPair(matrix);
   return {
     matrix, groups: [rows, columns],
     image: pixels && size
@@ -49,7 +50,7 @@ export async function loadMap(source, shown, options, refresh) {
       queries: matrix.queries, keys: matrix.keys,
       rows: matrix.queries.length, columns: width, counts: countKeys(weights, width), normalized, error,
       cells: (part, height, across, reduction) => reduce(weights, width, part, height, across, reduction),
-      weight: (row, column) => weights[row * width + column],
+      weight: (row, column) => weights[row * width + column], relative: error(row, column) / Math.abs(weights[row * width + column]) || 0,
       axes: [axisDrawing(view.queries, rows, matrix.queries, pixels), axisDrawing(view.keys || view.queries, columns, matrix.keys, pixels)],
     },
   };
@@ -72,8 +73,8 @@ async function loadTiles(source, { view, index, layer, head }, refresh) {
     mapData: {
       queries: view.queries.tokens, keys: keys.tokens, rows: count, columns: width, counts, normalized: view.ranges[layer][head].normalized,
       axes: [axisDrawing(view.queries, rows, view.queries.tokens, null), axisDrawing(keys, columns, keys.tokens, null)],
-      weight: (row, column) => tiles.weight(row, column),
-      error: (row, column) => (error ? errorOfWeight(tiles.weight(row, column) ?? 0, error) : 0),
+      weight: (row, column) => tiles.weight(row, column), relative: error,
+      error: (row, column, weight = tiles.weight(row, column)) => (error ? errorOfWeight(weight ?? 0, error) : 0),
       cells: (...part) => tiles.reduce(...part),
       loading: () => tiles.pending.size > 0,
       loadRow: (...part) => tiles.loadRow(...part),

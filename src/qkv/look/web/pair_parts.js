@@ -39,20 +39,21 @@ export class PairParts {
     const sum = parts.product.reduce((/** @type {number} */ total, /** @type {number} */ one) => total + one, 0);
     const masked = parts.logit === null || parts.logit < -1e30;
     const rest = parts.logit - sum;
-    const other = Math.abs(rest) > 1e-3 * Math.max(1, Math.abs(sum)) ? ` ${rest < 0 ? "−" : "+"} ${formatWeight(Math.abs(rest))} (bias, soft cap)` : "";
     // Exported files round queries and keys.
     const { error = 0, errors } = parts;
+    const other = Math.abs(rest) > 1e-3 * Math.max(1, Math.abs(sum)) ? ` ${rest < 0 ? "−" : "+"} ${formatWeight(Math.abs(rest), errors?.rest)} (bias, soft cap)` : "";
     const weight = formatWeight(parts.weight, error * parts.weight);
     const shown = (/** @type {string} */ field, /** @type {number} */ i) => formatWeight(parts[field][i], errors?.[field][i]);
     const sentence = masked
       ? `${quoted(name)} may not attend to ${quoted(keyName)}.`
-      : `${quoted(name)} → ${quoted(keyName)}: logit ${formatWeight(parts.logit)} = Σ query · key · ${formatWeight(parts.scale)}${other}; weight ${weight}` +
+      : `${quoted(name)} → ${quoted(keyName)}: logit ${formatWeight(parts.logit, errors?.logit)} = Σ query · key · ${formatWeight(parts.scale)}${other}; weight ${weight}` +
         (parts.value_norm === null ? "." : `; norm of the value ${formatWeight(parts.value_norm)}; weight × norm ${formatWeight(parts.weight * parts.value_norm, error * parts.weight * parts.value_norm)}.`);
     const readout = createElement("output", { class: "quiet", text: "Point at a dimension." });
     const palette = paletteFor(paletteOf(dark), { signed: true });
     const strips = STRIPS.map(([field, label]) => {
       const numbers = /** @type {number[]} */ (parts[field]);
       const largest = Math.max(...numbers.map(Math.abs)) || 1;
+      const bound = Math.max(0, ...(errors?.[field] ?? []));
       const cells = numbers.map((number, i) => {
         const cell = createElement("span", { class: "dimension", style: { background: cssColour(palette, number / largest) } });
         cell.addEventListener("pointerenter", () => (readout.textContent = STRIPS.map(([one, text]) => `${text} ${shown(one, i)}`).join(", ") + ` (dimension ${i})`));
@@ -60,7 +61,7 @@ export class PairParts {
       });
       return createElement("div", { class: "strip" }, [
         createElement("span", { class: "layer", text: label }), createElement("div", { class: "dimensions", "aria-hidden": "true" }, cells),
-        createElement("span", { class: "quiet", text: `strongest ±${formatWeight(largest)}` }),
+        createElement("span", { class: "quiet", text: `strongest ±${formatWeight(largest, bound)}` }),
       ]);
     });
     const order = parts.product.map((/** @type {number} */ _, /** @type {number} */ i) => i)

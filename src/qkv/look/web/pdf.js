@@ -16,9 +16,9 @@ const SHARPNESS = 10;
 
 /** @param {import("./drawing.js").Drawing} drawing @param {Font} font */
 export async function drawingToPdf(drawing, font) {
-  const objects = /** @type {Uint8Array[]} */ ([]);
-  const add = async (/** @type {string} */ fields, /** @type {Uint8Array | null} */ stream = null) => {
-    objects.push(stream ? await streamObject(fields, stream) : bytesOf(`<<${fields}>>`));
+  const objects = /** @type {Blob[]} */ ([]);
+  const add = async (/** @type {string} */ fields, /** @type {BlobPart | null} */ stream = null) => {
+    objects.push(stream === null ? new Blob([`<<${fields}>>`]) : await streamObject(fields, stream));
     return objects.length;
   };
   const file = await add(`/Length1 ${atob(font.data).length}`, Uint8Array.from(atob(font.data), (letter) => letter.charCodeAt(0)));
@@ -28,7 +28,7 @@ export async function drawingToPdf(drawing, font) {
   const glyphs = Object.entries(font.glyphs).map(([code, [glyph, advance]]) => ({ code: Number(code), glyph, advance })).sort((a, b) => a.glyph - b.glyph);
   const widths = glyphs.map(({ glyph, advance }) => `${glyph}[${perMille(advance)}]`).join("");
   const single = await add(`/Type/Font/Subtype/CIDFontType2/BaseFont${name}/CIDSystemInfo<</Registry(Adobe)/Ordering(Identity)/Supplement 0>>/FontDescriptor ${descriptor} 0 R/W[${widths}]/CIDToGIDMap/Identity`);
-  const unicode = await add("", bytesOf(unicodeMap(glyphs)));
+  const unicode = await add("", unicodeMap(glyphs));
   const type0 = await add(`/Type/Font/Subtype/Type0/BaseFont${name}/Encoding/Identity-H/DescendantFonts[${single} 0 R]/ToUnicode ${unicode} 0 R`);
   const images = /** @type {number[]} */ ([]);
   const addImage = async (/** @type {HTMLCanvasElement} */ canvas) => {
@@ -38,30 +38,29 @@ export async function drawingToPdf(drawing, font) {
   };
   const content = [`${pdfColour(drawing.paper)} rg 0 0 ${pdfNumber(drawing.width)} ${pdfNumber(drawing.height)} re f ${pdfColour(drawing.ink)} rg 0.4 w`];
   for (const item of drawing.items) content.push(await operators(item, drawing, font, addImage));
-  const page = await add("", bytesOf(content.join("\n")));
+  const page = await add("", content.join("\n"));
   const xobjects = images.map((image, i) => `/I${i} ${image} 0 R`).join("");
   const leaf = objects.length + 1;
   await add(`/Type/Page/Parent ${leaf + 1} 0 R/MediaBox[0 0 ${pdfNumber(drawing.width)} ${pdfNumber(drawing.height)}]/Contents ${page} 0 R/Resources<</Font<</F0 ${type0} 0 R>>/XObject<<${xobjects}>>>>`);
   await add(`/Type/Pages/Kids[${leaf} 0 R]/Count 1`);
   const catalog = await add(`/Type/Catalog/Pages ${leaf + 1} 0 R`);
   const info = await add(`/Title<FEFF${hexOf(drawing.title)}>/Producer(qkv look)`);
-  return new Blob(/** @type {BlobPart[]} */ (fileParts(objects, catalog, info)), { type: "application/pdf" });
+  return new Blob(fileParts(objects, catalog, info), { type: "application/pdf" });
 }
 
 /** Return the parts of a PDF file with a table of the positions of its objects.
- *  @param {Uint8Array[]} objects @param {number} catalog @param {number} info */
+ *  @param {Blob[]} objects @param {number} catalog @param {number} info */
 function fileParts(objects, catalog, info) {
-  const parts = [bytesOf("%PDF-1.5\n%\xe2\xe3\xcf\xd3\n")];
-  let position = parts[0].length;
+  const parts = [new Blob(["%PDF-1.5\n%\xe2\xe3\xcf\xd3\n"])]; // letters above 127, as of a binary file
+  let position = parts[0].size;
   const table = objects.map((object, i) => {
-    const whole = [bytesOf(`${i + 1} 0 obj\n`), object, bytesOf("\nendobj\n")];
     const start = position;
-    parts.push(...whole);
-    position += whole.reduce((sum, part) => sum + part.length, 0);
+    parts.push(new Blob([`${i + 1} 0 obj\n`, object, "\nendobj\n"]));
+    position += parts[i + 1].size;
     return `${String(start).padStart(10, "0")} 00000 n \n`;
   });
   const size = objects.length + 1;
-  parts.push(bytesOf(`xref\n0 ${size}\n0000000000 65535 f \n${table.join("")}trailer\n<</Size ${size}/Root ${catalog} 0 R/Info ${info} 0 R>>\nstartxref\n${position}\n%%EOF\n`));
+  parts.push(new Blob([`xref\n0 ${size}\n0000000000 65535 f \n${table.join("")}trailer\n<</Size ${size}/Root ${catalog} 0 R/Info ${info} 0 R>>\nstartxref\n${position}\n%%EOF\n`]));
   return parts;
 }
 
@@ -128,18 +127,10 @@ end
 end`;
 }
 
-/** @param {string} fields @param {Uint8Array} stream */
+/** @param {string} fields @param {BlobPart} stream */
 async function streamObject(fields, stream) {
-  const squeezed = new Blob([/** @type {BlobPart} */ (stream)]).stream().pipeThrough(new CompressionStream("deflate"));
-  const packed = new Uint8Array(await new Response(squeezed).arrayBuffer());
-  const head = bytesOf(`<<${fields}/Filter/FlateDecode/Length ${packed.length}>>\nstream\n`);
-  const tail = bytesOf("\nendstream");
-  return new Uint8Array(await new Blob(/** @type {BlobPart[]} */ ([head, packed, tail])).arrayBuffer());
-}
-
-/** @param {string} text of one byte per character */
-function bytesOf(text) {
-  return Uint8Array.from(text, (letter) => letter.charCodeAt(0));
+  const packed = await new Response(new Blob([stream]).stream().pipeThrough(new CompressionStream("deflate"))).blob();
+  return new Blob([`<<${fields}/Filter/FlateDecode/Length ${packed.size}>>\nstream\n`, packed, "\nendstream"]);
 }
 
 /** @param {string} text @returns {string} its UTF-16 code units */

@@ -1,7 +1,7 @@
 // The image whose patches are tokens: the more weight a patch has for the selected query, the brighter it is.
 
 import { createElement } from "./dom.js";
-import { drawInFrames, imageCanvas } from "./drawing.js";
+import { drawInFrames, imageCanvas, screenPen } from "./drawing.js";
 import { patchOf } from "./groups.js";
 
 /** Brightness of a patch without weight, so that the image stays recognizable. */
@@ -67,18 +67,16 @@ export class Picture {
         image.data[4 * at + 3] = 255;
       }
     }
-    const ratio = window.devicePixelRatio || 1;
     canvas.style.aspectRatio = `${width} / ${height}`;
-    canvas.width = Math.round(canvas.clientWidth * ratio);
-    canvas.height = Math.round((canvas.clientWidth * ratio * height) / width);
-    const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+    const [wide, high] = [canvas.clientWidth, (canvas.clientWidth * height) / width];
+    const pen = screenPen(canvas, wide, high);
     pen.imageSmoothingEnabled = width > canvas.width;
-    pen.drawImage(imageCanvas(image), 0, 0, canvas.width, canvas.height);
-    const [across, down] = [canvas.width / columns, canvas.height / rows];
+    pen.drawImage(imageCanvas(image), 0, 0, wide, high);
+    const [across, down] = [wide / columns, high / rows];
     const frame = (/** @type {number} */ patch, /** @type {string} */ colour, /** @type {number} */ line) => {
       if (patch < 0) return;
       pen.strokeStyle = colour;
-      pen.lineWidth = line * ratio;
+      pen.lineWidth = line;
       pen.strokeRect((patch % columns) * across, Math.floor(patch / columns) * down, across, down);
     };
     frame(key, "#ffffff", 1);

@@ -16,7 +16,7 @@
  *  @property {number} low weights up to this one have the colour of 0 (automatic scale only)
  *  @property {number} start the smallest weight that is not faint
  *  @property {number} top the smallest weight of the strongest colour
- *  @property {number} largest the largest magnitude in the picture
+ *  @property {number} largest the largest magnitude in the picture @property {number} error its relative error
  *  @property {boolean} signed whether there are negative weights
  *  @property {boolean} masked whether there are masked cells
  *  @property {boolean} notFinite whether there are cells that are not finite
@@ -26,7 +26,7 @@
  *  @typedef {Object} Summary
  *  @property {Uint32Array} bins number of cells by the logarithm of their magnitude
  *  @property {number} zeros number of cells that are 0 @property {number} count number of the other cells
- *  @property {number} largest magnitude
+ *  @property {number} largest magnitude @property {number} error its relative error
  *  @property {boolean} signed @property {boolean} masked @property {boolean} notFinite
  *  @property {number} uniform about the weight of uniform attention; 0: the weights are not shares of 1
  *  @property {string} rule what `uniform` is
@@ -45,8 +45,8 @@ const LOW_SHARE = 0.2;
 const LEAST_SPAN = 4;
 
 /** @param {ArrayLike<number>} cells @param {{uniform: number, rule: string}} uniform from `uniformWeight`
- *  @param {boolean} pooled @returns {Summary} */
-export function summarize(cells, uniform, pooled) {
+ *  @param {boolean} pooled @param {number} [error] relative error of the largest weight @returns {Summary} */
+export function summarize(cells, uniform, pooled, error = 0) {
   const bins = new Uint32Array(BINS);
   let [zeros, count, largest] = [0, 0, 0];
   let [signed, masked, notFinite] = [false, false, false];
@@ -62,7 +62,7 @@ export function summarize(cells, uniform, pooled) {
       bins[binOf(magnitude)]++;
     } else notFinite = true;
   }
-  return { bins, zeros, count, largest, signed, masked, notFinite, pooled, ...uniform };
+  return { bins, zeros, count, largest, error, signed, masked, notFinite, pooled, ...uniform };
 }
 
 /** Merge the statistics of pictures that share a scale. @param {Summary[]} all @returns {Summary} */
@@ -74,7 +74,7 @@ export function mergeSummaries(all) {
     bins,
     zeros: all.reduce((sum, one) => sum + one.zeros, 0),
     count: all.reduce((sum, one) => sum + one.count, 0),
-    largest: Math.max(...all.map((one) => one.largest)),
+    largest: Math.max(...all.map((one) => one.largest)), error: Math.max(...all.map((one) => one.error)),
     signed: some("signed"), masked: some("masked"), notFinite: some("notFinite"), pooled: some("pooled"),
     // The picture with the smaller uniform weight decides, so that nothing that stands out in it is faint.
     ...all.map(({ uniform, rule }) => ({ uniform, rule })).reduce((a, b) => (b.uniform < a.uniform ? b : a)),
@@ -106,8 +106,8 @@ export function uniformWeight(counts) {
  *  @param {Summary} summary @param {Scale} scale @param {number} top chosen by the user; 0: automatic
  *  @returns {Range} */
 export function rangeOf(summary, scale, top) {
-  const { largest, signed, masked, notFinite, uniform, pooled } = summary;
-  const common = { scale, largest, signed, masked, notFinite, low: 0 };
+  const { largest, error, signed, masked, notFinite, uniform, pooled } = summary;
+  const common = { scale, largest, error, signed, masked, notFinite, low: 0 };
   if (scale === "row") return { ...common, start: 0, top: 1, rule: "" };
   if (scale !== "auto") return { ...common, start: 0, top: top || largest || 1, rule: "" };
   const half = (summary.zeros + summary.count) / 2 - summary.zeros;

@@ -2,6 +2,9 @@
 
 import { certainDigits, MASKED } from "./codes.js";
 import { createElement, createSelect, download } from "./dom.js";
+import { drawingToPng, drawingToSvg } from "./drawing.js";
+import { gridFigure, mapsFigure } from "./figure.js";
+import { drawingToPdf } from "./pdf.js";
 
 /** Maximum number of weights in a JSON file. */
 const MAX_WEIGHTS = 1_000_000;
@@ -57,17 +60,15 @@ async function save(saved, grid, inches, kind) {
     saved.notify(`${saved.name()}.json is saved.`);
     return;
   }
-  // Loaded when it is needed, so that the page opens sooner.
-  const [figure, writer, pdf] = await Promise.all([import("./figure.js"), import("./drawing.js"), import("./pdf.js")]);
   const style = getComputedStyle(saved.element);
   const theme = { paper: style.getPropertyValue("--paper").trim(), ink: style.getPropertyValue("--ink").trim() };
   const [{ lines, overlaid, title }] = details;
-  const drawing = grid ? figure.gridFigure(saved.overview, saved.title(), inches, theme)
-    : overlaid.length ? lines.figure(inches, theme, title.textContent || "") : figure.mapsFigure(details, inches, theme);
+  const drawing = grid ? gridFigure(saved.overview, saved.title(), inches, theme)
+    : overlaid.length ? lines.figure(inches, theme, title.textContent || "") : mapsFigure(details, inches, theme);
   const name = grid ? "attention-heads" : saved.name();
-  if (kind === "svg") download(`${name}.svg`, writer.drawingToSvg(drawing), "image/svg+xml");
-  else if (kind === "png") download(`${name}.png`, await writer.drawingToPng(drawing), "image/png");
-  else download(`${name}.pdf`, await pdf.drawingToPdf(drawing, await saved.source.font()), "application/pdf");
+  if (kind === "svg") download(`${name}.svg`, drawingToSvg(drawing), "image/svg+xml");
+  else if (kind === "png") download(`${name}.png`, await drawingToPng(drawing), "image/png");
+  else download(`${name}.pdf`, await drawingToPdf(drawing, await saved.source.font()), "application/pdf");
   saved.notify(`${name}.${kind} is saved.`);
 }
 

@@ -1,5 +1,6 @@
 // Entry point of the served pages, of heads and of answers, which polls the server until the page is ready.
 
+import { createElement } from "./dom.js";
 import { fromServer } from "./source.js";
 
 const el = /** @type {HTMLElement} */ (document.getElementById("look"));
@@ -23,16 +24,11 @@ async function start() {
     const { default: page } = await (meta.settings ? import("./answers.js") : import("./heads.js"));
     if (!meta.task) {
       document.title = meta.title;
-      /** @type {Record<string, any>} */
-      const fields = { meta, linked: true, served: true, ...(meta.views ? { source: fromServer(meta, "./") } : { respond: post }) };
-      page.render({ model: { get: (/** @type {string} */ name) => fields[name] }, el });
+      const answered = meta.views ? { source: fromServer(meta, "./") } : { respond: post };
+      page.render({ model: new Map(Object.entries({ meta, linked: true, served: true, ...answered })), el });
       return;
     }
-    const bar = document.createElement("progress");
-    bar.max = meta.total;
-    bar.value = meta.done;
-    bar.setAttribute("aria-label", meta.task);
-    el.replaceChildren(`${meta.task} … `, bar);
+    el.replaceChildren(`${meta.task} … `, createElement("progress", { max: meta.total, value: meta.done, "aria-label": meta.task }));
     await new Promise((resolve) => setTimeout(resolve, 200));
   }
 }

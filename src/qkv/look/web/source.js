@@ -2,7 +2,7 @@
 
 import { codesOf, dequantize } from "./codes.js";
 import { toKernel } from "./kernel.js";
-import { fromJson, interleave, unpack } from "./unpack.js";
+import { fromJson, interleave, partOpener } from "./unpack.js";
 import { Vectors } from "./vectors.js";
 
 /** Number of keys that are listed for a query of a tiled map. */
@@ -32,8 +32,8 @@ export const TILE_SIZE = 256;
  *    each token belongs, −1: none
  *  @property {string} [digits] how a file stores weights
  *  @property {Request} [flow] of a view, query and key: attention flow
- *  @property {Request} [differences] of two views: layer, head and distance of each head, and layer, head, query, key and both weights of
- *    the pairs that differ most
+ *  @property {Request} [differences] of two views: layer, head, distance and its error of each head, and layer, head, query, key, both
+ *    weights and their errors of the pairs that differ most
  *  @property {(view: number, query: number, heads: [number, number, number][]) => Promise<any>} [effect] of scaled heads, given by layer,
  *    head and percent
  *  @property {Request} [weight] of a head, query and key: the weight with all digits, as a text */
@@ -97,12 +97,7 @@ export function fromKernel(meta, model) {
  *  `vectors/…` with its queries and keys, or `layer/…` with the codes of its weights.
  *  @param {any} meta @param {(name: string) => string} part @returns {Source} */
 export function fromParts(meta, part) {
-  const opened = /** @type {Map<string, Promise<any>>} */ (new Map());
-  /** @type {<T>(name: string, read: (bytes: Uint8Array) => T) => Promise<T>} */
-  const open = (name, read) => {
-    if (!opened.has(name)) opened.set(name, unpack(part(name)).then(read));
-    return /** @type {Promise<any>} */ (opened.get(name));
-  };
+  const open = partOpener(part);
   const vectors = (/** @type {number} */ view, /** @type {number} */ layer) => open(`vectors/${view}/${layer}`, (bytes) => new Vectors(bytes));
   const count = (/** @type {any} */ side) => side.count ?? side.tokens.length;
   const digits = meta.views.some((/** @type {any} */ view, /** @type {number} */ i) => view.layers.some((/** @type {any} */ _, /** @type {number} */ j) => part(`vectors/${i}/${j}`)))

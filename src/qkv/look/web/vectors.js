@@ -120,17 +120,18 @@ export class Vectors {
    *  @param {number} number of the head @param {number} row @param {number} column */
   pair(number, row, column) {
     const head = this.heads[number];
-    const { width, scale, steps, error } = head;
+    const { width, scale, cap, steps, error } = head;
     const rows = this.#rows(number);
     const [query, key] = [rows.query.subarray(row * width, (row + 1) * width), rows.key.subarray(column * width, (column + 1) * width)];
     const [weight] = this.weights(number, row, row + 1, column, column + 1);
     const masked = weight === MASKED;
     const product = Array.from(query, (one, d) => scale * one * key[d]);
+    const errors = product.map((_, d) => (Math.abs(scale) * (Math.abs(query[d]) * steps[1][d] + Math.abs(key[d]) * steps[0][d])) / 2);
     return {
       query: Array.from(query), key: Array.from(key), product, scale, error,
       errors: {
         query: Array.from(steps[0], (step) => step / 2), key: Array.from(steps[1], (step) => step / 2),
-        product: product.map((_, d) => (Math.abs(scale) * (Math.abs(query[d]) * steps[1][d] + Math.abs(key[d]) * steps[0][d])) / 2),
+        product: errors, logit: Math.log1p(error), rest: cap ? errors.reduce((sum, one) => sum + one, 0) : 0,
       },
       logit: masked ? null : this.#logit(number, row, column, product.reduce((sum, one) => sum + one, 0) / scale), weight: masked ? 0 : weight,
     };
