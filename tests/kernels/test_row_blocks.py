@@ -4,6 +4,7 @@ import pytest
 
 import qkv
 from qkv import masks, normalizers, scores
+from qkv.core import equation
 from qkv.core.equation import attend_dense
 from qkv.kernels import RowBlocksKernel
 from qkv.testing.kernels import KernelContract
@@ -61,3 +62,21 @@ def test_row_with_nan_or_infinity_is_as_in_the_equation():
         got = qkv.attend(query, key, value, kernel="row_blocks", **options)
         wanted = attend_dense(query, key, value, **options).output
         assert torch.allclose(got, wanted, equal_nan=True, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_values_of_keys_without_weight_are_not_read_without_a_gradient(
+    monkeypatch: pytest.MonkeyPatch, bad: float
+) -> None:
+    query, key, value = torch.randn(5, 4), torch.randn(300, 4), torch.randn(300, 6)
+    options = {"normalizer": normalizers.TopK(3), "mask": masks.Lengths(290)}
+    wanted = qkv.attend(query, key, value, kernel="dense", **options)
+    used = int((query @ key[:290].mT)[0].argmax())
+    read, whole = [], equation.all_finite
+    monkeypatch.setattr(equation, "all_finite", lambda x: read.append(tuple(x.shape)) or whole(x))
+    torch.testing.assert_close(qkv.attend(query, key, value, kernel="row_blocks", **options), wanted)
+    assert value.shape not in read
+    value[295], value[used, 2] = bad, bad
+    got = [qkv.attend(query, key, value, kernel=kernel, **options) for kernel in ("row_blocks", "dense")]
+    torch.testing.assert_close(*got, equal_nan=True)
+    assert not got[0][0, 2].isfinite()

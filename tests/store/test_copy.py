@@ -16,7 +16,8 @@ from pyarrow import feather, parquet
 from qkv import store as stores
 from qkv.core import files
 from qkv.errors import DataError, StoreFullError
-from qkv.store import row_files
+from qkv.store import arrow, row_files
+from qkv.store.manifest import Manifest
 from qkv.testing.stores import ids_of, numbered
 
 EXACT = {
@@ -145,6 +146,22 @@ def test_a_version_that_a_compaction_removes_while_it_is_opened_is_named(
     monkeypatch.setattr(row_files, "modified_files", compacting)
     with pytest.raises(DataError, match=r"version must exist in 'store', got 1\. The newest versions are 3\."):
         stores.open(path, version=1)
+
+
+def test_a_store_is_opened_although_a_compaction_removes_its_newest_version(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = stores.create(path, numbered(0, 1).schema, tables=[numbered(0, 40)])
+    whole = arrow.read_newest
+
+    def compacting(*arguments: object) -> Manifest:
+        monkeypatch.setattr(arrow, "read_newest", whole)
+        store.append(numbered(40, 50))
+        store.compact(keep=1)
+        return whole(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(arrow, "read_newest", compacting)
+    assert ids_of(stores.open(path)) == list(range(50))
 
 
 @pytest.mark.filterwarnings("ignore:os.fork")

@@ -224,8 +224,8 @@ class ArrowStore(Store):
                 self._report(list(history.problems))
                 self._load(read_newest(self._versions, history), list(history.problems))
                 return
-            except (DamagedStoreError, FileNotFoundError):
-                # A compaction may remove files after the manifest is read and before the files are.
+            except (DataError, FileNotFoundError):
+                # A compaction may remove the manifest or files after they are found and before they are read.
                 if find_newest(self._versions) == history.number:
                     raise
 

@@ -118,6 +118,8 @@ class RowBlocksKernel(Kernel):
         searches = self._selects(problem) or self._finds(problem)
         pairs = visible_pairs(problem, self._search_rows(problem)) if searches else axes.pairs
         work = amounts_of_work(problem, pairs, tiles, block, problem.elements_per_logit)
+        if searches:  # only the values of candidates are multiplied; measured calls had values as wide as queries
+            work["products"] = 2 * pairs * axes.query_width
         if self._selects(problem):
             work |= {"searched": work["pairs"], "searched_elements": work["elements"]}
             if axes.q == 1 and isinstance(problem.score.form, Product):
@@ -130,31 +132,38 @@ class RowBlocksKernel(Kernel):
         import torch
 
         from qkv.kernels.row_blocks.autograd import RowBlocks
+        from qkv.kernels.runtime.gradients import call_tensors
         from qkv.kernels.runtime.isolated_autograd import project_call
 
         tensors = typing.cast("TorchCall", call)
         with torch.autocast(tensors.value.device.type, enabled=False):
             refuse_closure_gradients(tensors)
-            search = self._search(problem) if self._searchable(tensors, problem) else None
-            if search is not None and search.selects and call.mask is None and not problem.gradient:
+            trained = any(requires_gradient(x) for x in call_tensors(tensors))
+            search = self._search(problem) if self._searchable(problem, trained) else None
+            # Without a gradient only the values of candidates matter, and the output shows those that are not finite.
+            unread = search is not None and call.finite is None and not trained
+            if search is not None and unread:
                 # Without a mask, a logit shows every query or key that is not finite.
-                tensors = replace(tensors, finite=(True, call.finite_value))
+                sides = (search.selects and call.mask is None) or call.finite_sides
+                tensors = replace(tensors, finite=(sides, True))
+            elif search is not None and not call.finite_value:
+                search = None
             if search is not None and (tensors.mask is None or tensors.finite_sides):
                 # Otherwise a masked NaN or infinity would reach the output through the projections.
                 tensors = typing.cast("TorchCall", project_call(tensors))
             blocks = RowBlocks(tensors, problem.readouts, self._rows(problem), search=search)
             output, readouts = blocks.attend()
             assert output is not None
+            if unread and not bool(output.isfinite().all()):
+                return self.run(replace(call, finite=(call.finite_sides, call.finite_value)), problem)
             return Result(cast(output, call.out_dtype), readouts)
 
-    def _searchable(self, call: BoundCall, problem: Problem) -> bool:
-        from qkv.kernels.runtime.gradients import call_tensors
-
-        if problem.axes.pairs == 0 or call.value.shape[-1] == 0 or not call.finite_value:
+    def _searchable(self, problem: Problem, trained: bool) -> bool:
+        """Return whether the output is a sum over candidates if all values are finite."""
+        if problem.axes.pairs == 0 or problem.axes.value_width == 0:
             return False
         if not problem.readouts:
             return problem.normalizer.has_threshold_bound
-        trained = any(requires_gradient(x) for x in call_tensors(typing.cast("TorchCall", call)))
         return self._selects(problem) and not trained
 
     def _search(self, problem: Problem) -> CandidateSearch:
