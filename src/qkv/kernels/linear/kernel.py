@@ -212,7 +212,8 @@ class LinearKernel(Kernel):
             fallback = _fallback(problem.library)
             result = fallback.run(call, problem)
             return Result(result.output, result.readouts, (f"{reason}: {fallback.name}", *result.guards))
-        return Result(cast(output, call.out_dtype), (), ("the product form",))
+        with ignore_numpy_warnings():  # a number may be beyond the largest of float16
+            return Result(cast(output, call.out_dtype), (), ("the product form",))
 
 
 def _chunks_per_block(batch: int) -> int:
