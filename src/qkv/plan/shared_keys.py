@@ -31,9 +31,8 @@ _MOST_QUERIES = 64
 One query in each of 64 elements to 20,000 keys takes .03 to .5 of the time, one in each of 4 heads .6, four .7, and 64
 queries .95 (PyTorch, one thread).
 """
-
-
 _KNOWN = ("qkv.scores.", "qkv.normalizers.", "qkv.masks.")
+"""Modules of the parts whose logits, weights and pairs depend on no index of a tile unless they say so."""
 
 
 def join_queries(query: Any, key: Any, value: Any, parts: T) -> tuple[tuple[Any, Any, Any], T, Shape] | None:
@@ -50,19 +49,25 @@ def join_queries(query: Any, key: Any, value: Any, parts: T) -> tuple[tuple[Any,
         >>> sides, shared
         (((2, 8, 4), (2, 9, 4), (2, 9, 4)), (8,))
     """
-    own, *others = [x if isinstance(x, tuple) else x.shape for x in (query, key, value)]
+    own, left, right = [x if isinstance(x, tuple) else x.shape for x in (query, key, value)]
     count = 0
-    while count < len(own) - 2 and all(len(x) < count + 3 or x[-count - 3] == 1 for x in others):
+    while (  # `all` with a generator would take as long as the rest of this function for most calls
+        count < len(own) - 2
+        and (len(left) < count + 3 or left[-count - 3] == 1)
+        and (len(right) < count + 3 or right[-count - 3] == 1)
+    ):
         count += 1
+    if not count:
+        return None
     shared = tuple(own[len(own) - 2 - count : -2])
-    if not count or not all(isinstance(n, int) for n in (*shared, own[-2])) or math.prod(shared) < 2:
+    if not all(isinstance(n, int) for n in (*shared, own[-2])) or math.prod(shared) < 2:
         return None
     if not 0 < own[-2] <= _MOST_QUERIES or not _differ_in_vectors_alone(parts, count):
         return None
     joined = _reshaped(query, (*own[: len(own) - 2 - count], math.prod(shared) * own[-2], own[-1]))
     sides = [
         _reshaped(x, (*shape[: max(0, len(shape) - 2 - count)], *shape[-2:]))
-        for x, shape in zip((key, value), others, strict=True)
+        for x, shape in ((key, left), (value, right))
     ]
     parts = map_batch(parts, lambda x, axes: _reshaped(x, (*x.shape[: axes - count], *x.shape[axes:])) if axes else x)
     return (joined, *sides), parts, shared

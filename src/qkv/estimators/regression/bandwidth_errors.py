@@ -43,8 +43,8 @@ Larger ones stay far above the denormals of float32 when squared; denormals woul
 products thirty times slower.
 """
 _SMALLEST_KERNEL = np.exp(-LARGEST_EXPONENT)
-# Products of so many multiplications are below the size from which OpenBLAS starts threads. Two threads that each start
-# more threads wait for one another, thirty times longer than the work takes.
+# Matrix products of up to so many multiplications are computed in one thread by OpenBLAS. Larger ones, started by two
+# threads at once, would start further threads that wait for one another, thirty times longer than the work takes.
 _MULTIPLICATIONS = 2**18
 _BLOCK = 360
 # Blocks of drawn rows, and of rows with more than a few values, whose sums are then one product.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from contextlib import nullcontext
 
 import torch
 
@@ -30,6 +29,7 @@ from qkv.kernels.fused.pair_bias import (
     split_for_operator,
 )
 from qkv.kernels.fused.sdpa import FusedAttention, all_finite, attend, attend_public, operators, results_are_finite
+from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.differentiable_rows import DifferentiableRows
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size
@@ -88,9 +88,7 @@ class LiftedCall:
     @classmethod
     def of(cls, call: TorchCall, problem: Problem) -> LiftedCall:
         """Lift the queries and keys of a call and pad all inputs to one width, with autocast disabled."""
-        device = call.value.device.type
-        no_autocast = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-        with no_autocast:
+        with no_autocast(call.value):
             query, key, scale = lift_sides(call, inner_score(call.score))
             sides = [query, key, call.value]
             if call.tile_dtype is not None:

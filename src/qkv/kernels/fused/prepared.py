@@ -80,8 +80,9 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
         bias = own = few = None
         if has_bias:
             own = mask if mask is None or offset is None else split_mask(mask, tile)[0]
-            bias = operator_bias(own, score, temperature, tile, sides[2], layout, bounds)
             few = few_keys(own, offset, tile)
+            if simple or few is None:  # otherwise `BlockBias` computes it for these keys alone
+                bias = operator_bias(own, score, temperature, tile, sides[2], layout, bounds)
         if simple and sides[0].stride(-1) == sides[1].stride(-1) == sides[2].stride(-1) == 1:
             if few is not None and bias is not None:
                 key, value, bias = key[..., few, :], value[..., few, :], bias[..., few]
@@ -89,7 +90,7 @@ def prepare_call(problem: Problem) -> PreparedCall | None:
             if results_are_finite(output, log_sum_exp):
                 return Result(output, (), FINITE)
         attention = fixed
-        if bias is not None:
+        if has_bias:
             differentiable = DoubleBackward(problem, tile, mask, scale, score, temperature)
             block = bias if few is None else BlockBias(own, score, temperature, tile, layout, axes.q)
             attention = FusedAttention(layout, scale, offset, block, differentiable, identity)
