@@ -13,6 +13,11 @@ from qkv.core.ordering import kth_largest, nonzero_top_k_indices, top_k_indices,
 ENTRIES = st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0, np.inf, np.nan])
 
 
+def test_nan_is_among_the_largest_beside_as_many_equal_elements() -> None:
+    x = np.array([[-np.inf, -1.0, -1.0, -1.0, np.nan], [0.0, 1.0, 2.0, 3.0, np.nan]])
+    assert top_k_mask(x, 3).tolist() == [[False, True, True, False, True], [False, False, True, True, True]]
+
+
 @given(rows=st.integers(1, 3), data=st.data(), count=st.integers(1, 5))
 def test_ties_go_to_the_lowest_index_whether_or_not_whole_rows_are_sorted(rows, data, count):
     x = np.array(data.draw(st.lists(st.lists(ENTRIES, min_size=41, max_size=41), min_size=rows, max_size=rows)))

@@ -243,9 +243,10 @@ def _chosen_of_short_rows(x: Num[np.ndarray, "rows n"], count: int) -> Bool[np.n
     at = x.shape[-1] - count
     largest = np.partition(x, at, axis=-1)[..., at:]
     chosen: Bool[np.ndarray, "rows n"] = x >= largest[..., :1]
-    if np.count_nonzero(chosen) != len(x) * count or (largest != largest).any():
+    unknown = np.isnan(largest)
+    if np.count_nonzero(chosen) != len(x) * count or unknown.any():
         # Of several elements equal to the last one, the first are taken; NaN is largest.
-        unclear = np.count_nonzero(chosen, axis=-1) != count
+        unclear = (np.count_nonzero(chosen, axis=-1) != count) | unknown.any(axis=-1)
         rows = np.asarray(_nan_to_inf(x[unclear]))
         chosen[unclear] = _with_first_equal(rows, kth_largest(rows, count), count)
     return chosen
