@@ -238,7 +238,9 @@ def test_repeated_calls_in_half_precision_return_what_the_first_call_does(
         assert output.dtype == dtype
         torch.testing.assert_close(output.double(), wanted, atol=2e-2, rtol=2e-2, equal_nan=True)
         with torch.no_grad():
-            torch.testing.assert_close(qkv.attend(*leaves, score=score, mask=mask), output, equal_nan=True)
+            # Without a gradient, bfloat16 is multiplied as such where the processor does.
+            again = qkv.attend(*leaves, score=score, mask=mask)
+            torch.testing.assert_close(again, output, rtol=1.6e-2, atol=4e-3, equal_nan=True)
         gradients = torch.autograd.grad(output[:1].sum(), leaves)
         assert all(x.dtype == dtype for x in gradients)
         found.append((output.detach(), *gradients))
