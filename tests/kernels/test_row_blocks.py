@@ -80,3 +80,19 @@ def test_values_of_keys_without_weight_are_not_read_without_a_gradient(
     got = [qkv.attend(query, key, value, kernel=kernel, **options) for kernel in ("row_blocks", "dense")]
     torch.testing.assert_close(*got, equal_nan=True)
     assert not got[0][0, 2].isfinite()
+
+
+def test_errors_of_a_score_reach_the_caller_from_any_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RowBlocksKernel, "_workers", lambda self, problem: 3)
+
+    def broken(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        if query.shape[-2] > 2:
+            raise ZeroDivisionError("of the user's own")
+        return query @ key.mT
+
+    x, threads = torch.randn(4, 30, 4), torch.get_num_threads()
+    with pytest.raises(ZeroDivisionError, match="own"):
+        qkv.attend(
+            x, x, x, score=scores.Custom(broken), normalizer=normalizers.Sparsemax(), kernel=RowBlocksKernel(1000)
+        )
+    assert torch.get_num_threads() == threads

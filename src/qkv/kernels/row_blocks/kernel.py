@@ -32,8 +32,6 @@ _CANDIDATE_ELEMENTS = 600_000
 _SELECTION_KEYS = 2**16
 """Number of keys from which those of the largest logits are selected tile by tile. Row blocks of fewer keys have enough
 queries, and their search takes half the time of the selection (8 × 4,096 tokens, 32 keys of each query)."""
-_BLOCK_PAIRS = 2**19
-"""Number of pairs up to which a row block has several batch elements, if it has all their queries."""
 _WORKER_PAIRS = 2**17
 """Least number of pairs for each thread, whose start takes some 100 µs."""
 _SAVED_CANDIDATES = 48
@@ -186,7 +184,7 @@ class RowBlocksKernel(Kernel):
         axes = problem.axes
         if self._selects(problem) or self._search_rows(problem) < axes.q:
             return 1
-        pairs = min(_BLOCK_PAIRS, self.budget // 8 // problem.elements_per_logit)
+        pairs = self.budget // 8 // problem.elements_per_logit
         allowed = problem.memory // 2 // (problem.itemsize * 4 * self._workers(problem))
         return max(1, min(pairs, allowed) // max(1, axes.q * axes.k))
 

@@ -102,9 +102,11 @@ class TileSizes:
 
 
 def tile_sizes(problem: Problem, budget: int, nonfinite: bool = False) -> TileSizes:
-    """Return the sizes of tiles whose arrays hold at most `budget` elements each.
+    """Return the sizes of tiles whose arrays hold at most `budget` elements for each thread of PyTorch.
 
-    Tiles of long sequences hold a single batch element, as plain matrices; short sequences share a tile.
+    PyTorch divides each operation on a tile among its threads. Tiles of long sequences hold a batch element for each
+    thread, as far as there are some: threads that divide a single matrix gain less. Short sequences share a tile.
+    Tiles of additive scores and of readouts hold one batch element.
 
     Args:
         budget: largest number of elements in any array of a tile.
@@ -117,17 +119,31 @@ def tile_sizes(problem: Problem, budget: int, nonfinite: bool = False) -> TileSi
     allowed = available // (problem.itemsize * tile_arrays(problem, nonfinite))
     elements = _elements_per_logit(problem, nonfinite)
     additive = isinstance(problem.score.form, Tanh) and elements == 1
-    pairs = max(1, budget // elements)
+    single = additive or bool(problem.readouts)
+    threads = thread_count(problem)
+    # Each operation on hidden units reads two arrays and writes a third, so three must fit the cache.
+    pairs = max(1, budget // (2 if additive else elements)) * threads
     pairs = max(min(_MIN_TORCH_PAIRS, pairs), min(pairs, allowed))
-    if axes.q * axes.k <= pairs:
-        batch = 1 if additive else pairs // max(1, axes.q * axes.k)
+    if axes.q * axes.k * threads <= pairs:
+        batch = 1 if single else pairs // max(1, axes.q * axes.k)
         return TileSizes(max(1, axes.q), max(1, axes.k), max(1, batch))
+    batch = 1 if single else max(1, min(threads, axes.batch_size))
+    pairs = max(1, pairs // batch)
     rows = narrow_for_mask(problem, tile_sides(axes.q, axes.k, pairs)[0])
     if rows >= 128:
         rows = 2 ** (rows.bit_length() - 1)
     cols = max(1, pairs // rows)
     # Multiples of the processor's vector length: with other lengths matrix products take 10 % longer.
-    return TileSizes(rows, min(axes.k, cols - cols % 64 if cols > 64 else cols), 1)
+    return TileSizes(rows, min(axes.k, cols - cols % 64 if cols > 64 else cols), batch)
+
+
+def thread_count(problem: Problem) -> int:
+    """Return PyTorch's number of threads for calls on a CPU, or 1 on other devices."""
+    if problem.device.is_gpu:
+        return 1
+    import torch
+
+    return int(torch.get_num_threads())
 
 
 def narrow_for_mask(problem: Problem, rows: int) -> int:

@@ -13,9 +13,8 @@ call again in row blocks (`kernels/runtime/differentiable_rows.py`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from threading import Lock
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
 import torch
@@ -32,7 +31,7 @@ from qkv.kernels.runtime.gradients import block_tensors, call_tensors, leaves_of
 from qkv.kernels.runtime.saved_statistics import SAVED
 from qkv.kernels.runtime.tile_loop import Limits, attend_rows, partial_rows, ranges, visible_tiles
 from qkv.kernels.runtime.tile_sizes import TileSizes
-from qkv.kernels.runtime.workers import run_on_workers, split_evenly, worker, worker_count
+from qkv.kernels.runtime.workers import worker
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.base import Gradients, accumulate_logits, tensors_of
 from qkv.kernels.tiled.readouts import ReadoutCollector
@@ -41,22 +40,11 @@ from qkv.kernels.tiled.softmax import SoftmaxTiles, logit_bound, supports_softma
 Task = tuple[BatchIndex, Limits]
 
 
-def shares_by_rows(call: TorchCall, sizes: TileSizes) -> list[Sequence[Task]]:
-    """Return a list of tasks for each worker. The queries of a batch element may be split between workers."""
-    rows = list(ranges(call.tile.q_total, sizes.rows))
-    tasks = [(index, limits) for index in batch_indices(call.tile.batch, sizes.batch) for limits in rows]
-    return split_evenly(tasks, worker_count(call.value))
-
-
-def shares_by_element(call: TorchCall, sizes: TileSizes, in_parallel: bool) -> list[Sequence[Task]]:
-    """Return a list of tasks for each worker. All queries of a batch element go to the same worker.
-
-    Without `in_parallel`, a single worker has all tasks.
-    """
-    rows = list(ranges(call.tile.q_total, sizes.rows))
-    elements = list(batch_indices(call.tile.batch, sizes.batch))
-    shares = split_evenly(elements, worker_count(call.value) if in_parallel else 1)
-    return [[(index, limits) for index in share for limits in rows] for share in shares]
+def tasks(call: TorchCall, sizes: TileSizes) -> Iterator[Task]:
+    """Yield the ranges of queries of some batch elements at a time."""
+    for index in batch_indices(call.tile.batch, sizes.batch):
+        for rows in ranges(call.tile.q_total, sizes.rows):
+            yield index, rows
 
 
 class _GuardReporter(Protocol):
@@ -70,58 +58,43 @@ _Element = TypeVar("_Element", bound=_GuardReporter)
 
 
 class ElementCache(Generic[_Element]):
-    """Cache of the most recently used objects that compute a batch element, shared by all workers."""
+    """Cache of the object that computes some batch elements."""
 
-    def __init__(self, create: Callable[[BatchIndex], _Element], call: TorchCall) -> None:
-        self._create, self._lock = create, Lock()
-        workers = worker_count(call.value)
-        # Each worker computes the rows of one element at a time, and workers may be between two elements.
-        self._capacity = workers + (workers > 1)
-        self._elements: dict[str, _Element] = {}
+    def __init__(self, create: Callable[[BatchIndex], _Element]) -> None:
+        self._create = create
+        self._index: BatchIndex = ()
+        self._element: _Element | None = None
         self._notes: list[str] = []
 
     def __call__(self, index: BatchIndex) -> _Element:
-        """Return the object for the batch element at `index`, which is created if it is not in the cache.
-
-        If the cache is full, the least recently used object is dropped.
-        """
-        key = repr(index)
-        with self._lock:
-            element = self._elements.pop(key, None)
-            if element is None:
-                while len(self._elements) >= self._capacity:
-                    self._note(self._elements.pop(next(iter(self._elements))))
-                element = self._create(index)
-            self._elements[key] = element
-            return element
+        """Return the object for the batch elements at `index`, which replaces that for others."""
+        if self._element is None or index != self._index:
+            self._element = None  # release its arrays before those of the next are allocated
+            self._index, self._element = index, self._create(index)
+            self._notes += [note for note in self._element.guard_notes() if note not in self._notes]
+        return self._element
 
     def guard_notes(self) -> list[str]:
         """Return the distinct guard notes of all objects created so far."""
-        for element in self._elements.values():
-            self._note(element)
         return self._notes
-
-    def _note(self, element: _Element) -> None:
-        self._notes.extend(note for note in element.guard_notes() if note not in self._notes)
 
 
 class OutputBuffers:
-    """Arrays for the results of all queries of a call, to which workers write one range of queries at a time.
+    """Arrays for the results of all queries of a call, to which one range of queries is written at a time.
 
     Attributes:
         arrays: tensors `(*batch, q, width)`, allocated by the first write.
     """
 
     def __init__(self, tile: Tile) -> None:
-        self._tile, self._lock = tile, Lock()
+        self._tile = tile
         self.arrays: list[Tensor] = []
 
     def write(self, index: BatchIndex, rows: Limits, arrays: Sequence[Num[Tensor, "*batch q _"]]) -> None:
         """Copy `arrays`, the results of a range of queries of some batch elements, to the buffers."""
-        with self._lock:
-            if not self.arrays:
-                lead = (*self._tile.batch, self._tile.q_total)
-                self.arrays = [x.new_empty((*lead, x.shape[-1])) for x in arrays]
+        if not self.arrays:
+            lead = (*self._tile.batch, self._tile.q_total)
+            self.arrays = [x.new_empty((*lead, x.shape[-1])) for x in arrays]
         # Copy in place: new small arrays between large temporaries would fragment the heap.
         for whole, x in zip(self.arrays, arrays, strict=True):
             take_range(take_batch(whole, index, 2), rows).copy_(x)
@@ -247,22 +220,9 @@ def forward(
         collector: collector of readouts during the forward pass; None without readouts.
     """
     out, elements = OutputBuffers(call.tile), tile_elements(call, sizes, collector)
-    if collector is None:
-        shares = shares_by_rows(call, sizes)
-    else:
-        shares = shares_by_element(call, sizes, collector.in_parallel)
-    if len(shares) == 1:
-        with worker() as workspace:
-            for index, rows in shares[0]:
-                out.write(index, rows, elements(index).forward(rows, workspace))
-    else:
-
-        def on_worker(n: int) -> None:
-            with worker() as workspace:
-                for index, rows in shares[n]:
-                    out.write(index, rows, elements(index).forward(rows, workspace))
-
-        run_on_workers(on_worker, len(shares))
+    with worker() as workspace:
+        for index, rows in tasks(call, sizes):
+            out.write(index, rows, elements(index).forward(rows, workspace))
     notes += elements.guard_notes()
     return out.arrays
 
@@ -327,31 +287,20 @@ def tile_gradients(
         gradient: gradient of the output.
         logits_needed: whether any input besides the values requires a gradient.
     """
-    shares = shares_by_rows(call, sizes)
-    # Each worker has its own gradients, so that their sum does not depend on the order in which workers finish.
-    sums = [Gradients.zeros(call) for _ in shares]
-
-    def on_worker(n: int) -> None:
-        selected, target = None, sums[n]
-        with worker() as workspace:
-            for index, rows in shares[n]:
-                if index != selected:
-                    selected, target = index, sums[n].select_batch(index)
-                elements(index).backward(
-                    rows,
-                    tuple(take_range(take_batch(x, index, 2), rows) for x in summary),
-                    take_range(take_batch(row_dot, index, 2), rows),
-                    take_range(take_batch(gradient, index, 2), rows),
-                    target,
-                    workspace,
-                    logits_needed,
-                )
-
-    run_on_workers(on_worker, len(shares))
-    total = sums[0]
-    for more in sums[1:]:
-        for target, x in zip(call_tensors(total), call_tensors(more), strict=True):
-            target += x
+    total, selected, target = Gradients.zeros(call), None, None
+    with worker() as workspace:
+        for index, rows in tasks(call, sizes):
+            if target is None or index != selected:
+                selected, target = index, total.select_batch(index)
+            elements(index).backward(
+                rows,
+                tuple(take_range(take_batch(x, index, 2), rows) for x in summary),
+                take_range(take_batch(row_dot, index, 2), rows),
+                take_range(take_batch(gradient, index, 2), rows),
+                target,
+                workspace,
+                logits_needed,
+            )
     scale = call.normalizer.scale
     if supports_softmax(call) and scale is not None and scale != 1:
         for x in (total.query, total.key, *tensors_of(total.score)):
@@ -360,8 +309,7 @@ def tile_gradients(
     if not call.finite_value:
         total.value.masked_fill_(~call.value.isfinite(), 0.0)
     gradients = call_tensors(total)
-    del total
-    sums.clear()
+    del total, target
     for n, x in enumerate(gradients):  # one at a time, so that only one array is copied at any time
         gradients[n] = x.contiguous()
     return gradients
@@ -373,19 +321,14 @@ def partial_result(call: TorchCall, sizes: TileSizes, elements: Elements) -> Par
     Args:
         elements: the objects that compute the tiles.
     """
-    out, shares = OutputBuffers(call.tile), shares_by_rows(call, sizes)
-    kinds: list[type[PartialResult]] = []
-
-    def on_worker(n: int) -> None:
-        with worker() as workspace:
-            for index, rows in shares[n]:
-                found = elements(index).partial(rows, workspace)
-                kinds.append(type(found))
-                arrays = [getattr(found, field.name) for field in dataclasses.fields(found)]  # type: ignore[arg-type]
-                out.write(index, rows, arrays)
-
-    run_on_workers(on_worker, len(shares))
-    return kinds[0](*out.arrays)
+    out = OutputBuffers(call.tile)
+    kind: type[PartialResult]
+    with worker() as workspace:
+        for index, rows in tasks(call, sizes):
+            found = elements(index).partial(rows, workspace)
+            kind = type(found)
+            out.write(index, rows, [getattr(found, field.name) for field in dataclasses.fields(found)])  # type: ignore[arg-type]
+    return kind(*out.arrays)
 
 
 def tile_elements(
@@ -400,11 +343,11 @@ def tile_elements(
         bound: of a call of some of the keys, an upper bound of the magnitude of logits over all keys; otherwise None.
     """
     if not supports_softmax(call):
-        return ElementCache(lambda index: GenericTiles(call.select_batch(index), sizes.cols), call)
+        return ElementCache(lambda index: GenericTiles(call.select_batch(index), sizes.cols))
     natural = bound is not None
     bound = logit_bound(call) if bound is None else bound
 
     def create(index: BatchIndex) -> SoftmaxTiles:
         return SoftmaxTiles(call.select_batch(index), sizes.cols, bound, index, collector, natural)
 
-    return ElementCache(create, call)
+    return ElementCache(create)

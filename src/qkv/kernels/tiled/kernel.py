@@ -127,6 +127,8 @@ class TiledKernel(Kernel):
         pairs = visible_pairs(problem, sizes.rows) * (2 if problem.readouts else 1)
         elements = axes.batch_size if problem.readouts else -(-axes.batch_size // sizes.batch)
         tiles = elements * -(-axes.q // sizes.rows) * -(-axes.k // sizes.cols)
+        if isinstance(problem.score.form, Tanh):
+            tiles = -(-tiles // 2)  # the time of a tile was measured with tiles of twice as many pairs
         return amounts_of_work(problem, pairs, tiles * pairs / max(1, axes.pairs), array_elements=0)
 
     def run(self, call: TorchCall, problem: Problem) -> Result:  # type: ignore[override]
@@ -183,7 +185,7 @@ def _collect(
     if problem.readouts:
         collector = ReadoutCollector(problem.readouts, call.tile, like=call.value)
         maps = [readout for readout in problem.readouts if readout.pooling]
-        sizes = replace(sizes, cols=align_to_cells(sizes.cols, call.tile.k_total, maps), batch=1)
+        sizes = replace(sizes, cols=align_to_cells(sizes.cols, call.tile.k_total, maps))
     output = forward(call, sizes, notes, collector)
     if output is None:
         return None

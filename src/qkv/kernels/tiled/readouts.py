@@ -227,16 +227,8 @@ class ReadoutCollector:
             self._results.append((readout, result))
         self.largest = max((each.readout.largest or 0 for each in self.selections), default=0)
 
-    @property
-    def in_parallel(self) -> bool:
-        """Whether batch elements may be computed in parallel."""
-        return not (self.accumulators or self.selections)
-
     def element_maps(self, index: BatchIndex) -> list[ElementMap]:
-        """Return the accumulators of the pooled maps for the batch element at `index`.
-
-        Several elements may be accumulated in parallel.
-        """
+        """Return the accumulators of the pooled maps for the batch element at `index`."""
         maps = []
         for readout, whole in self._results:
             if readout.pooling and not isinstance(whole, ReadoutAccumulator):
