@@ -301,8 +301,9 @@ class KeysRead(TorchDispatchMode):
 )
 @pytest.mark.parametrize("score", [scores.ScaledDot(), scores.ALiBi(scores.ScaledDot(), 0.3)], ids=str)
 def test_keys_after_the_last_visible_one_are_not_read(
-    mask: masks.Mask, start: int, keys: int, score: scores.Score
+    mask: masks.Mask, start: int, keys: int, score: scores.Score, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pair_bias, "_FEWEST_PAIRS", 1)
     sides = [made(2, 4, n, 8) for n in (3, 32, 32)]
     options: dict[str, Any] = {"mask": mask, "score": score, "positions": qkv.Positions(query_start=start)}
     assert_same(both(*sides, **options))

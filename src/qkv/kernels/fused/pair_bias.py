@@ -98,10 +98,9 @@ def block_rows(problem: Problem) -> int:
 
 
 _FEW = 0.75
-"""Share of the keys up to which those in the key range of the mask alone are read, as in a buffer for longer sequences.
-
-Two views take as long as some 100 keys.
-"""
+"""Share of the keys up to which only those in the key range of the mask are read, as in a long buffer."""
+_FEWEST_PAIRS = 2**13
+"""Number of pairs from which the key range is asked for: reading lengths and three views take some 20 µs."""
 
 
 def few_keys(mask: Mask | None, offset: int | None, tile: Tile) -> slice | None:
@@ -112,7 +111,7 @@ def few_keys(mask: Mask | None, offset: int | None, tile: Tile) -> slice | None:
         offset: the offset of that causal mask, which starts at key 0; None: there is none.
         tile: the tile of the call.
     """
-    if mask is None:
+    if mask is None or math.prod(tile.batch) * tile.q_total * tile.k_total < _FEWEST_PAIRS:
         return None
     first, stop = mask.key_range(tile)
     few = 0 < stop - first <= _FEW * tile.k_total
