@@ -48,8 +48,10 @@ class MappedProducts(PairLogits):
     rounds = True
 
     def operands(self, call: TorchCall) -> Tensors:
-        form = cast("MappedProduct", call.score.form)
-        return cast("Tensors", (call.query, call.key, *form.maps()))
+        query, key, (query_map, key_map) = call.query, call.key, cast("MappedProduct", call.score.form).maps()
+        if key_map is None and query.shape[-1] <= key.shape[-1] and query.numel() > key.numel():
+            query_map, key_map = None, cast("Tensor", query_map).mT  # <W q, k> = <q, Wᵀ k>, of fewer rows
+        return cast("Tensors", (query, key, query_map, key_map))
 
     def forward(self, tensors: Tensors, gradient: bool, bias: Bias = None) -> Tensors | None:
         left, right = self._sides(tensors)
