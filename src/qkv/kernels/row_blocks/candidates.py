@@ -30,6 +30,10 @@ from qkv.normalizers import Normalizer
 from qkv.scores.forms import Product
 
 _LOW = 0xFFFFFFFF
+_DENSE_KEYS = 20
+"""Number of keys for each candidate up to which weighted sums for keys are products with an array of all pairs."""
+_SCATTERED = 2**18
+"""Elements of the products that are added to the rows of keys at once: 1 MiB in float32."""
 
 
 def can_pack(ranks: Float[Tensor, "rows width"]) -> bool:
@@ -325,28 +329,26 @@ def backward_candidates(
             trained = replace(call, normalizer=normalizer.replace_arrays(tuple(leaves[1:])))
             weights = _candidate_weights(trained, Candidates(index, leaves[0], ranks), rows)
         dropped = apply_dropout(weights, call.tile.restrict(rows, (0, call.tile.k_total)), call.dropout, keys=index)
-        value, weight = leaves_of([call.value, dropped])
-        output = _gather_sum(index, value, weight)
-    value_gradient, weight_gradient = torch.autograd.grad(output, (value, weight), take_range(gradient, rows))
-    sums.value.add_(value_gradient)
-    del value_gradient, output
+        (weight,) = leaves_of([dropped])
+    gradient = take_range(gradient, rows)
+    if requires_grad[2]:
+        _add_scatter_sum(sums.value, index, weight.detach(), gradient)
     if not (leaves and dropped.requires_grad):
         return
+    with torch.enable_grad():
+        output = _gather_sum(index, call.value, weight)
+    (weight_gradient,) = torch.autograd.grad(output, weight, gradient)
     logit_gradient = torch.zeros_like(candidates.logits)
     totals = [logit_gradient, *cast("tuple[Tensor, ...]", sums.normalizer.arrays())]
     accumulate([dropped], [weight_gradient], leaves, totals)
     if not (call.projected and isinstance(call.score.form, Product)):
         _backward_score(call, sums, blocks, index, logit_gradient, tile_keys)
         return
-    with torch.enable_grad():
-        (key,) = leaves_of([call.key])
-        query_gradient = _gather_sum(index, key, logit_gradient)
     if requires_grad[0]:
         target = take_range(sums.query, rows)
-        target.add_(query_gradient.detach().sum_to_size(target.shape))
+        target.add_(_gather_sum(index, call.key, logit_gradient).sum_to_size(target.shape))
     if requires_grad[1]:
-        query = take_range(call.query, rows).expand_as(query_gradient)
-        sums.key.add_(torch.autograd.grad(query_gradient, key, query)[0])
+        _add_scatter_sum(sums.key, index, logit_gradient, take_range(call.query, rows))
 
 
 def _backward_score(
@@ -401,6 +403,35 @@ def _gather_sum(
         weights, table = weights.reshape(index.shape), table.expand(*lead[:-1], k, width).reshape(len(first) * k, width)
     found = torch.nn.functional.embedding_bag(index, table, per_sample_weights=weights, mode="sum")
     return found.view(*lead, width)
+
+
+def _add_scatter_sum(
+    target: Float[Tensor, "*#batch k width"],
+    index: Int[Tensor, "*batch rows candidates"],
+    weights: Float[Tensor, "*batch rows candidates"],
+    rows: Float[Tensor, "*#batch rows width"],
+) -> None:
+    """Add Σ weights[i, s] · rows[i] over all i, s with index[i, s] = j to each row j of `target`.
+
+    Both ways take a third or less of the time of the gradient of `embedding_bag`.
+    """
+    k, width, candidates = *target.shape[-2:], index.shape[-1]
+    positions = index.long()
+    if k <= _DENSE_KEYS * candidates:
+        pairs = weights.new_zeros((*index.shape[:-1], k)).scatter_add_(-1, positions, weights)
+        target.add_((pairs.mT @ rows).sum_to_size(target.shape))
+        return
+    lead = index.shape[:-2]
+    count = math.prod(lead)
+    total = target if target.is_contiguous() and target.shape[:-2] == lead else target.new_zeros((*lead, k, width))
+    first = torch.arange(0, count * k, k, device=index.device)
+    positions = (positions.view(count, -1) + first[:, None]).view(-1, candidates)
+    weights, rows = weights.reshape(positions.shape), rows.expand(*lead, -1, -1).reshape(len(positions), width)
+    for start, stop in ranges(len(rows), max(1, _SCATTERED // max(1, candidates * width))):
+        products = weights[start:stop, :, None] * rows[start:stop, None]
+        total.view(count * k, width).index_add_(0, positions[start:stop].flatten(), products.flatten(0, 1))
+    if total is not target:
+        target.add_(total.sum_to_size(target.shape))
 
 
 def _concat(blocks: Sequence[_CandidateBlock]) -> tuple[Limits, Candidates]:
