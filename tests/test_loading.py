@@ -9,7 +9,7 @@ from tests.processes import run_python
 
 PEOPLE = Path(__file__).parent.parent / "examples" / "people.csv"
 APART = (
-    "qkv.kernels.tiled.autograd",
+    "qkv.kernels.tiled.attention",
     "qkv.kernels.tiled.softmax",
     "qkv.kernels.fused.sdpa",
     "qkv.kernels.row_blocks.rows",

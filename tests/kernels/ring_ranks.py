@@ -14,7 +14,7 @@ import qkv
 from examples import sequence_parallel
 from qkv import masks, normalizers
 from qkv.core.parts import Part
-from qkv.ring import thresholds
+from qkv.ring import sparse_weights
 from qkv.ring.transport import Ring
 from qkv.testing.cases import Case
 
@@ -92,11 +92,11 @@ def check_cases(cases: Iterable[tuple[Case, str]]) -> None:
 
 def check_dense_thresholds() -> None:
     """Compare sparse normalizers whose rows have more candidates than a rank holds."""
-    held, thresholds._MAX_CANDIDATES = thresholds._MAX_CANDIDATES, 2  # type: ignore[misc]
+    held, sparse_weights._MAX_CANDIDATES = sparse_weights._MAX_CANDIDATES, 2  # type: ignore[misc]
     try:
         check_cases([(Case(normalizer=name), "balanced") for name in ("entmax15", "sparsemax")])
     finally:
-        thresholds._MAX_CANDIDATES = held  # type: ignore[misc]
+        sparse_weights._MAX_CANDIDATES = held  # type: ignore[misc]
 
 
 def check_grouped_heads_and_gather() -> None:

@@ -126,7 +126,7 @@ class LabelFile:
 
 
 def default_label_file(left: str, right: str | None) -> Path:
-    """Return the file of labels for two tables: in the working directory, with the names of both.
+    """Return the file to which `qkv join --label` writes: in the working directory, with the names of both tables.
 
     Example:
         >>> print(default_label_file("data/people.csv", "guests.csv"))

@@ -111,7 +111,7 @@ MaxDistance = Annotated[float | None, option("NUMBER", "Largest distance of a ma
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """How the cells of a file of rows are read."""
+    """Command-line options that say how the cells of a file of rows are read, as `ReadOptions` of a database."""
 
     encoding: Annotated[str | None, option("NAME", "Encoding of FILE: utf-16, latin-1, cp1252 …; default: utf-8.")] = (
         None

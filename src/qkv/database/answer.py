@@ -18,7 +18,7 @@ from qkv.core.formatting import counted, format_key, format_length, format_query
 from qkv.core.printable import html_table
 from qkv.core.typing import Float, Int, Num
 from qkv.database.execute.stream_plan import StreamedPlan
-from qkv.database.io.python_cells import exact_array
+from qkv.database.io.python_to_arrow import exact_array
 from qkv.encoders.arrow_columns import records_of
 from qkv.errors import MissingPackageError, OptionError
 

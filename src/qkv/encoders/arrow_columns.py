@@ -1,4 +1,4 @@
-"""Conversion of Arrow columns to NumPy arrays, which are read directly from the Arrow buffers.
+"""Conversion of Arrow columns to NumPy arrays and Python objects, which are read directly from the Arrow buffers.
 
 The `to_numpy` method of pyarrow imports pandas if it is installed, and `pyarrow.compute` is slow to import. Both
 imports together take longer than a query over a small table.

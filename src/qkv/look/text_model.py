@@ -128,3 +128,12 @@ def _word_numbers(
         continues = not token.startswith(_WORD_STARTS) if marked else token.startswith("##")
         numbers.append(numbers[-1] if numbers and continues else len(numbers))
     return numbers
+
+
+def model_dimensions(model: PreTrainedModel) -> tuple[int, int, int]:
+    """Return the numbers of layers, of heads per layer and of features per head of a transformers model."""
+    config = model.config
+    layers = int(getattr(config, "num_hidden_layers", 1))
+    heads = int(getattr(config, "num_attention_heads", 1))
+    width = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 64) // heads
+    return layers, heads, int(width)

@@ -17,10 +17,10 @@ from qkv.look.axis import Axis
 from qkv.look.live_model import LiveModel
 from qkv.look.predictions import Targets
 from qkv.look.recorded_layers import DenseCall, RecordedLayers, check_shapes, run_dense
-from qkv.look.text_model import TextModel, token_axis
+from qkv.look.text_model import TextModel, model_dimensions, token_axis
 from qkv.look.text_roles import mark_roles
 from qkv.look.tiled_map import TiledView
-from qkv.look.tiled_views import check_memory, heads_required_bytes, model_dimensions, recorded_view
+from qkv.look.tiled_views import check_memory, heads_required_bytes, recorded_view
 from qkv.look.token_text import shortened
 from qkv.look.views import View
 

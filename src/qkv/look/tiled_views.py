@@ -108,15 +108,6 @@ def arrays_view(
     return TiledView(name, "", kind, Axis.from_count(q), columns, (TiledLayer("arrays", maps),))
 
 
-def model_dimensions(model: PreTrainedModel) -> tuple[int, int, int]:
-    """Return the numbers of layers, of heads per layer and of features per head of a transformers model."""
-    config = model.config
-    layers = int(getattr(config, "num_hidden_layers", 1))
-    heads = int(getattr(config, "num_attention_heads", 1))
-    width = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 64) // heads
-    return layers, heads, int(width)
-
-
 def heads_required_bytes(tokens: int, width: int, heads: int) -> int:
     """Predict the bytes that `recorded_view` allocates for a text.
 

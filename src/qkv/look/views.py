@@ -96,7 +96,7 @@ class HeadRole:
 
 @dataclass(frozen=True)
 class Opening:
-    """The head, query and key that a page shows first."""
+    """The head, query and key on which a view opens."""
 
     layer: int = 0
     head: int = 0

@@ -31,7 +31,7 @@ _DPI = round(96 * PICTURE_SCALE)
 
 
 def static_picture(view: View | TiledView) -> tuple[dict[str, str], dict[str, object]] | None:
-    """Return a picture of the grid of all heads and of the head that the page shows first; None without matplotlib.
+    """Return the picture that a notebook keeps for a widget: all heads, and the first one; None without matplotlib.
 
     A view with a single head, or in tiles, has one of the two halves.
 

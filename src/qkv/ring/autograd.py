@@ -26,12 +26,12 @@ from qkv.core.typing import Array, OutputTensor, RowTensor, Shaped, Tensor
 from qkv.errors import GradientError
 from qkv.kernels.runtime.gradients import call_tensors
 from qkv.kernels.runtime.tile_loop import Limits, partial_rows
-from qkv.kernels.tiled.autograd import add_row_gradients, partial_result, tile_elements, tile_gradients
+from qkv.kernels.tiled.attention import add_row_gradients, partial_result, tile_elements, tile_gradients
 from qkv.kernels.tiled.softmax import logit_bound, supports_softmax
 from qkv.normalizers import Normalizer
 from qkv.ring.local_parts import slice_part, travels
 from qkv.ring.shards import Block, Shards
-from qkv.ring.thresholds import KnownThreshold, find_thresholds
+from qkv.ring.sparse_weights import KnownThreshold, find_thresholds
 
 if TYPE_CHECKING:
     from qkv.core.autograd_function import Context

@@ -22,7 +22,7 @@ from qkv.normalizers import Normalizer, Softmax
 from qkv.ring.layout import Limits, Order
 from qkv.ring.local_parts import local_mask, travels
 from qkv.ring.shards import received, travelling
-from qkv.ring.thresholds import KnownThreshold, newton_step
+from qkv.ring.sparse_weights import KnownThreshold, newton_step
 from qkv.scores import Score
 
 _MAX_STEPS = 60

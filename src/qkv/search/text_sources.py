@@ -109,7 +109,7 @@ def read_file(path: Path) -> str:
 
 
 def _unpacked(path: Path) -> bytes:
-    from qkv.database.io.read_options import unpacked_blocks, unpacking_errors
+    from qkv.database.io.file_bytes import unpacked_blocks, unpacking_errors
 
     try:
         return b"".join(unpacked_blocks(path))

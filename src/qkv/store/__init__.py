@@ -20,8 +20,9 @@ require_packages("tables and stores need", "ask", "pyarrow", "filelock")
 from qkv.store.arrow import ArrowStore
 from qkv.store.attachments import read_attached
 from qkv.store.base import BlockSelector, Store
-from qkv.store.block import Block, Damage, Verification, Version
+from qkv.store.block import Block, Version
 from qkv.store.copying import check_exportable, copy, export
+from qkv.store.damage import Damage, Verification
 from qkv.store.lance import LanceStore
 from qkv.store.locations import Location, StorageOptions, is_url, locate
 from qkv.store.object_client import ObjectClient, ObjectPath, Traffic

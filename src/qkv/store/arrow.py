@@ -33,7 +33,8 @@ from qkv.store.arrow_files import parse_schema
 from qkv.store.arrow_verification import verify_arrow
 from qkv.store.attachments import attached_damages
 from qkv.store.base import BlockSelector, Metadata, Store
-from qkv.store.block import Block, Damage, Version, missing_version
+from qkv.store.block import Block, Version, missing_version
+from qkv.store.damage import Damage
 from qkv.store.disk import TEMPORARY, sync_folder
 from qkv.store.manifest import (
     Manifest,

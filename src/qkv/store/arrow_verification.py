@@ -15,7 +15,7 @@ from qkv.errors import DamagedError
 from qkv.store import row_files
 from qkv.store.arrow_files import parse_schema
 from qkv.store.attachments import attached_damages, attached_files
-from qkv.store.block import Damage, Verification, problem_of, verify_repeatedly
+from qkv.store.damage import Damage, Verification, problem_of, verify_repeatedly
 from qkv.store.manifest import Manifest, RowFile, manifest_path
 from qkv.store.object_client import Folder
 from qkv.store.versions import Chain, read_chain, resolve

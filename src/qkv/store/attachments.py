@@ -13,7 +13,7 @@ from qkv.core.checksums import checksum
 from qkv.errors import DamagedError, DamagedStoreError, DataError
 from qkv.store import row_files
 from qkv.store.base import Metadata
-from qkv.store.block import Damage
+from qkv.store.damage import Damage
 from qkv.store.disk import sync_folder
 from qkv.store.manifest import RowFile
 from qkv.store.object_client import Folder

@@ -21,7 +21,8 @@ from qkv.core.printable import first_line
 from qkv.core.progress import Progress
 from qkv.core.typing import Int
 from qkv.errors import DamagedStoreError, DataError, OptionError
-from qkv.store.block import Block, Damage, Version, unread_text
+from qkv.store.block import Block, Version
+from qkv.store.damage import Damage, unread_text
 from qkv.store.locking import writer_lock
 from qkv.store.object_client import ObjectPath
 

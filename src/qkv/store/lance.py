@@ -32,7 +32,8 @@ from qkv.errors import DamagedStoreError, StoreFullError
 from qkv.store import row_files
 from qkv.store.attachments import attached_damages
 from qkv.store.base import BlockSelector, Metadata, Store
-from qkv.store.block import Block, Damage, Version
+from qkv.store.block import Block, Version
+from qkv.store.damage import Damage
 from qkv.store.disk import sync_folder
 from qkv.store.lance_checksums import CHECKSUMS, LanceChecksums, Reading
 from qkv.store.lance_files import (

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from qkv.core.checksums import checksum, file_checksum
 from qkv.core.untrusted_json import Fields, parse_json, read_bounded
 from qkv.errors import DamagedError, DataError
-from qkv.store.block import Damage, problem_of
+from qkv.store.damage import Damage, problem_of
 from qkv.store.disk import TEMPORARY, sync_folder, translate_disk_full, write_synced
 from qkv.store.lance_files import (
     count_rows,

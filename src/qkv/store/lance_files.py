@@ -16,7 +16,8 @@ from qkv.core.files import fsync
 from qkv.core.printable import first_line
 from qkv.core.untrusted_json import Fields, parse_json
 from qkv.errors import DamagedStoreError, QkvError, StoreFullError
-from qkv.store.block import Damage, missing_version, older_version
+from qkv.store.block import missing_version, older_version
+from qkv.store.damage import Damage
 from qkv.store.disk import sync_folder
 from qkv.store.row_files import size_problem
 

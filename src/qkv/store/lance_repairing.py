@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from qkv.core.progress import Progress, track
 from qkv.errors import DamagedError, DamagedStoreError, DataError
 from qkv.store.attachments import FOLDER, attached_damages, attached_files
-from qkv.store.block import Damage, Verification, problem_of, verify_repeatedly
+from qkv.store.damage import Damage, Verification, problem_of, verify_repeatedly
 from qkv.store.disk import sync_folder
 from qkv.store.lance_checksums import CHECKSUMS, LanceChecksums
 from qkv.store.lance_files import (

@@ -26,7 +26,8 @@ from qkv.core.checksums import checksum, digest
 from qkv.core.untrusted_json import Fields, parse_json, read_bounded
 from qkv.errors import DamagedError, DamagedStoreError, DataError
 from qkv.store.base import Metadata
-from qkv.store.block import Version, missing_version, older_version, problem_of
+from qkv.store.block import Version, missing_version, older_version
+from qkv.store.damage import problem_of
 from qkv.store.disk import sync_folder, write_synced
 from qkv.store.object_client import Folder, ObjectPath
 

@@ -22,7 +22,7 @@ from qkv.store.arrow import ArrowStore
 from qkv.store.arrow_verification import verify_arrow
 from qkv.store.attachments import FOLDER, attach
 from qkv.store.base import Metadata, Store, fit_table
-from qkv.store.block import Verification
+from qkv.store.damage import Verification
 from qkv.store.disk import sync_folder, translate_disk_full
 from qkv.store.lance import LanceStore, is_lance
 from qkv.store.lance_checksums import CHECKSUMS

@@ -35,8 +35,9 @@ from qkv.store import row_files
 from qkv.store.arrow import ArrowStore, read_block
 from qkv.store.attachments import attached_damages
 from qkv.store.base import BlockSelector, Metadata
-from qkv.store.block import Block, Damage, Version
+from qkv.store.block import Block, Version
 from qkv.store.block_cache import BlockCache, default_cache
+from qkv.store.damage import Damage
 from qkv.store.manifest import Manifest, RowFile, manifest_path, numbers, read_record, replace_by_checkpoint
 from qkv.store.object_client import ObjectPath, Traffic
 from qkv.store.page_checksums import PAGE, PageChecksums

@@ -14,8 +14,8 @@ from qkv.core.printable import first_line
 from qkv.core.typing import Bool, Int
 from qkv.errors import DamagedError, DamagedStoreError, StorageError
 from qkv.store.arrow_files import arrow_problem
-from qkv.store.block import Damage, problem_of
 from qkv.store.block_cache import BlockCache
+from qkv.store.damage import Damage, problem_of
 from qkv.store.manifest import RowFile
 from qkv.store.object_client import ObjectPath
 from qkv.store.page_checksums import (

@@ -32,7 +32,7 @@ from qkv.store.arrow_files import map_file, parse_schema, parse_table
 from qkv.store.arrow_verification import FileUse, file_uses, verify_arrow
 from qkv.store.attachments import FOLDER as ATTACHED
 from qkv.store.base import Metadata
-from qkv.store.block import Damage
+from qkv.store.damage import Damage
 from qkv.store.disk import sync_folder, write_synced
 from qkv.store.locking import writer_lock
 from qkv.store.manifest import Link, Manifest, RowFile, manifest_path, numbers, write

@@ -17,7 +17,8 @@ from qkv.core.typing import Bool
 from qkv.core.untrusted_json import Fields, parse_json, read_bounded
 from qkv.errors import DamagedError, DamagedStoreError
 from qkv.store.arrow_files import map_file, parse_table
-from qkv.store.block import Damage, RunningCheck, problem_of
+from qkv.store.block import RunningCheck
+from qkv.store.damage import Damage, problem_of
 from qkv.store.disk import sync_folder, write_synced
 from qkv.store.manifest import RowFile
 from qkv.store.object_client import Folder

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from qkv.core.untrusted_json import Fields, read_bounded
 from qkv.errors import DamagedError, DamagedStoreError, DataError
-from qkv.store.block import Damage, missing_version, problem_of
+from qkv.store.block import missing_version
+from qkv.store.damage import Damage, problem_of
 from qkv.store.disk import write_synced
 from qkv.store.manifest import Link, Manifest, exists, manifest_path, numbers, read_manifest, read_record, seal, unseal
 from qkv.store.object_client import Folder

@@ -72,7 +72,7 @@ class Draw:
 
 
 def element(part: P, batch: tuple[int, ...], index: tuple[int, ...]) -> P:
-    """Return a part restricted to one batch element.
+    """Return one batch element of a part for a contract test, without `Part.select_batch`, which is tested.
 
     Args:
         batch: batch axes of the arrays of the part; () if they have none.

@@ -26,12 +26,12 @@ from qkv.database.execute.partial_sums import Accumulator, PartialSums
 from qkv.database.execute.row_lists import FRAGMENT_ROWS
 from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.execute.streamed import StreamedCall, StreamedExecutor
+from qkv.database.partials.aggregate_functions import check_mergeable
 from qkv.database.partials.arrow_format import normalizer_record
-from qkv.database.partials.functions import check_mergeable
 from qkv.database.partials.query_partial import QueryPartial, Subject
 from qkv.errors import DamagedStoreError, QkvError
 from qkv.store import Store
-from qkv.store.block import unread_text
+from qkv.store.damage import unread_text
 
 
 class _Unreadable(threading.local):

@@ -224,7 +224,7 @@ def _bad_note(name: str, count: int, example: str, noun: str, on_bad_cell: str, 
 
 
 def add_cell_notes(table: pa.Table, names: Sequence[str], on_bad_cell: str, source: str) -> pa.Table:
-    """Return a table of stated types with notes about infinite cells, and about texts that look like numbers or dates.
+    """Return a table of stated types with notes about bad cells: infinite ones, texts that look like numbers or dates.
 
     Args:
         table: the table.

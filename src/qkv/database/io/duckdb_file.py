@@ -20,16 +20,9 @@ from qkv.core.extras import require_packages
 from qkv.core.printable import quoted_name
 from qkv.core.times import ISO, has_format, is_compact_date, iso_sql
 from qkv.database.io.exact_types import inexact_columns
+from qkv.database.io.file_bytes import check_lines, guess_encoding, in_utf_8, invalid_line, longest_line, read_ends
 from qkv.database.io.identifiers import has_identifier_name
-from qkv.database.io.read_options import (
-    ReadOptions,
-    check_lines,
-    guess_encoding,
-    in_utf_8,
-    invalid_line,
-    longest_line,
-    read_ends,
-)
+from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.table_layout import Layout, copy_table, find_fault, read_layout
 from qkv.database.io.text_readings import first_texts, has_one_spelling
 from qkv.errors import DataError, QkvError

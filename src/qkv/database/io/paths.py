@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qkv.database.io.duckdb_file import DELIMITED, JSON, PARQUET
-from qkv.database.io.read_options import COMPRESSIONS
+from qkv.database.io.file_bytes import COMPRESSIONS
 from qkv.errors import DataError
 from qkv.store import is_store, is_url
 

@@ -38,16 +38,10 @@ from qkv.database.io.cell_notes import (
     with_line_note,
 )
 from qkv.database.io.duckdb_file import DELIMITED, PARQUET
+from qkv.database.io.file_bytes import COMPRESSIONS, open_binary, read_ends, unpacked_blocks, unpacking_errors
 from qkv.database.io.paths import ARROW, SUFFIXES, is_paths, source_files, stream_suffix
-from qkv.database.io.python_cells import exact_array
-from qkv.database.io.read_options import (
-    COMPRESSIONS,
-    ReadOptions,
-    open_binary,
-    read_ends,
-    unpacked_blocks,
-    unpacking_errors,
-)
+from qkv.database.io.python_to_arrow import exact_array
+from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.table_layout import copy_table, read_layout
 from qkv.encoders.arrow_columns import with_microseconds, with_uuid_texts
 from qkv.encoders.columns import split_names

@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from qkv.database.io.read_options import ReadOptions, open_binary
+from qkv.database.io.file_bytes import open_binary
+from qkv.database.io.read_options import ReadOptions
 from qkv.errors import DataError, OptionError
 
 _DELIMITERS = ",;\t|"

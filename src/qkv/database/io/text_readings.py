@@ -44,7 +44,7 @@ _SPELLINGS = (frozenset({"true", "false"}), frozenset({"True", "False"}), frozen
 
 
 def has_one_spelling(texts: Sequence[str]) -> bool:
-    """Return whether distinct texts are booleans that are spelled in one way.
+    """Return whether a column of texts can be read as booleans: its distinct texts are spelled in one way.
 
     Example:
         >>> has_one_spelling(["TRUE", "FALSE"]), has_one_spelling(["TRUE", "true"]), has_one_spelling(["yes", "no"])

@@ -23,7 +23,7 @@ from qkv.core.progress import report
 from qkv.core.typing import Int
 from qkv.database.answer import Answer, Entry, call_notes, call_text, entry_cells
 from qkv.database.execute.ask_options import AskOptions
-from qkv.database.io.python_cells import exact_array
+from qkv.database.io.python_to_arrow import exact_array
 from qkv.database.io.sources import suggest_name
 from qkv.database.keys.part_registry import parse_normalizer
 from qkv.database.relations.query_relation import QueryRelation

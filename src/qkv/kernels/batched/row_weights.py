@@ -23,7 +23,7 @@ from typing import ClassVar, cast
 import torch
 
 from qkv.core.typing import Float, PairTensor, Tensor
-from qkv.kernels.runtime.thresholds import write_sparse_weights
+from qkv.kernels.runtime.sparse_weights import write_sparse_weights
 from qkv.normalizers.base import Normalizer
 from qkv.plan.time_model import FEW_KEYS
 

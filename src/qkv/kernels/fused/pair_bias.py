@@ -153,7 +153,13 @@ class BlockBias:
 
 @dataclass(frozen=True, eq=False)
 class OffsetsOf(PointwiseScore):
-    """Score that adds the offsets of another score, divided by a number and an array, to the logits of `score`."""
+    """Score for second derivatives of fused attention: it adds the offsets of the call, divided by T and the scale.
+
+    Attributes:
+        score: the score to whose logits they are added.
+        given: the score whose offsets are added.
+        temperature: T.
+    """
 
     score: Score
     given: Score

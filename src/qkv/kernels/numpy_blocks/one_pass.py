@@ -70,8 +70,9 @@ class OnePassTileSizes:
 
 
 def one_pass_tile_sizes(problem: Problem, budget: int) -> OnePassTileSizes:
-    """Return tile sizes with at most `budget` elements in each array, within the memory limit of the call.
+    """Return the tile sizes of attention in one pass in NumPy, within `budget` and the memory limit of the call.
 
+    No array of a tile has more than `budget` elements.
     Tiles from which keys are only selected are larger, since merging costs more than cache misses.
     """
     axes, item = problem.axes, problem.itemsize

@@ -2,7 +2,7 @@
 
 A row block holds all logits of some queries.
 
-It supports normalizers that need whole rows, and readouts. `autograd.py` contains the implementation.
+It supports normalizers that need whole rows, and readouts. `attention.py` contains the implementation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qkv.scores.forms import Distance, Offset, Product, Tanh
 
 if TYPE_CHECKING:
     from qkv.core.equation import TorchCall
-    from qkv.kernels.row_blocks.autograd import CandidateSearch
+    from qkv.kernels.row_blocks.attention import CandidateSearch
 
 
 _CANDIDATE_ELEMENTS = 600_000
@@ -129,7 +129,7 @@ class RowBlocksKernel(Kernel):
     def run(self, call: BoundCall, problem: Problem) -> Result:
         import torch
 
-        from qkv.kernels.row_blocks.autograd import RowBlocks
+        from qkv.kernels.row_blocks.attention import RowBlocks
         from qkv.kernels.runtime.gradients import call_tensors
         from qkv.kernels.runtime.isolated_autograd import project_call
 
@@ -165,7 +165,7 @@ class RowBlocksKernel(Kernel):
         return self._selects(problem) and not trained
 
     def _search(self, problem: Problem) -> CandidateSearch:
-        from qkv.kernels.row_blocks.autograd import CandidateSearch
+        from qkv.kernels.row_blocks.attention import CandidateSearch
 
         axes, rows, selects = problem.axes, self._search_rows(problem), self._selects(problem)
         elements = self._search_elements(problem)

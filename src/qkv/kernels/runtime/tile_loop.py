@@ -13,7 +13,7 @@ from qkv.core.partial import PartialResult
 from qkv.core.progress import checkpoint
 from qkv.core.tile import Tile
 from qkv.core.typing import OutputArray, PairArray, Tensor
-from qkv.kernels.runtime.thresholds import sparse_weights
+from qkv.kernels.runtime.sparse_weights import sparse_weights
 from qkv.masks.base import Coverage, Mask
 from qkv.normalizers.base import Normalizer, Summary
 

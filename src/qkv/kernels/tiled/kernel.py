@@ -3,7 +3,7 @@
 It needs memory linear in the numbers of queries and keys.
 
 Projections of queries and keys (`Score.project`) are computed once, before the tiles, and differentiated by autograd.
-Forward saves the output and a few statistics per query, and backward recomputes the logits (`autograd.py`).
+Forward saves the output and a few statistics per query, and backward recomputes the logits (`attention.py`).
 
 Source: Rabe, Staats (2021), Self-attention does not need O(n²) memory, https://arxiv.org/abs/2112.05682;
 Dao et al. (2022), FlashAttention, https://arxiv.org/abs/2205.14135.
@@ -134,11 +134,11 @@ class TiledKernel(Kernel):
     def run(self, call: TorchCall, problem: Problem) -> Result:  # type: ignore[override]
         import torch
 
-        from qkv.kernels.row_blocks.autograd import RowBlocks
+        from qkv.kernels.row_blocks.attention import RowBlocks
         from qkv.kernels.runtime.gradients import call_tensors
         from qkv.kernels.runtime.isolated_autograd import project_call
         from qkv.kernels.runtime.saved_statistics import SAVED
-        from qkv.kernels.tiled.autograd import forward, tiled_attention
+        from qkv.kernels.tiled.attention import forward, tiled_attention
         from qkv.kernels.tiled.softmax import supports_softmax
         from qkv.kernels.tiled.unchecked_forward import supports_unchecked, unchecked_forward
 

@@ -17,7 +17,7 @@ from qkv.core.typing import OutputTensor
 from qkv.kernels.runtime.gradients import call_tensors
 from qkv.kernels.runtime.tile_readouts import readable_in_forward
 from qkv.kernels.runtime.tile_sizes import TileSizes
-from qkv.kernels.tiled.autograd import forward
+from qkv.kernels.tiled.attention import forward
 from qkv.kernels.tiled.readouts import ReadoutCollector
 from qkv.plan.problem import Problem
 from qkv.scores.forms import Product

@@ -24,7 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from qkv.kernels.triton.program_parts import (
+from qkv.kernels.triton.device_functions import (
     allowed_pairs,
     finish_rows,
     first_query,

@@ -30,7 +30,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from qkv.kernels.triton.program_parts import (
+from qkv.kernels.triton.device_functions import (
     add_nonfinite_values,
     allowed_pairs,
     first_query,

@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 from qkv.kernels.triton.additive_programs import additive_tile
-from qkv.kernels.triton.program_parts import allowed_pairs, last_key
+from qkv.kernels.triton.device_functions import allowed_pairs, last_key
 
 
 @triton.jit

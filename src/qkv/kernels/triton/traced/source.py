@@ -88,7 +88,7 @@ _HEAD = '''"""Programs that qkv generated from the operators of a score."""
 import triton
 import triton.language as tl
 
-from qkv.kernels.triton.program_parts import (
+from qkv.kernels.triton.device_functions import (
     add_nonfinite_values, allowed_pairs, finish_rows, first_query, last_key, load_block, softmax_gradients,
     store_block, update_rows,
 )

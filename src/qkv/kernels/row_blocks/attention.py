@@ -34,7 +34,7 @@ from qkv.kernels.row_blocks.candidates import (
 from qkv.kernels.row_blocks.rows import RowLogits, padded_row_logits, row_logits_buffer, visible_range
 from qkv.kernels.runtime.differentiable_rows import DifferentiableRows
 from qkv.kernels.runtime.gradients import accumulate, block_tensors, call_tensors, leaves_of
-from qkv.kernels.runtime.thresholds import write_sparse_weights
+from qkv.kernels.runtime.sparse_weights import write_sparse_weights
 from qkv.kernels.runtime.tile_loop import Limits, ranges, row_logits, weigh_rows
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
 from qkv.kernels.runtime.workers import run_on_workers, split_evenly

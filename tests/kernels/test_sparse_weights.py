@@ -6,7 +6,7 @@ from qkv.normalizers import Entmax, Entmax15, Sparsemax
 
 torch = pytest.importorskip("torch")
 
-from qkv.kernels.runtime.thresholds import sparse_weights  # noqa: E402 (needs torch)
+from qkv.kernels.runtime.sparse_weights import sparse_weights  # noqa: E402 (needs torch)
 
 EACH = pytest.mark.parametrize("normalizer", [Sparsemax(), Entmax15(), Entmax(1.2), Entmax(1.8)], ids=str)
 

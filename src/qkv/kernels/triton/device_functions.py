@@ -89,7 +89,7 @@ def softmax_gradients(logits, known, dot, given, values, allowed, PRECISION: tl.
 def add_nonfinite_values(
     result, read, value, bad_value, first, k, DV: tl.constexpr, DVP: tl.constexpr, BK: tl.constexpr
 ):
-    """Add the values of a tile that are not finite to the rows that read them."""
+    """Add the values of a tile that are not finite to the rows that read them, within a program in Triton."""
     cols, columns = first + tl.arange(0, BK), tl.arange(0, DVP)
     bad = tl.load(bad_value + cols, mask=cols < k, other=0)
     if tl.max(bad) > 0:

@@ -29,7 +29,7 @@ from qkv.database.execute.partial_sums import accumulates, tile_weights
 from qkv.database.execute.row_lists import FRAGMENT_ROWS, RowLists
 from qkv.database.execute.row_reader import TILE, RowTile
 from qkv.database.execute.uncertainty import effective_rows, mean_precision, standard_error
-from qkv.database.io.python_cells import exact_array
+from qkv.database.io.python_to_arrow import exact_array
 from qkv.database.io.sources import read, requested_columns, require_columns
 from qkv.database.keys.comparisons import ScoreComparison
 from qkv.database.keys.part_registry import parse_normalizer, parse_score

@@ -8,7 +8,7 @@ whole row, and each tile drops more candidates. If a row has more candidates tha
 with Newton's method, one pass around the ring per step, in memory that does not depend on the number of candidates.
 
 The gradient of a logit is p s·slope (dw − Σ slope dw / Σ slope) with slope 1 (p = 1) or √w (p = 2) on the support (see
-`kernels/runtime/thresholds.py`). Since dw_j = do · v_j, its row sum is do · Σ slope_j v_j, which pass 2 accumulates
+`kernels/runtime/sparse_weights.py`). Since dw_j = do · v_j, its row sum is do · Σ slope_j v_j, which pass 2 accumulates
 beside the output, so that backward needs one pass.
 """
 
@@ -26,7 +26,7 @@ from qkv.core.partial import PartialResult, WeightedSums, nonzero
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, OutputArray, PairArray, PairTensor, RowArray, Tensor, ValueArray
-from qkv.kernels.runtime.thresholds import newton_threshold
+from qkv.kernels.runtime.sparse_weights import newton_threshold
 from qkv.kernels.runtime.tile_loop import Limits, ranges, visible_tiles
 from qkv.normalizers.base import Normalizer, Summary, excluded
 from qkv.ring.shards import Shards
@@ -202,7 +202,7 @@ class _Search:
     def _refine(self, rows: dict[_Task, _Row]) -> None:
         """Improve the thresholds by Newton steps over all keys until no row of any rank changes.
 
-        The steps approach the threshold from below, as in `kernels/runtime/thresholds.py`.
+        The steps approach the threshold from below, as in `kernels/runtime/sparse_weights.py`.
         """
         import torch
 
