@@ -15,8 +15,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from qkv.core.threads import one_blas_thread
 from qkv.estimators import AttentionClassifier, AttentionRegressor
-from qkv.estimators.base import _one_blas_thread
 from tests.sklearn_checks import parametrize_with_checks
 
 REPEATED = {
@@ -152,8 +152,8 @@ def test_fits_that_overlap_leave_the_threads_of_blas_as_they_were():
     inner, outer = ExitStack(), ExitStack()
     with threadpool_limits(2, "blas"):
         before = threadpool_info()
-        outer.enter_context(_one_blas_thread())
-        inner.enter_context(_one_blas_thread())
+        outer.enter_context(one_blas_thread())
+        inner.enter_context(one_blas_thread())
         assert {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"} == {1}
         outer.close()
         inner.close()

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from threading import Lock
 from typing import Any, Self
 
 import numpy as np
 import torch
 from sklearn.utils import Tags, check_consistent_length, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-from threadpoolctl import threadpool_limits
 
 from qkv.core.cell_kinds import is_missing, object_kind
 from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import ProgressBar
+from qkv.core.threads import one_blas_thread
 from qkv.core.typing import ArrayLike, Bool, Float, Int, Shaped
 from qkv.errors import DataError, OptionError
 from qkv.estimators.bandwidth_search import (
@@ -101,25 +99,6 @@ _FORMER_NAMES = {
 """Attributes and parameters of models that were saved by earlier versions, and their current names."""
 
 
-_BLAS_LOCK = Lock()
-_BLAS_CALLS: list[threadpool_limits] = []
-"""The limit of the threads of BLAS, once for each fit that runs."""
-
-
-@contextmanager
-def _one_blas_thread() -> Iterator[None]:
-    """Limit BLAS to one thread until the last of the fits that run at the same time ends."""
-    with _BLAS_LOCK:
-        _BLAS_CALLS.append(_BLAS_CALLS[0] if _BLAS_CALLS else threadpool_limits(1, "blas"))
-    try:
-        yield
-    finally:
-        with _BLAS_LOCK:
-            limit = _BLAS_CALLS.pop()
-            if not _BLAS_CALLS:
-                limit.restore_original_limits()
-
-
 @dataclass(eq=False, repr=False)
 class AttentionEstimator(SavedEstimator, ABC):
     """Base class of `AttentionRegressor` and `AttentionClassifier`. Its fields are the options of both."""
@@ -186,7 +165,7 @@ class AttentionEstimator(SavedEstimator, ABC):
         options = self._training_options(len(features))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         # The products of a training step are so small that further threads of BLAS only wait for one another.
-        with _one_blas_thread(), ProgressBar(always=bool(self.verbose)) as bar:
+        with one_blas_thread(), ProgressBar(always=bool(self.verbose)) as bar:
             task = f"metric learning ({self.metric}, {self.effort})"
 
             def progress(step: int, steps: int, loss: float) -> None:

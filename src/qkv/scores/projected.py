@@ -71,7 +71,7 @@ class Projected(WrapperScore):
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
         return self.score.flop_per_logit(*self._widths(query_width, key_width))
 
-    def logits(self, query: QueryArray, key: KeyArray, tile: Tile) -> Num[Array, "*#batch q k"]:
+    def logits(self, query: QueryArray, key: KeyArray, tile: Tile) -> Num[Array, "*#batch #q #k"]:
         return self.score.logits(*self._project(query, key), tile)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from qkv.core.progress import Progress, report
+from qkv.core.threads import on_cores
 from qkv.core.typing import Bool, Int, Shaped
 from qkv.database.answer import Entry
 from qkv.database.execute.aggregates import Values
@@ -322,9 +323,8 @@ def attend_to_rows(
     equal = comparison.lookup() if normalizer is comparison.normalizer else None
     lookup = None if equal is None else replace(call, comparison=equal, normalizer=equal.normalizer or normalizer)
     chunk = max(1, min(_QUERIES_AT_ONCE, _MOST_WEIGHTS // len(present)))
-    entries: list[Entry] = []
-    plans = []
-    for start in range(0, max(1, len(queries)), chunk):  # once also for no queries, so that there is a plan
+
+    def answer(start: int) -> tuple[list[Entry], Plan]:
         part = queries.slice(start, start + chunk)
         answered, plan = (lookup or call).answer(part)
         others = np.array([index for index, entry in enumerate(answered) if not entry.found], np.int64)
@@ -335,6 +335,12 @@ def attend_to_rows(
                 similar = _with_rows_of_one_key(lookup, rest, similar)
             for index, entry in zip(others.tolist(), similar, strict=True):
                 answered[index] = replace(entry, calls=(*answered[index].calls, *entry.calls))
+        return answered, plan
+
+    entries: list[Entry] = []
+    plans = []
+    # Once also for no queries, so that there is a plan.
+    for answered, plan in on_cores(answer, range(0, max(1, len(queries)), chunk)):
         entries += answered
         plans.append(plan)
         report(options.progress, "answering", len(entries), len(queries))
