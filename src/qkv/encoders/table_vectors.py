@@ -30,6 +30,7 @@ from qkv.core.extras import require_packages
 from qkv.core.printable import first_line
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Shaped
+from qkv.encoders.arrow_columns import with_category_texts
 from qkv.encoders.columns import Column, Kind, points_on_circle, with_periods
 from qkv.encoders.encoder import Encoder, load_encoder, save_encoder
 from qkv.encoders.weighting import get_weighting
@@ -69,7 +70,7 @@ def _as_table(source: Table, names: tuple[str, ...] | None) -> pa.Table:
             f"table must have a column {absent[0]!r}, got the columns {', '.join(table.column_names)}. Add or rename a "
             "column."
         )
-    return table if names is None else table.select(list(names))
+    return with_category_texts(table if names is None else table.select(list(names)))
 
 
 def _read(table: pa.Table, name: str, like: _FittedColumn | None = None) -> Column:
