@@ -87,6 +87,9 @@ _TOLERANCE = 1e-4
 _EPSILON = 2.0**-23
 _CACHED = 2**18
 
+_FEW_COLUMNS = 8
+"""Of so many columns, differences cost little more than a product; see `comparisons.from_differences`."""
+
 _PIECE = 2**19
 """Number of bytes whose checksum is computed before they are multiplied: half of the second cache of a core."""
 
@@ -150,7 +153,9 @@ class CellLogits(Logits[_CellRows]):
         """Return a bound call of the queries and a key array, from which logits are computed."""
         value = np.zeros((len(key), 1))
         call = bind_call(self.query, key, value, score=self.comparison.score, normalizer=Identity())
-        if call.score.cancels and len(key) and lift_suffices(call.score, call.query, call.key) is not True:
+        # Of few columns, the rounding of a product would decide between equally distant keys, by fragment.
+        few = key.ndim == 2 and key.shape[1] <= _FEW_COLUMNS
+        if call.score.cancels and len(key) and (few or lift_suffices(call.score, call.query, call.key) is not True):
             call = replace(call, score=call.score.by_differences())
         return call
 
@@ -456,6 +461,9 @@ class NumberLogits(Logits[list[Num[np.ndarray, " rows"]]]):
         assert factor is not None
         self.names = [column.name for column in columns]
         self.query = np.asarray(query, np.float64) * comparison.scale + comparison.offset
+        # A query that was rounded in standard units would be nearer to one of two equally distant keys.
+        written = np.array([float(f"{cell:.15g}") for cell in self.query.ravel().tolist()]).reshape(self.query.shape)
+        self.query = np.where((written - comparison.offset) / comparison.scale == query, written, self.query)
         self.factor = np.sqrt(factor) / comparison.scale
         # Where float32 rounds the query by more than the tolerance, the column is read in float64.
         rounding = _EPSILON * np.abs(self.query).max(axis=0, initial=0) * self.factor
