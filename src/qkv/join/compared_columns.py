@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from qkv.core.typing import Bool, Float, Int, Shaped
+from qkv.encoders.arrow_columns import to_python
 from qkv.encoders.columns import Column, fold
 from qkv.errors import DataError
 from qkv.estimators.features import MISSING, ParsedDates, parse_dates
@@ -112,6 +113,8 @@ def _compare_columns(left: Column, right: Column, kind: ComparedAs | None) -> Co
     texts = [column for column in (left, right) if kind == "date" and column.kind != "timestamp"]
     forms = ", ".join(dict.fromkeys(_format_text(dates) for column in texts if (dates := _dates(column))))
     reading = f"texts of {left.name} are read as dates in the format {forms}" if forms else ""
+    if kind == "date" and not texts and len({getattr(column.type, "tz", None) is None for column in (left, right)}) > 1:
+        reading = f"{left.name} has a time zone in one table; timestamps without one are compared as if in UTC"
     return ComparedColumn(left.name, kind, left_cells, right_cells, left_missing, right_missing, reading)
 
 
@@ -163,6 +166,8 @@ def _as_texts(column: Column) -> Shaped[np.ndarray, " rows"]:
         return np.array(["" if text is None else str(text) for text in column.original], dtype=object)
     if column.kind == "boolean":
         texts = ["true" if cell else "false" for cell in column.cells]
+    elif column.source is not None and pa.types.is_integer(column.type):  # all digits
+        texts = list(map(str, to_python(column.source)))
     else:
         timestamps = column.kind == "timestamp"
         texts = [str(column.timestamp(cell)) if timestamps else f"{cell:.15g}" for cell in column.numbers(column.cells)]
