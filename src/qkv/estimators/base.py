@@ -367,6 +367,9 @@ class AttentionEstimator(SavedEstimator, ABC):
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         columns, kinds = self._read_columns(X, reset)
+        category = str(getattr(y, "dtype", "")) == "category" or hasattr(getattr(y, "type", None), "index_type")
+        if category and not self._classification:
+            raise DataError("y must hold numbers, got categories. Convert them, or use AttentionClassifier.")
         # scikit-learn makes floats of the integers of pandas that can be missing.
         y = y.to_numpy() if hasattr(y, "notna") and y.ndim == 1 else y
         require_values(y)
