@@ -203,10 +203,19 @@ def _conversions(
     rows = with_json_texts(cells, mixed, keys)
     stated = () if file.kind in DELIMITED else [name for name in required if name not in (*mixed, *dates)]
     found = detect_conversions(rows, required, options, repr(file.path), stated, file.layout.delimiter, dates)
-    if others := [name for name in dates if name not in required]:
+    others = [name for name in dates if name not in required]
+    if others:
         # Bad cells of columns that are only shown are missing, and not counted.
-        more = detect_conversions(rows, others, ReadOptions(assumed=options.assumed), repr(file.path))
+        given = ReadOptions(assumed=options.assumed)
+        more = detect_conversions(rows, others, given, repr(file.path), (), file.layout.delimiter)
         found = Conversions({**found.readings, **more.readings}, found.notes)
+    if options.decimal and file.kind in DELIMITED and not options.as_written:
+        # DuckDB reads 1.203,5 as a text, which a predicate could not compare.
+        texts = [name for name, type_ in zip(cells.columns, cells.types, strict=True) if str(type_) == "VARCHAR"]
+        given = ReadOptions(assumed=options.assumed, decimal=options.decimal, on_bad_cell="text")
+        more = detect_conversions(rows, [name for name in texts if name not in (*required, *others)], given, file.path)
+        numbers = {name: each for name, each in more.readings.items() if each.noun == "finite number"}
+        found = Conversions({**numbers, **found.readings}, found.notes)
     values = [name for name in dict.fromkeys(required) if name in mixed and name not in keys]
     return rows, with_counted_texts(cells, values, found)
 
