@@ -87,9 +87,6 @@ _TOLERANCE = 1e-4
 _EPSILON = 2.0**-23
 _CACHED = 2**18
 
-_FEW_COLUMNS = 8
-"""Of so many columns, differences cost little more than a product; see `comparisons.from_differences`."""
-
 _PIECE = 2**19
 """Number of bytes whose checksum is computed before they are multiplied: half of the second cache of a core."""
 
@@ -142,20 +139,23 @@ class CellLogits(Logits[_CellRows]):
     folded: bool
     description: str = "cells in float64, as in memory"
 
-    def load(self, tile: RowTile) -> _CellRows | None:
-        """Return a bound call over a tile, and a boolean array that marks rows with missing cells, or None."""
+    def load(self, tile: RowTile, few: int = 1) -> _CellRows | None:
+        """Return a bound call over a tile, and a boolean array that marks rows with missing cells, or None.
+
+        Distances in at most `few` columns are computed from differences: the rounding of a product would decide between
+        equally distant keys, and differently in each fragment.
+        """
         columns = [Column.from_table(tile.table, column.name, self.folded, column) for column in self.columns]
         key = self.comparison.query_array(columns)
         missing = np.logical_or.reduce([column.missing for column in columns])
-        return self.bind(key), missing if missing.any() else None
+        return self.bind(key, few), missing if missing.any() else None
 
-    def bind(self, key: Shaped[np.ndarray, "rows ..."]) -> BoundCall:
+    def bind(self, key: Shaped[np.ndarray, "rows ..."], few: int = 1) -> BoundCall:
         """Return a bound call of the queries and a key array, from which logits are computed."""
         value = np.zeros((len(key), 1))
         call = bind_call(self.query, key, value, score=self.comparison.score, normalizer=Identity())
-        # Of few columns, the rounding of a product would decide between equally distant keys, by fragment.
-        few = key.ndim == 2 and key.shape[1] <= _FEW_COLUMNS
-        if call.score.cancels and len(key) and (few or lift_suffices(call.score, call.query, call.key) is not True):
+        exact = key.ndim == 2 and key.shape[1] <= few
+        if call.score.cancels and len(key) and (exact or lift_suffices(call.score, call.query, call.key) is not True):
             call = replace(call, score=call.score.by_differences())
         return call
 
