@@ -418,3 +418,14 @@ def test_a_key_of_float16_equals_the_number_that_was_rounded_to_it(form, tmp_pat
     Database.create(tmp_path / "s", source, "k", "v")
     for database in (Database.open(source, "k", "v"), Database.open(tmp_path / "s", memory=1)):
         assert database.ask([0.1, "0.2", cells[2], 0.3], score="exact").value == [1.0, 2.0, 3.0, None]
+
+
+def test_a_text_that_is_a_category_in_some_of_several_files_is_a_text(tmp_path):
+    for number, type_ in enumerate(("category", "str", "category")):
+        frame = pd.DataFrame({"k": pd.Series(["ab c", f"ab {number}"], dtype=type_), "v": [1.0 * number, 9.0]})
+        frame.to_parquet(tmp_path / f"{number}.parquet")
+    database = Database.open(tmp_path, "k", "v")
+    assert database.ask("ab c").value == 1.0
+    assert database.table.schema.field("k").type == pa.string()
+    stated = Database.open([tmp_path / "0.parquet", tmp_path / "2.parquet"], "k", "v")
+    assert pa.types.is_dictionary(stated.table.schema.field("k").type)

@@ -368,6 +368,10 @@ def _read_paths(paths: list[Path], required: tuple[str, ...], options: ReadOptio
         _refuse_repeated_names(table.column_names)
     # A CSV file without rows has columns of texts, whatever the types in the other files are.
     tables = [table for table in tables if table.num_rows] or tables[:1]
+    schemas = [table.schema for table in tables]
+    for name in {field.name for schema in schemas for field in schema if pa.types.is_dictionary(field.type)}:
+        if not all(pa.types.is_dictionary(schema.field(name).type) for schema in schemas if name in schema.names):
+            tables = [_with_texts(table, name) for table in tables]  # categories in some files alone are texts
     try:
         table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
@@ -376,6 +380,14 @@ def _read_paths(paths: list[Path], required: tuple[str, ...], options: ReadOptio
             f"{len(paths):,} files from {str(paths[0])!r} on. Convert the columns, or name fewer files."
         ) from None
     return join_cell_notes(table, tables, required)
+
+
+def _with_texts(table: pa.Table, name: str) -> pa.Table:
+    """Return a table without a dictionary in a column."""
+    place = table.schema.get_field_index(name)
+    if place < 0 or not pa.types.is_dictionary(type_ := table.schema.field(place).type):
+        return table
+    return table.set_column(place, name, table.column(place).cast(type_.value_type))
 
 
 def _read_stream(stream: io.IOBase, required: tuple[str, ...], options: ReadOptions) -> pa.Table:
