@@ -109,6 +109,8 @@ def _as_numbers(column: Shaped[np.ndarray, " rows"], name: object, zoned: bool) 
     """Return a column as float64 or as strings, and its kind."""
     if column.ndim > 1:
         raise KindError(f"cells of {name} must be single values, got vectors. Pass one column for each element.")
+    if _is_text(column):
+        return column, "text"
     _require_distinct(column, name)
     if column.dtype.kind not in "biufmM":
         zoned = zoned or any(isinstance(cell, datetime) and cell.tzinfo is not None for cell in column.tolist())
@@ -145,8 +147,6 @@ def _require_distinct(column: Shaped[np.ndarray, " rows"], name: object) -> None
 
 def _infer_dtype(column: Shaped[np.ndarray, " rows"], name: object) -> Shaped[np.ndarray, " rows"]:
     """Return a column of objects as numbers or timestamps if all present cells are of that type, else as strings."""
-    if _is_text(column):
-        return column
     present = [cell for cell in column.astype(object) if not is_missing(cell)]
     for cell in present:
         if not isinstance(cell, str | Real | Decimal | np.bool_ | date | timedelta):
