@@ -12,7 +12,7 @@ import pytest
 from qkv.core.checksums import digest
 from qkv.database import Database, choice_cache
 
-from .conftest import EXAMPLES
+from .conftest import EXAMPLES, STARTED, command
 
 PEOPLE = ("people.csv", "--key", "name", "--value", "income")
 GPA = ("gpa.csv", "--key", "gpa", "--value", "starting_salary")
@@ -249,3 +249,11 @@ def test_every_format_says_how_columns_are_read(tmp_path, qkv, format_):
     assert "shop_id: shop_id" not in notes
     assert (err == "") == (format_ != "csv")
     assert all(line.startswith("qkv: ") for line in err.splitlines())
+
+
+def test_an_argument_in_another_encoding_than_that_of_the_locale_is_an_error_with_a_remedy():
+    words = ("ask", "people.csv", "José", "--key", "name", "--value", "income")
+    done = command(*words, words=STARTED, env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
+    assert done.returncode == 2
+    assert "must be in the encoding of the locale, ascii, got other bytes in" in done.stderr
+    assert "Set PYTHONUTF8=1" in done.stderr

@@ -2,6 +2,8 @@
 
 A table is drawn as rows of a key and a value, which are the truth. It is then written with titles, comments and blank
 lines, a delimiter, line ends, decimal commas, quoted cells, a footer, missing cells, a format of times and a zone.
+
+`drawn_cells` draws a column of any kind, and `containers` has the objects that hold columns.
 """
 
 import csv
@@ -9,6 +11,12 @@ import datetime as dt
 import io
 import random
 from dataclasses import dataclass
+from decimal import Decimal
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 
 NAMES = (
     "Jon Anna Maria Li José Zoë Ken Olga Sean Mia Iran Omar Ute Paul Eva Nils",
@@ -138,3 +146,44 @@ def _written(draw, key, keys, amounts):
     else:
         text = text.replace("\n", end)
     return text.encode(draw.choice(("utf-8", "utf-8-sig")))
+
+
+_DAY, _HOUR, _START = dt.timedelta(days=1), dt.timedelta(hours=1), dt.datetime(2020, 1, 1)
+CELLS = {
+    "integer": (lambda draw: draw.randint(-50, 50), pa.int64()),
+    "large integer": (lambda draw: 2**62 + draw.randint(0, 20) * 1024, pa.int64()),
+    "float": (lambda draw: draw.randint(-90, 90) / 10, pa.float64()),
+    "float32": (lambda draw: float(np.float32(draw.randint(-90, 90) / 10)), pa.float32()),
+    "decimal": (lambda draw: Decimal(draw.randint(-900, 900)) / 100, pa.decimal128(10, 2)),
+    "boolean": (lambda draw: draw.random() < 0.5, pa.bool_()),
+    "date": (lambda draw: (_START + draw.randint(0, 60) * _DAY).date(), pa.date32()),
+    "time": (lambda draw: _START + draw.randint(0, 900) * _HOUR, pa.timestamp("us")),
+    "zoned time": (
+        lambda draw: (_START + draw.randint(0, 900) * _HOUR).replace(tzinfo=dt.UTC),
+        pa.timestamp("us", "UTC"),
+    ),
+    "duration": (lambda draw: draw.randint(0, 900) * _HOUR, pa.duration("us")),
+    "text": (lambda draw: draw.choice(["red x", "green y", "blue z", "07", "1"]), pa.string()),
+    "identifier": (lambda draw: f"K{draw.randint(0, 40):04d}", pa.string()),
+}
+"""For each kind of cells, a function that draws one and its Arrow type."""
+
+
+def drawn_cells(draw, kind, count, missing):
+    """Return cells of a kind, of which a share is missing but not all."""
+    cells = [CELLS[kind][0](draw) for _ in range(count)]
+    return [cells[0], *(None if draw.random() < missing else cell for cell in cells[1:])]
+
+
+def containers(columns, kinds):
+    """Return the same columns in every container that keeps all digits, by name; the first one is that of Arrow."""
+    table = pa.table({name: pa.array(cells, CELLS[kinds[name]][1]) for name, cells in columns.items()})
+    texts = [name for name, kind in kinds.items() if CELLS[kind][1] == pa.string()]
+    found = {"arrow": table, "chunks": pa.concat_tables([table.slice(0, 3), table.slice(3)])}
+    found["pandas of arrow"] = table.to_pandas(types_mapper=pd.ArrowDtype)
+    found["pandas objects"] = pd.DataFrame({name: pd.Series(each, dtype=object) for name, each in columns.items()})
+    found["pandas categories"] = found["pandas of arrow"].astype(dict.fromkeys(texts, "category"))
+    found["polars"] = pl.from_arrow(table)
+    if not any(kind == "large integer" and None in columns[name] for name, kind in kinds.items()):
+        found["pandas"] = table.to_pandas()  # has floats in place of integers beside missing cells
+    return found

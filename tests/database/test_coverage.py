@@ -75,7 +75,9 @@ def test_intervals_contain_nine_of_ten_rows_of_public_tables():
     print(f"\n{markdown(found)}")
     assert len(found) >= 10
     for one in found:
-        assert 0.88 <= one.inside <= 0.92, one
+        # Two values make up 80 % of one table: its intervals end there, and contain 93 % or, 2 % shorter, 40 %.
+        assert one.inside >= 0.88, one
+        assert one.shorter <= 0.92, one
 
 
 def test_the_local_scale_is_the_geometric_mean_of_near_residuals():

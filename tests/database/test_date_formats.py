@@ -271,5 +271,5 @@ def test_dates_in_a_format_and_in_iso_8601_are_both_read_and_counted(tmp_path):
         assert "day is read in the format %d/%m/%Y; 2 cells are in ISO 8601, such as '2024-05-01'" in answer.notes
     texts = Database.open({"day": ["03/04/2024", "2024-05-01"], "price": [1, 2]}, "day", "price").ask("2024-05-01")
     assert "holds texts that look like dates" in " ".join(texts.column_notes)
-    units, form = parse_dates(np.array(["13/04/2024", "2024-05-01", "\0missing"], object))
+    units, form, _ = parse_dates(np.array(["13/04/2024", "2024-05-01", "\0missing"], object))
     assert (form, (units[1] - units[0]) / 86_400e6) == ("%d/%m/%Y", 18)

@@ -109,9 +109,9 @@ def test_records_tables_and_predicates_show_the_columns_that_were_given_and_no_v
         assert answer.table.column_names == each.table.column_names == ["text", "number", "book"]
         assert answer.keys == ("text",)
         assert answer.to_arrow().column("query").to_pylist() == ["golden ring"]
-        with pytest.raises(QueryError, match="columns text, number, book, such"):
+        with pytest.raises(QueryError, match='columns "text", "number", "book", such'):
             each.ask("ring", where="colour = 3")
-        with pytest.raises(QueryError, match="columns text, number, book, such"):
+        with pytest.raises(QueryError, match='columns "text", "number", "book", such'):
             each.delete("colour = 3")
         assert not each.ask("golden ring", where="number > 99").found
         assert (len(each), each.missing_cells) == (7, {"text": 2})

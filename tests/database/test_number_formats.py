@@ -188,3 +188,18 @@ def test_amounts_of_which_some_lack_the_currency_are_numbers(tmp_path, plain):
     path = tmp_path / "t.csv"
     path.write_text("pay\n" + "".join(f'"{cell}"\n' for cell in cells))
     assert read(path, ("pay",))["pay"].to_pylist() == numbers
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_a_predicate_says_that_points_beside_other_delimiters_than_commas_may_separate_thousands(delimiter, tmp_path):
+    rows = [f"{n};{n};{n}.20{n};{n}.5" for n in range(1, 9)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["k;v;w;decided", *rows, ""]).replace(";", delimiter))
+    Database.create(tmp_path / "s", path, "k", "v")
+    note = "'1.201' as 1.201; no cell decides about the decimal separator, and --decimal , reads '1.201' as 1201"
+    for database in (Database.open(path, "k", "v"), Database.open(tmp_path / "s")):
+        assert database.ask(3, score="exact", where="w > 2").value == 3.0
+        assert any(note in each for each in database.ask(3, score="exact", where="w > 2").notes)
+        assert not any("decides" in each for each in database.ask(3, score="exact", where="decided > 2").notes)
+    stated = Database.open(path, "k", "v", decimal=",")
+    assert stated.ask([3, 1], score="exact", where="w > 2000").value == [3.0, None]

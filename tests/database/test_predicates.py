@@ -71,6 +71,13 @@ def test_no_name_of_a_column_changes_which_rows_a_predicate_selects_or_deletes(s
     assert stored.delete(f"{quoted(tested)} = (select max({quoted(tested)}) from data)") == numbers.count(3)
 
 
+def test_the_error_about_a_column_that_is_a_word_of_sql_shows_its_name_in_quotation_marks():
+    database = Database.open({"at": [1, 2], "v": [1.0, 2.0]}, "at", "v")
+    with pytest.raises(QueryError, match='Write SQL over the columns "at", "v"'):
+        database.ask(1, where="at = 1")
+    assert database.ask(1, where='"at" = 1').value == 1.0
+
+
 def test_a_predicate_names_no_internal_column_and_no_column_that_another_one_hides():
     table = pa.table({"v": [5, 6, 7], "V": [1, 2, 3], "w": [0, 9, 0]})
     for where in (

@@ -30,6 +30,7 @@ PLACES = {"at": [[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]], "x": [1.0, 2.0, 3.0], "v":
         ((1, 0), 2.0),
         [np.array([1.0, 0.0]), 2],
         {"at": [1, 0], "x": 2},
+        {"at": pa.scalar([1.0, 0.0]), "x": pa.scalar(2)},
         np.array([np.array([1.0, 0.0]), 2.0], object),
     ],
 )
@@ -50,7 +51,17 @@ def test_two_vectors_are_one_query_of_two_key_columns():
 
 
 @pytest.mark.parametrize(
-    "query", [(1, 2), [1.0, 2.0], "1,2", " 1 , 2 ", {"x": 1, "y": 2}, {"y": "2", "x": "1"}, np.array([1.0, 2.0])]
+    "query",
+    [
+        (1, 2),
+        [1.0, 2.0],
+        "1,2",
+        " 1 , 2 ",
+        {"x": 1, "y": 2},
+        {"y": "2", "x": "1"},
+        np.array([1.0, 2.0]),
+        (pa.scalar(1), 2),
+    ],
 )
 def test_one_query_of_two_columns_however_it_is_written(query):
     answer = points().ask(query, score="gaussian:1")
@@ -90,6 +101,7 @@ def test_two_queries_of_two_columns_however_they_are_written(queries):
         ["1", "2.5"],
         torch.tensor([1, 2.5]),
         [torch.tensor(1), Fraction(5, 2)],
+        [pa.scalar(1), pa.scalar(2.5)],
     ],
 )
 def test_many_queries_of_one_column(queries):
@@ -144,7 +156,15 @@ TIMES = {"at": [dt.datetime(2020, 1, 1, 6, tzinfo=dt.UTC), dt.datetime(2020, 1, 
 
 
 @pytest.mark.parametrize(
-    "query", ["2020-01-11", dt.date(2020, 1, 11), dt.datetime(2020, 1, 11, 8), np.datetime64("2020-01-11")]
+    "query",
+    [
+        "2020-01-11",
+        dt.date(2020, 1, 11),
+        dt.datetime(2020, 1, 11, 8),
+        np.datetime64("2020-01-11"),
+        pa.scalar(dt.date(2020, 1, 11)),
+        pa.scalar(1578700800 * 10**9, pa.timestamp("ns")),
+    ],
 )
 def test_a_date_however_it_is_written(query):
     assert Database.open(DATES, key="day", value="n").ask(query, score="exact").value == 2.0

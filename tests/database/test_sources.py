@@ -178,6 +178,9 @@ def test_a_column_of_any_name_can_be_the_key(tmp_path, name):
         assert Database.open(table, key=key, value="value").key[0] == name
     pd.DataFrame(table).to_csv(tmp_path / "t.csv", index=False)
     assert Database.open(tmp_path / "t.csv", key=f"{quoted},b", value="value").key == (name.strip(), "b")
+    if name == "a,b":
+        assert Database.open(tmp_path / "t.csv", key=name, value="value").ask(2, score="exact").value == 2.0
+        assert Database.create(tmp_path / "s", tmp_path / "t.csv", name, "value").key == (name,)
 
 
 BAD_OBJECTS = {
@@ -374,3 +377,55 @@ def test_files_that_do_not_exist_are_named_by_their_names():
     assert describe(["none/a.csv", "none/b.csv", "none/c.csv"]) == "3 files (a.csv … c.csv)"
     assert describe("none/a.csv") == "a.csv"
     assert describe("none/*.csv") == "*.csv"
+
+
+def routes(folder, frame):
+    """Yield the ways in which a frame of pandas comes to a database."""
+    frame.to_parquet(folder / "t.parquet")
+    pa.feather.write_feather(frame, folder / "t.feather")
+    yield from (frame, pa.Table.from_pandas(frame), folder / "t.parquet", folder / "t.feather")
+
+
+def test_categories_vote_and_are_compared_by_equality_on_every_way_also_if_they_are_numbers(tmp_path):
+    cells = {"text": ["ab c", "ab d", "ab c", "x"], "number": [1, 2, 2, 3], "missing": [1.5, 2.5, None, 1.5]}
+    frame = pd.DataFrame({name: pd.Categorical(each) for name, each in cells.items()} | {"v": [1.0, 2.0, 3.0, 4.0]})
+    asked = {("text", "v"): ("ab c", 2.0), ("text", "number"): ("ab c", "1"), ("number", "v"): (2, 2.5)}
+    asked |= {("missing", "v"): (1.5, 2.5), ("number", "missing"): ("2", "2.5"), ("missing", "number"): ("2.5", "2")}
+    for number, source in enumerate(routes(tmp_path, frame)):
+        for (key, value), (query, wanted) in asked.items():
+            folder = tmp_path / f"{number} {key} {value}"
+            Database.create(folder, source, key, value)
+            for database in (Database.open(source, key, value), Database.open(folder, memory=1)):
+                answer = database.ask(query)
+                assert answer.value == wanted, (type(source), key, value)
+                said = [note for note in answer.notes if "holds categories, whose numbers are texts" in note]
+                assert len(said) == len({key, value} - {"text", "v"})
+    assert Database.open(frame, "text", "v").ask("ab c", where="number = 2").value == 3.0
+
+
+def test_integers_of_128_bits_and_indexes_of_pandas_are_read():
+    wide = pl.DataFrame({"k": pl.Series([2**70, 1], dtype=pl.Int128), "v": [1.0, 2.0]})
+    assert Database.open(wide, "k", "v").ask(2**70, score="exact").value == 1.0
+    days = pd.to_datetime(["2020-01-01", "2020-01-02"])
+    assert Database.open({"day": days, "v": [1.0, 2.0]}, "day", "v").ask("2020-01-02", score="exact").value == 2.0
+
+
+@pytest.mark.parametrize("form", ["array", "frame", "arrow"])
+def test_a_key_of_float16_equals_the_number_that_was_rounded_to_it(form, tmp_path):
+    cells = np.array([0.1, 0.2, 1000.5], np.float16)
+    table = {"k": cells, "v": [1.0, 2.0, 3.0]}
+    source = {"array": table, "frame": pd.DataFrame(table), "arrow": pa.table(table)}[form]
+    Database.create(tmp_path / "s", source, "k", "v")
+    for database in (Database.open(source, "k", "v"), Database.open(tmp_path / "s", memory=1)):
+        assert database.ask([0.1, "0.2", cells[2], 0.3], score="exact").value == [1.0, 2.0, 3.0, None]
+
+
+def test_a_text_that_is_a_category_in_some_of_several_files_is_a_text(tmp_path):
+    for number, type_ in enumerate(("category", "str", "category")):
+        frame = pd.DataFrame({"k": pd.Series(["ab c", f"ab {number}"], dtype=type_), "v": [1.0 * number, 9.0]})
+        frame.to_parquet(tmp_path / f"{number}.parquet")
+    database = Database.open(tmp_path, "k", "v")
+    assert database.ask("ab c").value == 1.0
+    assert database.table.schema.field("k").type == pa.string()
+    stated = Database.open([tmp_path / "0.parquet", tmp_path / "2.parquet"], "k", "v")
+    assert pa.types.is_dictionary(stated.table.schema.field("k").type)

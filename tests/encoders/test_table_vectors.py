@@ -111,6 +111,9 @@ def test_unusable_tables_and_options_are_refused():
         TableVectors().fit({"a": []})
     with pytest.raises(DataError, match="must hold numbers, to which the encoder was fitted, got texts"):
         fitted().encode({**MIXED, "age": ["old"] * 6})
+    zoned = TableVectors().fit({"at": [dt.datetime(2020, 1, 1, tzinfo=dt.UTC)]})
+    with pytest.raises(DataError, match=r"must hold dates with a time zone, .*, got dates"):
+        zoned.encode({"at": [dt.datetime(2020, 1, 1)]})
     with pytest.raises(DataError, match="of 2 elements, to which the encoder was fitted, got 3 elements"):
         fitted().encode({**MIXED, "point": [[1.0, 2.0, 3.0]] * 6})
     with pytest.raises(DataError, match="must hold texts, numbers, categories"):

@@ -18,6 +18,8 @@ from qkv.estimators.features import (
     is_frame,
     join_encodings,
     read_columns,
+    read_table,
+    require_kinds,
 )
 
 NAN = float("nan")
@@ -239,3 +241,85 @@ def test_cells_of_every_library_are_the_same_columns():
         for frame in (pa.table({"x": cells}), pl.from_arrow(pa.table({"x": cells}))):
             with pytest.raises(KindError, match="cells of x must be"):
                 read_columns(frame)
+
+
+DAYS = [dt.datetime(2024, 1, 1 + day) for day in range(20)]
+KINDS_OF_CELLS = {
+    "number": [float(n) for n in range(20)],
+    "date": DAYS,
+    "date with a time zone": [day.replace(tzinfo=dt.timezone(dt.timedelta(hours=2))) for day in DAYS],
+    "duration": [day - DAYS[0] for day in DAYS],
+    "text": [f"level {n}" for n in range(20)],
+}
+CONTAINERS = {
+    "pandas": pd.DataFrame,
+    "pandas of arrow": lambda cells: pa.table(cells).to_pandas(types_mapper=pd.ArrowDtype),
+    "pandas objects": lambda cells: pd.DataFrame({name: pd.Series(each, dtype=object) for name, each in cells.items()}),
+    "polars": pl.DataFrame,
+    "pyarrow": pa.table,
+    "array": lambda cells: np.array([*zip(*cells.values(), strict=True)], object),
+}
+
+
+@pytest.mark.parametrize("fitted", KINDS_OF_CELLS)
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_cells_of_another_kind_than_in_the_call_of_fit_are_refused_in_every_container(container, fitted):
+    columns, kinds = read_table(CONTAINERS[container]({"x": KINDS_OF_CELLS[fitted]}))
+    assert kinds == [fitted]
+    encoding = fit_encoding(columns, kinds=kinds)
+    for kind, cells in KINDS_OF_CELLS.items():
+        missing = CONTAINERS[container]({"x": [None] * 3})
+        for part in ({"x": cells[:2]}, {"x": [None, cells[0]]}):
+            columns, kinds = read_table(CONTAINERS[container](part))
+            if kind == fitted or (fitted, kind) == ("text", "number"):
+                require_kinds(encoding, kinds)
+                encode_columns(encoding, columns)
+                require_kinds(encoding, read_table(missing)[1])
+                continue
+            refused = pytest.raises(DataError, match=r"column 0 must hold .*because it held .*in the call of fit, got")
+            with refused:
+                require_kinds(encoding, kinds)
+                encode_columns(encoding, columns)
+
+
+def test_texts_of_dates_are_read_in_a_column_of_dates_and_numbers_are_refused_in_one_of_such_texts():
+    dates, kinds = read_table(pd.DataFrame({"x": DAYS}))
+    texts = read_columns(pd.DataFrame({"x": [f"{day:%Y-%m-%d}" for day in DAYS]}))
+    wanted = encode_columns(fit_encoding(dates, kinds=kinds), dates).numbers
+    for fitted in (dates, texts):
+        encoding = fit_encoding(fitted, kinds=kinds)
+        np.testing.assert_array_equal(encode_columns(encoding, texts).numbers, wanted)
+        with pytest.raises(DataError, match=r"column 0 must hold dates, .* got numbers"):
+            require_kinds(encoding, ["number"])
+    with pytest.raises(DataError, match="column 0 must hold dates such as 2026-11-28, "):
+        encode_columns(encoding, columns_of(["2024-01-02 10:00+02:00"]))
+
+
+def test_dates_of_which_no_cell_decides_whether_the_day_is_first_are_read_day_first_with_a_warning():
+    texts = columns_of(["03/04/2020", "05/06/2020", None])
+    with pytest.warns(UserWarning, match=r"column 0 is read in the format %d/%m/%Y, day first, .* format %m/%d/%Y"):
+        encoding = fit_encoding(texts)
+    assert encoding["date_formats"].tolist() == ["%d/%m/%Y"]
+    for decided in (["03/04/2020", "25/06/2020"], ["03/03/2020", "04/04/2020"], ["2020-04-03"]):
+        fit_encoding(columns_of(decided))  # without a warning, which would be an error here
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_different_integers_that_are_one_float64_are_refused(container):
+    close = [2**60 + 1, 2**60 + 2, 5]
+    for cells in (close, [*close, None]) if container != "pandas" else (close,):  # it makes floats beside None
+        with pytest.raises(DataError, match=r"integers of .* must differ as float64, .*such as 1152921504606846978"):
+            read_columns(CONTAINERS[container]({"x": cells}))
+    far = [2**60, 2**61, None]
+    np.testing.assert_array_equal(read_columns(CONTAINERS[container]({"x": far}))[0], [2.0**60, 2.0**61, NAN])
+
+
+def test_integers_of_128_bits_are_numbers_and_categories_of_numbers_are_categories():
+    (wide,) = read_columns(pl.DataFrame({"x": pl.Series([2**70, None, -1], dtype=pl.Int128)}))
+    np.testing.assert_array_equal(wide, [2.0**70, NAN, -1.0])
+    for frame in (
+        pd.DataFrame({"x": pd.Categorical([1, None, 3])}),
+        pa.table({"x": pa.array([1, None, 3]).dictionary_encode()}),
+    ):
+        (codes,) = read_columns(frame)
+        assert codes.tolist() == ["1", "\0missing", "3"]

@@ -5,6 +5,7 @@ from decimal import Decimal
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from qkv.errors import DataError
@@ -44,8 +45,17 @@ def test_a_missing_target_is_an_error_that_names_its_index(estimator, labels, mi
 )
 @pytest.mark.parametrize("estimator", [AttentionClassifier, AttentionRegressor])
 def test_missing_targets_of_typed_columns_are_an_error(estimator, targets):
-    with pytest.raises(ValueError, match=r"y must have no missing values|Input y contains NaN"):
+    with pytest.raises(ValueError, match=r"y must have no missing values|Input y contains NaN|got categories"):
         estimator(metric="none").fit(ROWS, targets)
+
+
+@pytest.mark.parametrize(
+    "categories", [pd.Series([1, 2] * 6, dtype="category"), pa.array([1, 2] * 6).dictionary_encode()]
+)
+def test_categories_of_numbers_are_classes_and_no_numbers(categories):
+    assert AttentionClassifier(metric="none").fit(ROWS, categories).classes_.tolist() == [1, 2]
+    with pytest.raises(DataError, match="y must hold numbers, got categories"):
+        AttentionRegressor(metric="none").fit(ROWS, categories)
 
 
 def test_labels_of_texts_and_numbers_are_an_error():

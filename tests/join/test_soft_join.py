@@ -162,6 +162,13 @@ def test_the_kind_of_a_column_is_inferred(cells, kind):
     assert read_columns(table, table, ("a",))[0].kind == kind
 
 
+def test_codes_beyond_the_digits_of_a_float_stay_different():
+    codes = [2**60 + n for n in range(30)]
+    (column,) = read_columns(pa.table({"id": codes}), pa.table({"id": [None, *codes]}), ("id",))
+    assert column.left.tolist() == [str(code) for code in codes]
+    assert column.right.tolist() == ["", *column.left]
+
+
 def test_cleaning_keeps_words_of_every_script():
     assert clean("Siobhán O'Connor") == "siobhan o connor"
     assert clean("Fisherman 's Tea &amp; Bar_s") == "fishermans tea bars"
@@ -520,3 +527,14 @@ def test_texts_of_dates_are_compared_with_dates_and_texts_that_are_none_are_not(
         assert "texts of day are read as dates in the format %d/%m/%Y" in joined.notes
     texts = {**here, "day": [*here["day"][:4], "soon"]}
     assert "are read as dates" not in " ".join(SoftJoin("name,day").join(texts, there).notes)
+
+
+def test_a_join_says_where_the_order_or_the_time_zone_of_dates_is_not_known():
+    names = ["Ann Lee", "Bob Ray", "Cat Fox", "Dan Poe", "Eve Ash"]
+    days = [dt.datetime(2020, month, month + 1) for month in range(2, 7)]
+    texts = [f"{day:%d/%m/%Y}" for day in days]
+    joined = SoftJoin("name,day").join({"name": names, "day": texts}, {"name": names, "day": days})
+    assert "the format %d/%m/%Y, which no cell decides; the other is %m/%d/%Y" in joined.notes[-1]
+    zoned = [day.replace(tzinfo=dt.UTC) for day in days]
+    joined = SoftJoin("name,day").join({"name": names, "day": days}, {"name": names, "day": zoned})
+    assert joined.notes[-1].startswith("day has a time zone in one table")

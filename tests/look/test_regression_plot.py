@@ -167,12 +167,14 @@ def test_rings_of_negative_weight_are_dashed_in_a_map():
         assert ("dashed: negative" in near.get_title("left")) == dashed
 
 
-def test_dates_as_text_are_drawn_as_dates():
+@pytest.mark.parametrize("text", [True, False])
+def test_dates_also_as_text_are_drawn_as_dates(text):
     pytest.importorskip("torch")
     pandas = pytest.importorskip("pandas")
     from qkv.estimators import AttentionRegressor
 
-    days = pandas.date_range("2020-01-01", periods=80).strftime("%Y-%m-%d").tolist()
+    days = pandas.date_range("2020-01-01", periods=80)
+    days = (days.strftime("%Y-%m-%d") if text else days).tolist()
     frame = pandas.DataFrame({"day": [*days[:-1], None]})
     model = AttentionRegressor("none").fit(frame, np.sin(X))
     figure = look.plot_regression(model, "day", frame[40:41])

@@ -151,6 +151,13 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     The exit codes are listed in `qkv.cli.main`.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    encoding = sys.getfilesystemencoding()
+    undecoded = [text for text in given if not text.isascii() and encoding != "utf-8" and not os.path.exists(text)]
+    if any("\udc80" <= sign <= "\udcff" for text in undecoded for sign in text):
+        return _fail(
+            f"arguments must be in the encoding of the locale, {encoding}, got other bytes in {undecoded[0]!a}. "
+            "Set PYTHONUTF8=1, or a locale in UTF-8 such as LC_ALL=C.UTF-8."
+        )
     try:
         # Reading the options of all subcommands takes longer than many a query. Only the completion needs them.
         named = given[:1] and given[0] in _SUMMARIES

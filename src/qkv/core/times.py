@@ -27,8 +27,9 @@ import re
 import unicodedata
 import zoneinfo
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
+from typing import NamedTuple
 
 from qkv.core.printable import sql_text
 
@@ -99,6 +100,7 @@ _WIDTHS = {"%Y": "[0-9]{4}", "%b": "[A-Za-z]{3}", "%p": "[AaPp][Mm]", "%f": "[0-
 _FORMAT_CLOCK = r"%[HI]:%M(?::%S)?(?:\.%f)?(?:\s?%p)?"
 _CHINESE = re.compile("[0-9]{4}年[0-9]{1,2}月[0-9]{1,2}日")
 _MOST_FORMATS = 9
+_FIRST_TEXTS = 1_000
 
 _ENGLISH = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTH_NAMES = (
@@ -126,9 +128,9 @@ montag dienstag mittwoch donnerstag freitag samstag dim lun mer jeu ven sam dima
 vendredi samedi dom mie jue vie sab domingo lunes martes miercoles jueves viernes sabado gio domenica lunedi
 martedi mercoledi giovedi venerdi sabato seg ter qua qui sex segunda feira terca quarta quinta sexta zo ma wo vr
 za zondag maandag dinsdag woensdag donderdag vrijdag zaterdag son man tis ons tors fre lor sondag mandag tisdag
-onsdag torsdag fredag lordag søn tirs lør søndag tirsdag lørdag tir tor su ti ke to pe la sunnuntai maanantaina
-tiistaina keskiviikkona torstaina perjantaina lauantaina niedz pon wt sr czw pt sob niedziela poniedziałek wtorek
-sroda czwartek piatek sobota вс пн вт ср чт пт сб воскресенье понедельник вторник среда четверг пятница суббота
+onsdag torsdag fredag lordag søn tirs lør søndag tirsdag lørdag tir tor su ti ke to pe la sunnuntai sunnuntaina
+maanantaina tiistaina keskiviikkona torstaina perjantaina lauantaina niedz pon wt sr czw pt sob niedziela poniedziałek
+wtorek sroda czwartek piatek sobota вс пн вт ср чт пт сб воскресенье понедельник вторник среда четверг пятница суббота
 de del of the den der le el il er st nd rd th um at г года º ª
 """
 _WORDS = {name: english for english, names in zip(_ENGLISH, _MONTH_NAMES, strict=True) for name in names.split()}
@@ -395,6 +397,56 @@ def read_time(text: str, form: str = "") -> dt.datetime:
 def reads_iso(form: str) -> bool:
     """Return whether a column of dates in a format may also hold dates in ISO 8601, which differ from its own."""
     return bool(form) and not form.startswith("%Y")
+
+
+class ParsedTexts(NamedTuple):
+    """Texts that are dates in one format.
+
+    Attributes:
+        moments: the timestamp of each text.
+        form: the format, "" for ISO 8601 and "%z" for ISO 8601 with a time zone.
+        other: a format with day and month exchanged, in which all texts can be read too; "" if there is none.
+    """
+
+    moments: dict[str, dt.datetime]
+    form: str
+    other: str
+
+
+def parse_all(texts: Collection[str], form: str | None = None) -> ParsedTexts | None:
+    """Return the timestamps of distinct texts, or None unless all are dates in one format or in ISO 8601.
+
+    All have a time zone, or none has one.
+
+    Args:
+        texts: the texts.
+        form: the format; None: the first that all texts have, day first.
+    """
+    for each in ["", "%z", *candidate_formats([*texts][:_FIRST_TEXTS])] if form is None else [form]:
+        with contextlib.suppress(ValueError):
+            moments = {text: _parse_either(text, each) for text in texts}
+            if all((moment.tzinfo is None) == ("%z" not in each) for moment in moments.values()):
+                return ParsedTexts(moments, each, _other_order(moments, each) if form is None else "")
+    return None
+
+
+def _other_order(moments: dict[str, dt.datetime], form: str) -> str:
+    """Return a format with day and month exchanged if all texts have it, and some are other dates then; else ""."""
+    other = exchanged(form)
+    with contextlib.suppress(ValueError):
+        if other != form and {text: _parse_either(text, other) for text in moments} != moments:
+            return other
+    return ""
+
+
+def _parse_either(text: str, form: str) -> dt.datetime:
+    """Return the timestamp in a text of a format or, if it cannot be mistaken for it, in ISO 8601."""
+    try:
+        return parse_date(text, form)
+    except ValueError:
+        if not reads_iso(form):
+            raise
+        return parse_date(text, "")
 
 
 def _parse_iso(text: str) -> dt.datetime:

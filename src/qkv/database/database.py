@@ -293,7 +293,7 @@ class Database(Queryable):
                 f"{'key' if key is None else 'value'} must be the name of a column of {describe(source)}, got None. "
                 "Name the key and value columns; only stores save these names."
             )
-        required = requested_columns(key, value)
+        required = requested_columns(key, value, source, options)
         identity = {"reading": asdict(options), "columns": list(required), "cyclic": dict(cyclic or {})}
         choices = ChoiceCache.of_files(source_files(source) if cache and is_paths(source) else [], identity)
         table = with_periods(with_microseconds(read(source, required, options)), cyclic)

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from qkv.core.cell_kinds import cell_kind
+from qkv.core.formatting import format_key
 from qkv.core.nanoseconds import nanoseconds_below, plain_time, with_nanoseconds
 from qkv.core.times import in_zone, read_time
 from qkv.core.typing import Bool, Int, Num
@@ -107,6 +108,9 @@ ASSUMED = b"qkv assumed format"
 BOOLEAN_SPELLING = b"qkv boolean spelling"
 """The name of the spelling of true in a column of booleans of a text file."""
 
+HALF = b"qkv float16"
+"""The name of a mark of float32 cells that are float16 in the source, to which queries are rounded."""
+
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _EPOCH = dt.datetime(1970, 1, 1)
 _SECONDS_PER_DAY = 86_400
@@ -188,6 +192,21 @@ def with_uuid_texts(table: pa.Table) -> pa.Table:
         if getattr(field.type, "extension_name", "") == "arrow.uuid":
             texts = [None if cell is None else str(cell) for cell in table.column(index).to_pylist()]
             table = table.set_column(index, field.with_type(pa.string()), pa.chunked_array([texts], pa.string()))
+    return table
+
+
+def with_category_texts(table: pa.Table) -> pa.Table:
+    """Return a table with texts as the values of dictionaries, so that categories of numbers are not averaged."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type) and cell_kind(field.type) == "number":
+            type_ = pa.dictionary(field.type.index_type, pa.string())
+            chunks = []
+            for chunk in table.column(index).chunks:
+                texts = [None if cell is None else format_key(cell) for cell in to_python(chunk.dictionary)]
+                chunks.append(pa.DictionaryArray.from_arrays(chunk.indices, pa.array(texts, pa.string())))
+            said = "holds categories, whose numbers are texts and not averaged"
+            table = table.set_column(index, field.with_type(type_), pa.chunked_array(chunks, type_))
+            table = with_metadata(table, field.name, READING, said)
     return table
 
 

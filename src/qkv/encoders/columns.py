@@ -166,7 +166,8 @@ class Column:
         chunked = table.column(name)
         kind = _kind_of(chunked.type, name)
         if KINDS[kind].text:
-            return _read_texts(chunked, name, kind, folded)
+            column = _read_texts(chunked, name, kind, folded)
+            return replace(column, reading=metadata_text(table.schema, name, arrow_columns.READING))
         if kind == "vector":
             return _read_vectors(chunked, name, None if like is None else like.cells.shape[1])
         column = _read_numbers(chunked, name, kind, None if like is None else like.origin)
@@ -174,6 +175,8 @@ class Column:
         date_format, number_format, reading = (metadata_text(table.schema, name, key) for key in keys)
         parsed = NumberFormat.load(number_format) if number_format else None
         column = replace(column, date_format=date_format, number_format=parsed, reading=reading)
+        if metadata_text(table.schema, name, arrow_columns.HALF):
+            column = replace(column, type=pa.float16())
         if kind != "number" or not (period := float(arrow_columns.metadata_text(table.schema, name, PERIOD) or 0.0)):
             return column
         points = np.where(column.missing[:, None], 0.0, points_on_circle(column.cells, period))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeAlias
@@ -25,11 +26,13 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from qkv.core.cell_kinds import cell_kind
 from qkv.core.checks import check_integers
 from qkv.core.extras import require_packages
 from qkv.core.printable import first_line
 from qkv.core.progress import Progress
 from qkv.core.typing import Float, Shaped
+from qkv.encoders.arrow_columns import with_category_texts
 from qkv.encoders.columns import Column, Kind, points_on_circle, with_periods
 from qkv.encoders.encoder import Encoder, load_encoder, save_encoder
 from qkv.encoders.weighting import get_weighting
@@ -69,7 +72,7 @@ def _as_table(source: Table, names: tuple[str, ...] | None) -> pa.Table:
             f"table must have a column {absent[0]!r}, got the columns {', '.join(table.column_names)}. Add or rename a "
             "column."
         )
-    return table if names is None else table.select(list(names))
+    return with_category_texts(table if names is None else table.select(list(names)))
 
 
 def _read(table: pa.Table, name: str, like: _FittedColumn | None = None) -> Column:
@@ -123,6 +126,7 @@ class _FittedColumn:
         components: components of the latent semantics of words.
         length: number of elements of a vector.
         period: period of cyclic numbers.
+        cells: what timestamps are, such as "date with a time zone"; "" in older files.
     """
 
     name: str
@@ -135,6 +139,7 @@ class _FittedColumn:
     components: Float[np.ndarray, "k terms"] | None = None
     length: int = 0
     period: float = 0.0
+    cells: str = ""
 
     @property
     def width(self) -> int:
@@ -277,7 +282,11 @@ class TableVectors(Encoder):
         for fitted in self.fitted_columns:
             column = _read(table, fitted.name, fitted)
             # Texts with few values are fitted as categories.
+            found: str
+            expected: str
             found, expected = ("text" if each == "category" else each for each in (column.kind, fitted.kind))
+            if found == expected == "timestamp" and fitted.cells:
+                found, expected = cell_kind(column.type), fitted.cells
             if column.missing.all():
                 # The kind of a column without any present cell is arbitrary.
                 cell = np.zeros(fitted.width, np.float32)
@@ -286,8 +295,9 @@ class TableVectors(Encoder):
             elif found == expected:
                 parts.append(fitted.encode(column))
             else:
+                was, given = (re.sub(r"^\w+", r"\g<0>s", kind) for kind in (expected, found))
                 raise DataError(
-                    f"column {fitted.name!r} must hold {expected}s, to which the encoder was fitted, got {found}s. "
+                    f"column {fitted.name!r} must hold {was}, to which the encoder was fitted, got {given}. "
                     "Convert the column, or fit the encoder again."
                 )
         return np.concatenate(parts, axis=1)
@@ -407,7 +417,8 @@ class TableVectors(Encoder):
         rows = len(present.cells)
         if kind in ("number", "timestamp"):
             scaler = StandardScaler().fit(_numbers(present)[:, None] if rows else np.zeros((1, 1)))
-            return _FittedColumn(name, kind, missing, float(scaler.mean_[0]), float(scaler.scale_[0]))
+            cells = cell_kind(column.type) if kind == "timestamp" else ""
+            return _FittedColumn(name, kind, missing, float(scaler.mean_[0]), float(scaler.scale_[0]), cells=cells)
         if kind == "cyclic":
             scale = float(np.sqrt(present.cells.var(axis=0).sum())) if rows else 1.0
             return _FittedColumn(name, kind, missing, scale=scale or 1.0, period=column.period)

@@ -38,7 +38,8 @@ from qkv.estimators.features import (
     fit_encoding,
     has_linear_part,
     is_frame,
-    read_columns,
+    read_table,
+    require_kinds,
 )
 from qkv.estimators.fitted_rows import FittedRows, RowExplanation
 from qkv.estimators.metric import METRICS, Metric, Parameters
@@ -145,7 +146,7 @@ class AttentionEstimator(SavedEstimator, ABC):
             DataError: if a number is infinite, or no row has a positive weight.
         """
         self._check_options()
-        columns, y = self._read_table(X, y)
+        columns, kinds, y = self._read_table(X, y)
         weights, used = None, None
         if sample_weight is not None:
             weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -159,7 +160,7 @@ class AttentionEstimator(SavedEstimator, ABC):
             weights = None if np.ptp(weights) == 0 else weights / weights.mean()
         values = self._fit_targets(y, weights)
         network = self.metric == "network" or self._trend() == "network"
-        self.features_ = fit_encoding(columns, network, self._trend() != "none")
+        self.features_ = fit_encoding(columns, network, self._trend() != "none", kinds)
         features = encode_columns(self.features_, columns)
         metric = self._build_metric(values.shape[1])
         options = self._training_options(len(features))
@@ -235,7 +236,7 @@ class AttentionEstimator(SavedEstimator, ABC):
     @with_torch_defaults
     def _add_rows(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Store further rows for prediction, without changing the metric or the bandwidths."""
-        columns, y = self._read_table(X, y, reset=False)
+        columns, _, y = self._read_table(X, y, reset=False)
         features, values = encode_columns(self.features_, columns), self._encode_targets(y)
         metric = self._build_metric(values.shape[1])
         keys, trends = embed_rows(metric, self._tensors(np.float32), *as_tensors(features))
@@ -271,7 +272,7 @@ class AttentionEstimator(SavedEstimator, ABC):
         check_is_fitted(self, "keys_")
         if isinstance(X, Features):  # encoded already, by `look`
             return X
-        return encode_columns(self.features_, self._read_columns(X, reset=False))
+        return encode_columns(self.features_, self._read_columns(X, reset=False)[0])
 
     def _fitted_rows(self) -> FittedRows:
         check_is_fitted(self, "keys_")
@@ -317,34 +318,43 @@ class AttentionEstimator(SavedEstimator, ABC):
     def _check_y(self, y: ArrayLike) -> Shaped[np.ndarray, "rows ..."]:
         """Validate `y` and return it as an array."""
 
-    def _read_columns(self, X: ArrayLike, reset: bool) -> list[Shaped[np.ndarray, " rows"]]:
+    def _read_columns(self, X: ArrayLike, reset: bool) -> tuple[list[Shaped[np.ndarray, " rows"]], list[str]]:
+        """Return the columns and their kinds, which must be those of `fit` unless `reset` is True."""
         X = X.collect() if type(X).__name__ == "LazyFrame" else X
         if is_frame(X):
             validate_data(self, X, reset=reset, skip_check_array=True)
-            columns = read_columns(X)
+            columns, kinds = read_table(X)
             if not columns or len(columns[0]) == 0:
                 raise ValueError(
                     f"Found array with {len(columns[0]) if columns else 0} sample(s) and {len(columns)} "
                     f"feature(s) while a minimum of 1 is required by {type(self).__name__}."
                 )
-            return columns
-        checks: dict[str, object] = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
-        if _has_objects(X):
-            checks = {"dtype": object, "ensure_all_finite": False}
-        return read_columns(validate_data(self, X, reset=reset, **checks))
+        else:
+            checks: dict[str, object] = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
+            if _has_objects(X):
+                checks = {"dtype": object, "ensure_all_finite": False}
+            elif isinstance(X, np.ndarray) and X.dtype.kind in "iumM":  # large integers and dates keep their dtype
+                checks = {"dtype": None}
+            columns, kinds = read_table(validate_data(self, X, reset=reset, **checks))
+        if not reset:
+            require_kinds(self.features_, kinds)
+        return columns, kinds
 
     def _read_table(
         self, X: ArrayLike, y: ArrayLike, reset: bool = True
-    ) -> tuple[list[Shaped[np.ndarray, " rows"]], Shaped[np.ndarray, " rows *outputs"]]:
+    ) -> tuple[list[Shaped[np.ndarray, " rows"]], list[str], Shaped[np.ndarray, " rows *outputs"]]:
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
-        columns = self._read_columns(X, reset)
+        columns, kinds = self._read_columns(X, reset)
+        category = str(getattr(y, "dtype", "")) == "category" or hasattr(getattr(y, "type", None), "index_type")
+        if category and not self._classification:
+            raise DataError("y must hold numbers, got categories. Convert them, or use AttentionClassifier.")
         # scikit-learn makes floats of the integers of pandas that can be missing.
         y = y.to_numpy() if hasattr(y, "notna") and y.ndim == 1 else y
         require_values(y)
         y = self._check_y(y)
         check_consistent_length(columns[0], y)
-        return columns, y
+        return columns, kinds, y
 
     def _build_metric(self, outputs: int) -> Metric:
         numbers, sizes = encoding_sizes(self.features_)

@@ -3,7 +3,8 @@
     number          z = (x − median) / spread, then z / √(1 + (z/3)²), which keeps outliers within ±3
     heavy tail      asinh z divided by its own spread, then the same, so that tens and thousands of spreads differ
     category        index among the most frequent levels of the fitted column; a missing cell is a level
-    date as text    a number, microseconds since 1970; the day is first where the month may be, too
+    date            a number, microseconds since 1970, also of texts; `fit_encoding` warns where no cell decides
+                    whether the day or the month is first
     missing number  the median, with a binary feature that marks missing cells
     repeated value  a numeric column with few distinct values is also a category of these values, so that a
                     network can separate 5178 from 5013 where a tree would split between them
@@ -18,26 +19,28 @@ https://arxiv.org/abs/2407.04491.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Sequence
+import re
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from numbers import Real
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
 from qkv.core.cell_kinds import cell_kind, is_missing
-from qkv.core.times import candidate_formats, parse_date, reads_iso
+from qkv.core.times import parse_all
 from qkv.core.typing import Float, Int, Shaped
 from qkv.errors import DataError, KindError
 
 MISSING = "\0missing"
 """The text of a missing cell in a column of strings."""
+_EXACT = 2**53
+"""Integers up to this one are exact in float64."""
 _EPOCH, _UNIT = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
-_FIRST_TEXTS = 1_000
 
 
 def is_frame(X: object) -> bool:
@@ -48,43 +51,73 @@ def is_frame(X: object) -> bool:
 
 
 def read_columns(X: Any) -> list[Shaped[np.ndarray, " rows"]]:
-    """Return the columns of a table as arrays, float64 for numbers and timestamps and object for strings.
+    """Return the columns of a table as arrays, as `read_table` does, without their kinds."""
+    return read_table(X)[0]
+
+
+def read_table(X: Any) -> tuple[list[Shaped[np.ndarray, " rows"]], list[str]]:
+    """Return the columns of a table as arrays, float64 for numbers and timestamps and object for strings, and kinds.
+
+    The kind of a column is "number", "date", "date with a time zone", "duration" or "text"; "" if all cells are
+    missing.
 
     Args:
         X: a two-dimensional array, or a frame of pandas, polars or pyarrow.
 
     Raises:
-        KindError: if a cell is not a number, string, boolean, timestamp or missing.
-        DataError: if a number is infinite.
+        KindError: if a cell is not a number, string, boolean, timestamp, duration or missing.
+        DataError: if a number is infinite, integers beyond 2^53 are not distinct as float64, or some dates have a
+            time zone and others have none.
     """
     if isinstance(X, np.ndarray):
         names: list[object] = [f"column {n}" for n in range(X.shape[1])]
-        cells = [X[:, n] for n in range(X.shape[1])]
+        cells = [(X[:, n], False) for n in range(X.shape[1])]
     else:
         names = list(X.column_names if hasattr(X, "column_names") else X.columns)
         cells = [_cells(X[name]) for name in names]
-    return [_as_numbers(column, name) for column, name in zip(cells, names, strict=True)]
+    read = [_as_numbers(column, name, zoned) for (column, zoned), name in zip(cells, names, strict=True)]
+    return [column for column, _ in read], [kind for _, kind in read]
 
 
-def _cells(column: Any) -> Shaped[np.ndarray, " rows"]:
-    """Return a column of a frame as an array, with missing cells as NaN, NaT or None."""
+def _cells(column: Any) -> tuple[Shaped[np.ndarray, " rows"], bool]:
+    """Return a column of a frame as an array, missing cells as NaN, NaT or None, and whether it has a time zone."""
+    type_ = column.type if hasattr(column, "to_pylist") else column.dtype
+    listed: Callable[[], Any]
     if hasattr(column, "to_pylist"):  # pyarrow, which gives a null of a dictionary one of its values
         from qkv.encoders.arrow_columns import to_python
 
-        column = column.cast(column.type.value_type) if hasattr(column.type, "index_type") else column
-        times = cell_kind(column.type) == "time"
-        return np.array(to_python(column)) if times else np.asarray(column.to_numpy(zero_copy_only=False))
-    nullable = hasattr(column, "isna") and str(column.dtype)[:1] in ("I", "U", "F")
-    return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan) if nullable else column.to_numpy())
+        column = column.cast(type_.value_type) if hasattr(type_, "index_type") else column
+        whole, listed = str(type_)[:3] in ("int", "uin"), lambda: to_python(column)
+        cells = listed() if cell_kind(column.type) == "time" else column.to_numpy(zero_copy_only=False)
+    elif hasattr(column, "isna"):  # pandas
+        whole, listed = str(type_)[:1] in "IU" or str(type_)[:3] in ("int", "uin"), lambda: column.astype(object)
+        nullable = whole or str(type_)[:1] == "F"
+        cells = column.to_numpy(dtype=np.float64, na_value=np.nan) if nullable else column.to_numpy()
+    else:  # polars, whose integers of 128 bits NumPy lacks
+        whole, listed = hasattr(type_, "is_integer") and type_.is_integer(), column.to_list
+        cells = listed() if "128" in str(type_) else column.to_numpy()
+    cells = np.asarray(cells)
+    if hasattr(type_, "index_type") or str(type_) == "category":
+        return as_text(cells), False
+    if whole and cells.dtype.kind == "f" and (np.abs(cells) >= _EXACT).any():
+        cells = np.array(listed(), object)
+    dates = getattr(type_, "pyarrow_dtype", type_)
+    return cells, bool(getattr(dates, "tz", None) or getattr(dates, "time_zone", None))
 
 
-def _as_numbers(column: Shaped[np.ndarray, " rows"], name: object) -> Shaped[np.ndarray, " rows"]:
+def _as_numbers(column: Shaped[np.ndarray, " rows"], name: object, zoned: bool) -> tuple[np.ndarray, str]:
+    """Return a column as float64 or as strings, and its kind."""
     if column.ndim > 1:
         raise KindError(f"cells of {name} must be single values, got vectors. Pass one column for each element.")
+    if _is_text(column):
+        return column, "text"
+    _require_distinct(column, name)
     if column.dtype.kind not in "biufmM":
+        zoned = zoned or any(isinstance(cell, datetime) and cell.tzinfo is not None for cell in column.tolist())
         column = _infer_dtype(column, name)
         if column.dtype == object:
-            return column
+            return column, "text"
+    kind = {"M": f"date{' with a time zone' * zoned}", "m": "duration"}.get(column.dtype.kind, "number")
     if column.dtype.kind in "mM":
         unit = "datetime64[us]" if column.dtype.kind == "M" else "timedelta64[us]"
         column = np.where(np.isnat(column), np.nan, column.astype(unit).astype(np.float64))
@@ -94,24 +127,45 @@ def _as_numbers(column: Shaped[np.ndarray, " rows"], name: object) -> Shaped[np.
             f"Input X contains infinity or a value too large for dtype('float64') in {name}. "
             "Replace the value, or leave the cell empty; missing cells are allowed."
         )
-    return numbers
+    return numbers, "" if np.isnan(numbers).all() else kind
+
+
+def _require_distinct(column: Shaped[np.ndarray, " rows"], name: object) -> None:
+    """Raise a `DataError` if different integers of a column are the same float64."""
+    if column.dtype.kind in "iu":
+        large = np.unique(column[(column >= _EXACT) | (column <= -_EXACT)])
+    elif column.dtype == object:
+        large = np.array([*{cell for cell in column.tolist() if isinstance(cell, int) and abs(cell) >= _EXACT}], object)
+    else:
+        return
+    if len(np.unique(large.astype(np.float64))) < len(large):
+        raise DataError(
+            f"integers of {name} must differ as float64, got different ones beyond 2^53 that are equal then, such as "
+            f"{max(large)}. Subtract the smallest one, or pass them as texts, which are categories."
+        )
 
 
 def _infer_dtype(column: Shaped[np.ndarray, " rows"], name: object) -> Shaped[np.ndarray, " rows"]:
     """Return a column of objects as numbers or timestamps if all present cells are of that type, else as strings."""
-    if _is_text(column):
-        return column
     present = [cell for cell in column.astype(object) if not is_missing(cell)]
     for cell in present:
-        if not isinstance(cell, str | Real | Decimal | np.bool_ | date):
+        if not isinstance(cell, str | Real | Decimal | np.bool_ | date | timedelta):
             raise KindError(
-                f"cells of {name} must be strings, numbers, booleans, timestamps or missing, got a "
+                f"cells of {name} must be strings, numbers, booleans, timestamps, durations or missing, got a "
                 f"{type(cell).__name__} (argument must be a string or a number). "
                 "Convert the cells, for example to strings."
             )
     if present and all(isinstance(cell, date) for cell in present):
+        zones = {getattr(cell, "tzinfo", None) is not None for cell in present}
+        if len(zones) > 1:
+            raise DataError(
+                f"the timestamps of {name} must all have a time zone or all have none, got both. Convert them, for "
+                "example with replace(tzinfo=timezone.utc)."
+            )
         return np.array([None if is_missing(cell) else _in_utc(cell) for cell in column], "datetime64[us]")
-    if any(isinstance(cell, str | date) for cell in present):
+    if present and all(isinstance(cell, timedelta) for cell in present):
+        return np.array([None if is_missing(cell) else cell for cell in column], "timedelta64[us]")
+    if any(isinstance(cell, str | date | timedelta) for cell in present):
         return as_text(column)
     return np.array([np.nan if is_missing(cell) else float(cell) for cell in column], np.float64)
 
@@ -134,13 +188,16 @@ def as_text(column: Shaped[np.ndarray, " rows"]) -> Shaped[np.ndarray, " rows"]:
     return np.array([MISSING if is_missing(cell) else str(cell) for cell in cells], object)
 
 
-def parse_dates(
-    column: Shaped[np.ndarray, " rows"], form: str | None = None
-) -> tuple[Float[np.ndarray, " rows"], str] | None:
-    """Return a column of dates as text as microseconds since 1970, and their format, which is "" for ISO 8601.
+class ParsedDates(NamedTuple):
+    """A column of dates as text: microseconds since 1970, NaN for missing cells; `form` and `other` of `parse_all`."""
 
-    Missing cells are NaN. The result is None unless all other cells are dates in one format of `qkv.core.times` or in
-    ISO 8601, all with a time zone or all without one.
+    units: Float[np.ndarray, " rows"]
+    form: str
+    other: str = ""
+
+
+def parse_dates(column: Shaped[np.ndarray, " rows"], form: str | None = None) -> ParsedDates | None:
+    """Return a column of dates as text as microseconds since 1970, or None unless `times.parse_all` reads its cells.
 
     Args:
         column: the texts.
@@ -148,31 +205,18 @@ def parse_dates(
 
     Example:
         >>> parse_dates(np.array(["1970-01-02", "1970-01-01 00:00:01"], object))
-        (array([8.64e+10, 1.00e+06]), '')
-        >>> parse_dates(np.array(["1970/01/02"], object))
-        (array([8.64e+10]), '%Y/%m/%d')
+        ParsedDates(units=array([8.64e+10, 1.00e+06]), form='', other='')
+        >>> parse_dates(np.array(["02/01/1970"], object))
+        ParsedDates(units=array([8.64e+10]), form='%d/%m/%Y', other='%m/%d/%Y')
         >>> parse_dates(np.array(["1970-01-02", "soon"], object))
     """
-    texts = [text for text in set(column.tolist()) if text != MISSING]
-    if not all(isinstance(text, str) for text in texts):
+    texts = {text for text in set(column.tolist()) if text != MISSING}
+    parsed = parse_all(texts, form) if all(isinstance(text, str) for text in texts) else None
+    if parsed is None:
         return None
-    for each in ["", *candidate_formats(texts[:_FIRST_TEXTS])] if form is None else [form]:
-        with contextlib.suppress(ValueError):
-            known = {text: _parse_date(text, each) for text in texts}
-            if len({moment.tzinfo is None for moment in known.values()}) < 2:
-                units = {text: _microseconds(moment) for text, moment in known.items()}
-                return np.array([units.get(text, np.nan) for text in column.tolist()], np.float64), each
-    return None
-
-
-def _parse_date(text: str, form: str) -> datetime:
-    """Return the timestamp in a text of a format or, if it cannot be mistaken for it, in ISO 8601."""
-    try:
-        return parse_date(text, form)
-    except ValueError:
-        if not reads_iso(form):
-            raise
-        return parse_date(text, "")
+    units = {text: _microseconds(moment) for text, moment in parsed.moments.items()}
+    cells = np.array([units.get(text, np.nan) for text in column.tolist()], np.float64)
+    return ParsedDates(cells, parsed.form, parsed.other)
 
 
 def _microseconds(moment: datetime) -> float:
@@ -206,8 +250,9 @@ class _FeatureEncoding(TypedDict):
         tails: spread of asinh z of each numeric column with a heavy tail, otherwise 0. Older files lack it.
         ends: limits of each numeric column in the linear part. Only with a linear part.
         deviations: its standard deviation around the median. Only with a linear part.
-        dates: indices of the numeric columns that held dates as text. Older files lack it.
-        date_formats: the format of each of these columns, "" for ISO 8601. Older files lack it.
+        kinds: kind of each column, see `read_table`; that of dates as text is a kind of dates. Older files lack it.
+        dates: indices of the numeric columns that held dates; in older files, dates as text. Still older files lack it.
+        date_formats: the format of each of these columns as text, "" for ISO 8601. Older files lack it.
         gaps: indices of the numeric columns with missing cells.
         categories: indices of the categorical columns.
         levels: most frequent levels of each categorical column.
@@ -221,6 +266,7 @@ class _FeatureEncoding(TypedDict):
     tails: NotRequired[Float[np.ndarray, " numbers"]]
     ends: NotRequired[Float[np.ndarray, "numbers 2"]]
     deviations: NotRequired[Float[np.ndarray, " numbers"]]
+    kinds: NotRequired[list[str]]
     dates: NotRequired[Int[np.ndarray, " dates"]]
     date_formats: NotRequired[Shaped[np.ndarray, " dates"]]
     gaps: Int[np.ndarray, " gaps"]
@@ -247,7 +293,10 @@ class Features:
 
 
 def fit_encoding(
-    columns: Sequence[Shaped[np.ndarray, " rows"]], network: bool = False, linear: bool = False
+    columns: Sequence[Shaped[np.ndarray, " rows"]],
+    network: bool = False,
+    linear: bool = False,
+    kinds: Sequence[str] = (),
 ) -> _FeatureEncoding:
     """Return an encoding fitted to columns, which are arrays in the form that `read_columns` returns.
 
@@ -256,7 +305,9 @@ def fit_encoding(
         network: whether a network reads the features: numeric columns with repeated values are also categories, and
             categories have more levels.
         linear: whether the features include the numbers for a linear part of a trend.
+        kinds: the kinds of the columns that `read_table` returns; columns without one are not checked later.
     """
+    kinds = [*kinds] or [""] * len(columns)
     numbers, middles, spreads, tails, gaps, categories, levels = [], [], [], [], [], [], []
     dates: list[int] = []
     date_formats: list[str] = []
@@ -266,13 +317,24 @@ def fit_encoding(
     for index, column in enumerate(columns):
         if column.dtype == object:
             parsed = parse_dates(column)
-            if parsed is None or np.isnan(parsed[0]).all():
+            if parsed is None or np.isnan(parsed.units).all():
                 categories.append(index)
                 levels.append(_most_frequent(column.astype(str), _MOST_LEVELS if network else MAX_LEVELS))
                 continue
+            column, kinds[index] = parsed.units, "date with a time zone" if "%z" in parsed.form else "date"
             dates.append(index)
-            column, form = parsed
-            date_formats.append(form)
+            date_formats.append(parsed.form)
+            if parsed.other:
+                first = ["month", "day"][parsed.form.index("%d") < parsed.form.index("%m")]
+                warnings.warn(
+                    f"column {index} is read in the format {parsed.form}, {first} first, as no cell decides. Convert "
+                    f"the texts, for example with pandas.to_datetime, if they have the format {parsed.other}.",
+                    UserWarning,
+                    stacklevel=2,
+                )
+        elif kinds[index].startswith("date"):
+            dates.append(index)
+            date_formats.append("%z" if "zone" in kinds[index] else "")
         present = column[~np.isnan(column)]
         if len(present) < len(column):
             gaps.append(index)
@@ -299,6 +361,7 @@ def fit_encoding(
         "levels": _limit_levels(levels),
         "repeated": np.array(repeated, np.int64),
         "common": common,
+        "kinds": kinds,
         "dates": np.array(dates, np.int64),
         "date_formats": np.array(date_formats, object),
     }
@@ -353,6 +416,7 @@ def join_encodings(encodings: Sequence[_FeatureEncoding]) -> _FeatureEncoding:
         "levels": [levels for each in encodings for levels in each["levels"]],
         "repeated": indices("repeated"),
         "common": [values for each in encodings for values in each["common"]],
+        "kinds": [kind for each in encodings for kind in each["kinds"]],
         "dates": indices("dates"),
         "date_formats": np.concatenate([each["date_formats"] for each in encodings]),
     }
@@ -360,6 +424,20 @@ def join_encodings(encodings: Sequence[_FeatureEncoding]) -> _FeatureEncoding:
         joined["ends"] = np.concatenate([each["ends"] for each in encodings])
         joined["deviations"] = np.concatenate([each["deviations"] for each in encodings])
     return joined
+
+
+def require_kinds(encoding: _FeatureEncoding, kinds: Sequence[str]) -> None:
+    """Raise a `DataError` if a column has another kind than in the call of fit.
+
+    Texts are read later, as those of dates or of categories, whose texts may be whole numbers.
+    """
+    for index, (fitted, given) in enumerate(zip(encoding.get("kinds", ()), kinds, strict=False)):
+        if fitted and given not in ("", "text", fitted) and (fitted, given) != ("text", "number"):
+            was, now = (re.sub(r"^\w+", r"\g<0>s", kind) for kind in (fitted, given))
+            raise DataError(
+                f"column {index} must hold {was}, because it held {was} in the call of fit, got {now}. "
+                f"Pass {was}, or fit the estimator again."
+            )
 
 
 def encode_columns(encoding: _FeatureEncoding, columns: Sequence[Shaped[np.ndarray, " rows"]]) -> Features:
@@ -447,13 +525,16 @@ def _require_numbers(column: Shaped[np.ndarray, " rows"], index: int) -> Shaped[
 
 
 def _require_dates(column: Shaped[np.ndarray, " rows"], index: int, form: str) -> Float[np.ndarray, " rows"]:
-    parsed = parse_dates(column, form) if column.dtype == object else (column, "")
+    if column.dtype != object:
+        return column
+    parsed = parse_dates(column, form)
     if parsed is None:
+        iso = {"": "such as 2026-11-28", "%z": "such as 2026-11-28 13:30+02:00"}
         raise DataError(
-            f"column {index} must hold dates {f'in the format {form}' if form else 'such as 2026-11-28'}, because it "
-            "held such dates in the call of fit, got other text. Pass dates, leave the cell empty, or fit again."
+            f"column {index} must hold dates {iso.get(form, f'in the format {form}')}, because it held such dates in "
+            "the call of fit, got other text. Pass dates, leave the cell empty, or fit again."
         )
-    return np.asarray(parsed[0])
+    return parsed.units
 
 
 _Levels = tuple[Shaped[np.ndarray, " levels"], Int[np.ndarray, " levels"]]

@@ -20,12 +20,12 @@ import torch
 from sklearn.utils import check_random_state
 
 from qkv.core.partial import ExponentialSums
-from qkv.core.typing import Float, Int, Shaped
+from qkv.core.typing import Float, Int
 from qkv.engine import observe
 from qkv.errors import DataError, KindError
 from qkv.estimators.bandwidth_search import BATCH_GRID, MIN_ROWS
 from qkv.estimators.effort import EFFORTS
-from qkv.estimators.features import Features, encode_columns, fit_encoding, join_encodings, read_columns
+from qkv.estimators.features import Features, encode_columns, fit_encoding, join_encodings, read_columns, read_table
 from qkv.estimators.fitted_rows import query_blocks
 from qkv.estimators.metric_learning import as_tensors, embed_rows, residuals, train_metric
 from qkv.kernels.runtime.context import with_torch_defaults
@@ -128,10 +128,10 @@ class FragmentQueries:
 
 def number_column(table: pa.Table, name: str) -> Float[np.ndarray, " rows"]:
     """Return a column of numbers as float64, with NaN for missing cells."""
-    column: Shaped[np.ndarray, " rows"] = read_columns(table.select([name]))[0]
-    if column.dtype == object:
-        raise KindError(f"the values {name} must be numbers for a regressor, got text. Choose another value column.")
-    return column.astype(np.float64)
+    (column,), (kind,) = read_table(table.select([name]))
+    if kind not in ("number", ""):
+        raise KindError(f"the values {name} must be numbers for a regressor, got {kind}s. Choose another value column.")
+    return np.asarray(column, np.float64)
 
 
 TRAINING_ROWS = 2**17
@@ -181,8 +181,8 @@ def fit_fragments(estimator: AttentionEstimator, fragments: RowFragments) -> Fit
     network, linear = estimator.metric == "network" or estimator._trend() == "network", estimator._trend() != "none"
     encodings = []
     for name in fragments.key:  # one column at a time is in memory
-        column = read_columns(fragments.read((name,)))[0][present]
-        encodings.append(fit_encoding([column], network, linear))
+        (column,), kinds = read_table(fragments.read((name,)))
+        encodings.append(fit_encoding([column[present]], network, linear, kinds))
     estimator.features_ = join_encodings(encodings)
     seed = int(check_random_state(estimator.random_state).randint(2**31 - 1))
 

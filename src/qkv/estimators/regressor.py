@@ -148,7 +148,7 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
             return super()._predict(X)
         if isinstance(X, Features):
             return fitted.predict(X)
-        return fitted.predict(encode_columns(self.features_, self._read_columns(X, reset=False)))
+        return fitted.predict(encode_columns(self.features_, self._read_columns(X, reset=False)[0]))
 
     def _check_rows(self) -> None:
         """Raise an error if the fitted rows are not in memory."""

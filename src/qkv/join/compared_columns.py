@@ -22,9 +22,10 @@ import numpy as np
 import pyarrow as pa
 
 from qkv.core.typing import Bool, Float, Int, Shaped
+from qkv.encoders.arrow_columns import to_python
 from qkv.encoders.columns import Column, fold
 from qkv.errors import DataError
-from qkv.estimators.features import MISSING, parse_dates
+from qkv.estimators.features import MISSING, ParsedDates, parse_dates
 
 PairIntegers: TypeAlias = Int[np.ndarray, " pairs"]
 PairNumbers: TypeAlias = Float[np.ndarray, " pairs"]
@@ -110,8 +111,10 @@ def _compare_columns(left: Column, right: Column, kind: ComparedAs | None) -> Co
     kind = kind or _kind(left, right)
     (left_cells, left_missing), (right_cells, right_missing) = (_convert(column, kind) for column in (left, right))
     texts = [column for column in (left, right) if kind == "date" and column.kind != "timestamp"]
-    forms = ", ".join(dict.fromkeys(dates[1] or "ISO 8601" for column in texts if (dates := _dates(column))))
+    forms = ", ".join(dict.fromkeys(_format_text(dates) for column in texts if (dates := _dates(column))))
     reading = f"texts of {left.name} are read as dates in the format {forms}" if forms else ""
+    if kind == "date" and not texts and len({getattr(column.type, "tz", None) is None for column in (left, right)}) > 1:
+        reading = f"{left.name} has a time zone in one table; timestamps without one are compared as if in UTC"
     return ComparedColumn(left.name, kind, left_cells, right_cells, left_missing, right_missing, reading)
 
 
@@ -163,6 +166,8 @@ def _as_texts(column: Column) -> Shaped[np.ndarray, " rows"]:
         return np.array(["" if text is None else str(text) for text in column.original], dtype=object)
     if column.kind == "boolean":
         texts = ["true" if cell else "false" for cell in column.cells]
+    elif column.source is not None and pa.types.is_integer(column.type):  # all digits
+        texts = list(map(str, to_python(column.source)))
     else:
         timestamps = column.kind == "timestamp"
         texts = [str(column.timestamp(cell)) if timestamps else f"{cell:.15g}" for cell in column.numbers(column.cells)]
@@ -183,7 +188,7 @@ def _convert(column: Column, kind: ComparedAs) -> tuple[Shaped[np.ndarray, " row
                 f"column {column.name!r} must hold dates, because the model was fitted to dates, got cells of kind "
                 f"{column.kind!r}. Convert the column to dates, or fit the model again."
             )
-        return np.nan_to_num(dates[0]), np.isnan(dates[0])
+        return np.nan_to_num(dates.units), np.isnan(dates.units)
     if kind == "number" and column.kind in ("number", "boolean", "cyclic"):
         return column.numbers(column.cells), column.missing
     raw = _as_texts(column)
@@ -195,14 +200,20 @@ def _convert(column: Column, kind: ComparedAs) -> tuple[Shaped[np.ndarray, " row
     return cells, cells == ""
 
 
-def _dates(column: Column) -> tuple[Float[np.ndarray, " rows"], str] | None:
+def _format_text(dates: ParsedDates) -> str:
+    undecided = f", which no cell decides; the other is {dates.other}" if dates.other else ""
+    return f"{dates.form or 'ISO 8601'}{undecided}"
+
+
+def _dates(column: Column) -> ParsedDates | None:
     """Return dates in days, NaN where they are missing, and their format; None if some texts are no dates."""
     if column.kind == "timestamp":
-        return np.where(column.missing, np.nan, (column.cells + column.origin) / column.units_per_day), ""
+        days = np.where(column.missing, np.nan, (column.cells + column.origin) / column.units_per_day)
+        return ParsedDates(days, "")
     if column.original is None or column.missing.all():
         return None
     dates = parse_dates(np.array([text if _WORD.search(text) else MISSING for text in _as_texts(column)], object))
-    return None if dates is None else (dates[0] / 86_400e6, dates[1])
+    return None if dates is None else dates._replace(units=dates.units / 86_400e6)
 
 
 def _remove_separators(text: str) -> str:

@@ -78,7 +78,7 @@ def plot_regression(
     answer, error = (float(each[0]) for each in _estimate(model, features, output))
     explained = model.explain_rows(features, top=len(y), output=output)
     shown_at = f"{at:.3g}"
-    if index in plan.get("dates", ()):  # columns of dates as text hold microseconds, here in the precision of float32
+    if index in plan.get("dates", ()):  # columns of dates hold microseconds, here in the precision of float32
         day = 86_400e6
         unit = "D" if np.ptp(x[present]) > 30 * day else "m"
         rounded = np.datetime64(round(at + (day if unit == "D" else 60e6) / 2), "us")

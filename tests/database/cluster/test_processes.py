@@ -378,3 +378,24 @@ def test_workers_with_a_gpu_multiply_the_vectors_there_that_fit(tmp_path, kept, 
             assert_same(many.ask(queries, score=score), one.ask(queries, score=score), 3e-6)
     assert any(held)
     assert all(held) == (kept == 100)
+
+
+@pytest.mark.parametrize("kind", ["number", "vote", "vector", "name"])
+def test_tied_rows_of_several_fragments_have_the_order_of_one_process(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(row_files, "BYTES", 1_000)
+    draw = np.random.default_rng(len(kind))
+    places = draw.integers(0, 6, 400)
+    keys, query = {
+        "number": (places.astype(float), 2.5),
+        "vote": (places.astype(float), 2.5),
+        "vector": (pa.FixedSizeListArray.from_arrays(pa.array(np.eye(6)[places].ravel()), 6), [1.0, 1, 0, 0, 0, 0]),
+        "name": ([f"name {'abcdef'[place]}" for place in places], "name g"),
+    }[kind]
+    values = [f"label {n}" for n in draw.integers(0, 3, 400)] if kind == "vote" else draw.normal(size=400)
+    Database.create(tmp_path / "rows", {"key": keys, "value": values, "other": places % 2}, "key", "value")
+    one, many = both(tmp_path / "rows", "key", "value")
+    assert len(many.store.block_names()) > 4
+    for normalizer in ("topk:4", "hard", "softmax", "sparsemax", None):
+        for options in ({"top": 3}, {"top": 30, "where": "other = 0"}):
+            expected = one.ask([query], normalizer=normalizer, **options)
+            assert_same(many.ask([query], normalizer=normalizer, **options), expected)

@@ -227,7 +227,7 @@ class BlockScan:
             table: the rows that occur in them.
             positions: the position of each row of the table, in ascending order.
         """
-        loaded = self.cells.load(RowTile.of_table(table))
+        loaded = self.cells.load(RowTile.of_table(table), few=8)
         assert loaded is not None
         logits = np.asarray(self.cells.compute(loaded, 0, len(positions)), np.float64)
         first = first_equal_vectors(np.asarray(loaded[0].key))

@@ -139,18 +139,23 @@ class CellLogits(Logits[_CellRows]):
     folded: bool
     description: str = "cells in float64, as in memory"
 
-    def load(self, tile: RowTile) -> _CellRows | None:
-        """Return a bound call over a tile, and a boolean array that marks rows with missing cells, or None."""
+    def load(self, tile: RowTile, few: int = 1) -> _CellRows | None:
+        """Return a bound call over a tile, and a boolean array that marks rows with missing cells, or None.
+
+        Distances in at most `few` columns are computed from differences: the rounding of a product would decide between
+        equally distant keys, and differently in each fragment.
+        """
         columns = [Column.from_table(tile.table, column.name, self.folded, column) for column in self.columns]
         key = self.comparison.query_array(columns)
         missing = np.logical_or.reduce([column.missing for column in columns])
-        return self.bind(key), missing if missing.any() else None
+        return self.bind(key, few), missing if missing.any() else None
 
-    def bind(self, key: Shaped[np.ndarray, "rows ..."]) -> BoundCall:
+    def bind(self, key: Shaped[np.ndarray, "rows ..."], few: int = 1) -> BoundCall:
         """Return a bound call of the queries and a key array, from which logits are computed."""
         value = np.zeros((len(key), 1))
         call = bind_call(self.query, key, value, score=self.comparison.score, normalizer=Identity())
-        if call.score.cancels and len(key) and lift_suffices(call.score, call.query, call.key) is not True:
+        exact = key.ndim == 2 and key.shape[1] <= few
+        if call.score.cancels and len(key) and (exact or lift_suffices(call.score, call.query, call.key) is not True):
             call = replace(call, score=call.score.by_differences())
         return call
 
@@ -456,6 +461,9 @@ class NumberLogits(Logits[list[Num[np.ndarray, " rows"]]]):
         assert factor is not None
         self.names = [column.name for column in columns]
         self.query = np.asarray(query, np.float64) * comparison.scale + comparison.offset
+        # A query that was rounded in standard units would be nearer to one of two equally distant keys.
+        written = np.array([float(f"{cell:.15g}") for cell in self.query.ravel().tolist()]).reshape(self.query.shape)
+        self.query = np.where((written - comparison.offset) / comparison.scale == query, written, self.query)
         self.factor = np.sqrt(factor) / comparison.scale
         # Where float32 rounds the query by more than the tolerance, the column is read in float64.
         rounding = _EPSILON * np.abs(self.query).max(axis=0, initial=0) * self.factor

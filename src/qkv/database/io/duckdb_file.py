@@ -298,6 +298,10 @@ def _open_typed(
     numbers = inexact_columns(types, required, file.kind in DELIMITED) if not options.as_written else []
     as_texts = [name for name, form in options.assumed if form == "text" and types.get(name, "VARCHAR") != "VARCHAR"]
     numbers += [name for name in as_texts if name not in numbers]
+    if file.kind in DELIMITED and not options.as_written:
+        numbers += _perhaps_thousands(
+            rows, [n for n, type_ in types.items() if type_ == "DOUBLE" and n not in numbers], file
+        )
     if numbers and file.kind in DELIMITED:
         # Raises an error if the first rows contradict the types, from which `run_typed` learns the dialect.
         rows.limit(_FIRST_ROWS).to_arrow_table()
@@ -332,6 +336,18 @@ def _open_typed(
         return rows, []
     casts = ", ".join(f"{cast} as {quoted_name(name)}" for name, cast in others.items())
     return texts.project(f"* replace ({casts})") if casts else texts, dates
+
+
+def _perhaps_thousands(rows: duckdb.DuckDBPyRelation, names: Sequence[str], file: OpenFile) -> list[str]:
+    """Return the columns whose first numbers may have points as separators of thousands, such as 1.203 beside ";"."""
+    if not names or file.given.decimal or file.layout.delimiter in ("", ","):
+        return []
+    tests = ", ".join(
+        f"bool_and(abs({x}) < 1000 and round({x} * 1000) = {x} * 1000) and bool_or(round({x} * 1000) % 10 <> 0)"
+        for x in map(quoted_name, names)
+    )
+    (found,) = rows.limit(_FIRST_ROWS).aggregate(tests).fetchall()
+    return [name for name, may in zip(names, found, strict=True) if may]
 
 
 def _strict_cast(cell: str, type_: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from qkv.core.cell_kinds import cell_kind
 from qkv.core.printable import quoted_name
 from qkv.database.io.bad_cells import Conversions, add_cell_notes, detect_conversions
 from qkv.database.io.cell_notes import with_line_note
@@ -15,6 +16,7 @@ from qkv.database.io.duckdb_file import DELIMITED, OFFLINE, PARQUET, OpenFile, o
 from qkv.database.io.exact_types import with_microsecond_columns
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.text_readings import TextReading
+from qkv.encoders.arrow_columns import with_category_texts
 from qkv.errors import DataError, QueryError
 
 if TYPE_CHECKING:
@@ -138,7 +140,7 @@ def read_parts(
 
 
 def _stated_types(path: str) -> dict[str, pa.DataType]:
-    """Return the types of the columns of a Parquet file that DuckDB reads as another: durations and time zones.
+    """Return the types of the columns of a Parquet file that DuckDB reads as another: durations, zones, categories.
 
     Raises:
         DataError: A column has decimals of more than 38 digits, which DuckDB rounds.
@@ -156,19 +158,26 @@ def _stated_types(path: str) -> dict[str, pa.DataType]:
                 f"{field.name!r} of {path!r}. Write the file again as .arrow, or cast the column."
             )
     zoned = {field.name for field in schema if getattr(field.type, "tz", None) not in (None, "UTC")}
-    return {field.name: field.type for field in schema if field.name in zoned or pa.types.is_duration(field.type)}
+    stated = {field.name: field.type for field in schema if field.name in zoned or pa.types.is_duration(field.type)}
+    dictionaries = {field.name for field in schema if pa.types.is_dictionary(field.type)}
+    # Parquet has no dictionaries of numbers.
+    pandas = (schema.pandas_metadata or {}).get("columns", ())
+    numbers = {field.name for field in schema if cell_kind(field.type) == "number"}
+    dictionaries |= {c["field_name"] for c in pandas if c["pandas_type"] == "categorical"} & numbers
+    return stated | dict.fromkeys(dictionaries, pa.dictionary(pa.int32(), pa.string()))
 
 
 def _with_types(table: pa.Table, types: Mapping[str, pa.DataType]) -> pa.Table:
-    """Return a table in which columns of integers are durations, and timestamps have their time zones."""
+    """Return a table in which columns are durations or categories, and timestamps have their time zones."""
     for name, type_ in types.items():
         place = table.schema.get_field_index(name)
         if place >= 0:
             column = table.column(name)
             if pa.types.is_timestamp(column.type):
                 type_ = pa.timestamp(column.type.unit, type_.tz)
-            table = table.set_column(place, name, column.cast(type_))
-    return table
+            category = pa.types.is_dictionary(type_)
+            table = table.set_column(place, name, column.dictionary_encode() if category else column.cast(type_))
+    return with_category_texts(table)
 
 
 def _conversions(
@@ -194,10 +203,19 @@ def _conversions(
     rows = with_json_texts(cells, mixed, keys)
     stated = () if file.kind in DELIMITED else [name for name in required if name not in (*mixed, *dates)]
     found = detect_conversions(rows, required, options, repr(file.path), stated, file.layout.delimiter, dates)
-    if others := [name for name in dates if name not in required]:
+    others = [name for name in dates if name not in required]
+    if others:
         # Bad cells of columns that are only shown are missing, and not counted.
-        more = detect_conversions(rows, others, ReadOptions(assumed=options.assumed), repr(file.path))
+        given = ReadOptions(assumed=options.assumed)
+        more = detect_conversions(rows, others, given, repr(file.path), (), file.layout.delimiter)
         found = Conversions({**found.readings, **more.readings}, found.notes)
+    if options.decimal and file.kind in DELIMITED and not options.as_written:
+        # DuckDB reads 1.203,5 as a text, which a predicate could not compare.
+        texts = [name for name, type_ in zip(cells.columns, cells.types, strict=True) if str(type_) == "VARCHAR"]
+        given = ReadOptions(assumed=options.assumed, decimal=options.decimal, on_bad_cell="text")
+        more = detect_conversions(rows, [name for name in texts if name not in (*required, *others)], given, file.path)
+        numbers = {name: each for name, each in more.readings.items() if each.noun == "finite number"}
+        found = Conversions({**numbers, **found.readings}, found.notes)
     values = [name for name in dict.fromkeys(required) if name in mixed and name not in keys]
     return rows, with_counted_texts(cells, values, found)
 

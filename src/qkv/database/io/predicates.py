@@ -129,7 +129,7 @@ def _evaluate(
 ) -> tuple[list[str], Bool[np.ndarray, " rows"]]:
     """Return the columns that a predicate may read, and the rows that satisfy it."""
     failure = f"the predicate {predicate!r} failed"
-    remedy = f"Write SQL over the columns {', '.join(columns)}, such as city = 'Oslo'."
+    remedy = f"Write SQL over the columns {', '.join(map(quoted_name, columns))}, such as city = 'Oslo'."
     zone = _time_zone(table.schema, predicate)
     with _within(_SECONDS) as start, open_connection(CLOSED, QueryError, failure, remedy, zone) as connection:
         start(connection.interrupt)

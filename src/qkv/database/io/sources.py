@@ -43,7 +43,7 @@ from qkv.database.io.paths import ARROW, SUFFIXES, is_paths, source_files, strea
 from qkv.database.io.python_to_arrow import exact_array
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.table_layout import copy_table, read_layout
-from qkv.encoders.arrow_columns import with_microseconds, with_uuid_texts
+from qkv.encoders.arrow_columns import HALF, with_category_texts, with_metadata, with_microseconds, with_uuid_texts
 from qkv.encoders.columns import split_names
 from qkv.errors import DamagedError, DataError, OptionError, QkvError
 from qkv.store.arrow_files import map_file, parse_table
@@ -196,7 +196,7 @@ def read(source: object, required: tuple[str, ...] = (), options: ReadOptions = 
         _check_stated(describe(source), options)
         table = add_cell_notes(table, required, options.on_bad_cell, describe(source))
     _refuse_repeated_names(table.column_names)
-    return with_uuid_texts(_with_common_types(table))
+    return with_category_texts(with_uuid_texts(_with_common_types(table)))
 
 
 def read_parts(source: object, required: tuple[str, ...] = (), options: ReadOptions = _DEFAULTS) -> Iterator[pa.Table]:
@@ -286,13 +286,21 @@ def is_table_name(name: str) -> bool:
     return (os.path.splitext(stem)[1] if suffix in COMPRESSIONS else suffix) in SUFFIXES
 
 
-def requested_columns(key: str | Sequence[str], value: str) -> tuple[str, ...]:
+def requested_columns(
+    key: str | Sequence[str], value: str, source: object = None, options: ReadOptions = _DEFAULTS
+) -> tuple[str, ...]:
     """Return the names of the key and value columns, before the columns of the source are known.
+
+    A text with commas is one name if a delimited file of the source has such a column.
 
     Example:
         >>> requested_columns("city, year", "price")
         ('city', 'year', 'price')
     """
+    if isinstance(key, str) and "," in key and is_paths(source):
+        delimited = [path for path in source_files(source) if _suffix(path) in DELIMITED]
+        if any(key in read_layout(read_ends(path), options, (key, value)).header for path in delimited):
+            return key, value
     return tuple(str(name).strip() for name in (*split_names(key), value))
 
 
@@ -354,6 +362,10 @@ def _read_paths(paths: list[Path], required: tuple[str, ...], options: ReadOptio
         _refuse_repeated_names(table.column_names)
     # A CSV file without rows has columns of texts, whatever the types in the other files are.
     tables = [table for table in tables if table.num_rows] or tables[:1]
+    schemas = [table.schema for table in tables]
+    for name in {field.name for schema in schemas for field in schema if pa.types.is_dictionary(field.type)}:
+        if not all(pa.types.is_dictionary(schema.field(name).type) for schema in schemas if name in schema.names):
+            tables = [_with_texts(table, name) for table in tables]  # categories in some files alone are texts
     try:
         table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
@@ -362,6 +374,14 @@ def _read_paths(paths: list[Path], required: tuple[str, ...], options: ReadOptio
             f"{len(paths):,} files from {str(paths[0])!r} on. Convert the columns, or name fewer files."
         ) from None
     return join_cell_notes(table, tables, required)
+
+
+def _with_texts(table: pa.Table, name: str) -> pa.Table:
+    """Return a table without a dictionary in a column."""
+    place = table.schema.get_field_index(name)
+    if place < 0 or not pa.types.is_dictionary(type_ := table.schema.field(place).type):
+        return table
+    return table.set_column(place, name, table.column(place).cast(type_.value_type))
 
 
 def _read_stream(stream: io.IOBase, required: tuple[str, ...], options: ReadOptions) -> pa.Table:
@@ -423,6 +443,9 @@ def _read_object(source: Any) -> pa.Table:
         named = [name for name in source.index.names if name is not None]
         _refuse_repeated_names([str(name) for name in (*named, *source.columns)])
         return _frame_table(source.reset_index(level=named) if named else source)
+    if "128" in str(getattr(source, "dtypes", "")):  # integers of polars that Arrow lacks
+        wide = {name for name, type_ in source.schema.items() if "128" in str(type_)}
+        source = {name: source[name].to_list() if name in wide else source[name] for name in source.columns}
     if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
         return pa.table(source)
     if isinstance(source, Mapping):
@@ -441,7 +464,7 @@ def _read_object(source: Any) -> pa.Table:
 
 def _refuse_other_indexes(columns: Mapping[object, Any]) -> None:
     """Raise a `DataError` if columns are pandas series with different indexes, which pandas pairs by index."""
-    series = {name: values for name, values in columns.items() if hasattr(values, "reindex")}
+    series = {name: values for name, values in columns.items() if hasattr(values, "iloc")}
     first = next(iter(series), None)
     for name, values in series.items():
         if not values.index.equals(series[first].index):
@@ -515,6 +538,8 @@ def _with_common_types(table: pa.Table) -> pa.Table:
             lists = "list_view" in str(field.type)
             column = pa.chunked_array([column.to_pylist()], type_) if lists else column.cast(type_)
             table = table.set_column(index, field.with_type(type_), column)
+            if pa.types.is_float16(field.type):
+                table = with_metadata(table, field.name, HALF, "float16")
     return table
 
 

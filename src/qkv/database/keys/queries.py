@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from qkv.core.arrays import plain_array
-from qkv.core.cell_kinds import cell_kind, is_missing, plain_scalar
+from qkv.core.cell_kinds import cell_kind, is_missing, object_kind, plain_scalar
+from qkv.core.formatting import format_key
 from qkv.core.progress import checkpoint
 from qkv.core.times import numeric_order
 from qkv.core.typing import Bool, Float, Int, Shaped
@@ -140,6 +141,7 @@ def split_queries(queries: object, columns: Sequence[Column]) -> tuple[list[obje
         >>> split_queries("Li", ["name"]), split_queries(["Li", "Hu"], ["name"])
         ((['Li'], True), (['Li', 'Hu'], False))
     """
+    queries = _without_scalars(queries)
     if hasattr(queries, "__arrow_c_stream__") and not isinstance(queries, (str, bytes)):
         return _frame_rows(queries, columns), False
     queries = plain_array(queries)
@@ -164,6 +166,15 @@ def split_queries(queries: object, columns: Sequence[Column]) -> tuple[list[obje
     elif getattr(columns[0], "kind", "") == "vector" and queries and isinstance(queries[0], number_types.Real):
         return [queries], True
     return list(queries), False
+
+
+def _without_scalars(query: Any) -> Any:
+    """Return queries with Python objects in place of pyarrow scalars."""
+    if isinstance(query, pa.Scalar):
+        return to_python(pa.array([query]))[0]
+    if type(query) is dict:
+        return {name: _without_scalars(cell) for name, cell in query.items()}
+    return type(query)(map(_without_scalars, query)) if type(query) in (list, tuple) else query
 
 
 def _has_vectors(parts: Sequence[object], columns: Sequence[Column]) -> bool:
@@ -253,6 +264,8 @@ def _parse_cell(value: Any, column: Column, folded: bool) -> Cell:
     value = plain_scalar(value)
     if column.traits.text:
         value = _text(value)
+        if column.kind == "category" and object_kind(type(value)):
+            value = format_key(value)  # of a category that is a number, see `with_category_texts`
         if not isinstance(value, str):
             raise _kind_error(value, column)
         return (fold(value) if folded else value) or None

@@ -58,7 +58,7 @@ def create_database(
     memory_bytes(memory)
     place = stores.locate(path, storage_options)
     stores.require_free(place, backend)
-    names, notes = requested_columns(key, value), list[str]()
+    names, notes = requested_columns(key, value, source, options), list[str]()
     given = iter([source.empty_table()]) if isinstance(source, pa.Schema) else iterate_tables(source, names, options)
     tables = collect_notes((with_periods(table, cyclic) for table in given), names, notes)
     pending = [table for table in (next(tables, None),) if table is not None]
