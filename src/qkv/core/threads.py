@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from qkv.core.progress import current_check, with_check
 
 if TYPE_CHECKING:
-    from threadpoolctl import threadpool_limits
+    from threadpoolctl import ThreadpoolController, threadpool_limits
 
 _MOST_CORES = 4
 """Largest number of cores of `on_cores`, each of which has arrays of its own."""
@@ -69,10 +70,9 @@ def one_blas_thread() -> Iterator[bool]:
     if find_spec("threadpoolctl") is None:
         yield False
         return
-    from threadpoolctl import threadpool_limits
-
     with _LOCK:
-        _LIMITS.append(_LIMITS[0] if _LIMITS else threadpool_limits(1, "blas"))
+        # PyTorch brings a library of its own.
+        _LIMITS.append(_LIMITS[0] if _LIMITS else _libraries("torch" in sys.modules).limit(limits=1, user_api="blas"))
     try:
         yield True
     finally:
@@ -80,6 +80,14 @@ def one_blas_thread() -> Iterator[bool]:
             limit = _LIMITS.pop()
             if not _LIMITS:
                 limit.restore_original_limits()
+
+
+@cache
+def _libraries(with_torch: bool) -> ThreadpoolController:
+    """Return the loaded libraries that have threads, which takes a millisecond to find."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def on_cores(function: Callable[[_Item], _Result], items: Sequence[_Item]) -> Iterator[_Result]:
