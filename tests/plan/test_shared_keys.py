@@ -18,7 +18,7 @@ PARTS = [
     {"score": scores.Gaussian(0.7), "normalizer": normalizers.Sparsemax()},
     {"mask": masks.Lengths(3), "normalizer": normalizers.Softmax(0.5)},
     {"mask": masks.AllowedKeys(DRAW.random(5) < 0.6), "score": scores.Dot()},
-    {"score": scores.Biased(scores.Dot(), DRAW.normal(size=5)), "normalizer": normalizers.TopK(2)},
+    {"score": scores.Biased(scores.Dot(), DRAW.normal(size=(1, 5))), "normalizer": normalizers.TopK(2)},
     {"mask": masks.Causal(), "positions": qkv.Positions(query_start=1)},
     {"score": scores.Biased(scores.Dot(), DRAW.normal(size=(2, 5)))},
 ]
