@@ -17,12 +17,12 @@ from qkv.core.equation import BoundCall, TorchCall
 from qkv.core.parts import expand_to_pairs
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Num, OutputTensor, Tensor
-from qkv.kernels.fused.kernel import completes_lift
 from qkv.kernels.fused.layout import Layout, Sides, layout_of
 from qkv.kernels.fused.pair_bias import (
     BlockBias,
     OffsetsOf,
     block_rows,
+    completes_lift,
     few_keys,
     inner_score,
     needs_bias,

@@ -21,7 +21,7 @@ from qkv.core.arrays import itemsize
 from qkv.core.equation import BoundCall, TorchCall
 from qkv.core.formatting import memory_text
 from qkv.kernels.fused.layout import layout_of
-from qkv.kernels.fused.pair_bias import bias_elements, block_rows, inner_score, needs_bias, takes_bias
+from qkv.kernels.fused.pair_bias import bias_elements, block_rows, completes_lift, inner_score, needs_bias, takes_bias
 from qkv.kernels.runtime.memory_model import lifted_elements, saved_by_lift
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
@@ -166,11 +166,6 @@ class FusedKernel(Kernel):
             return result
         tensors = typing.cast("TorchCall", tensors.with_all_cast())
         return dataclasses.replace(TiledKernel().run(tensors, problem), guards=("not all finite: tiled",))
-
-
-def completes_lift(problem: Problem) -> bool:
-    """Return whether the lift has a column for the term of the query alone, without which gradients lose digits."""
-    return problem.gradient and inner_score(problem.score).cancels
 
 
 def lifted_width(problem: Problem) -> int:
