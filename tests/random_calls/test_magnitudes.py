@@ -81,6 +81,14 @@ def test_weights_of_distances_are_within_the_bound_at_every_magnitude(name: str)
     assert [each for each in found if each] == []
 
 
+def test_a_call_in_half_precision_that_is_repeated_gives_the_same() -> None:
+    query, key, value = np.random.default_rng(0).normal(size=(3, 256, 8)).astype(np.float16)
+    for score in (scores.Gaussian(0.3), scores.Laplace(0.3), scores.Dot()):
+        for kernel in LIBRARIES["numpy"]:
+            first, *others = (qkv.attend(query, key, value, score=score, kernel=kernel) for _ in range(3))
+            assert all(np.array_equal(first, other) for other in others), (score, kernel)
+
+
 @pytest.mark.parametrize("kernel", LIBRARIES["torch"])
 def test_gradients_of_distances_are_within_the_bound_at_every_magnitude(kernel: str | None) -> None:
     torch = pytest.importorskip("torch")
