@@ -251,3 +251,10 @@ def test_advice_for_a_mask_of_pytorch_gives_pytorch_s_output() -> None:
     bias = normal(5, 7, seed=3).detach()
     wanted = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
     assert torch.allclose(qkv.attend(query, key, value, score=scores.Biased(scores.ScaledDot(), bias)), wanted)
+
+
+def test_arrays_of_several_dtypes_give_the_dtype_to_which_they_are_promoted() -> None:
+    sides = [normal(3, 2).detach().to(dtype) for dtype in (torch.float32, torch.float64, torch.bfloat16)]
+    assert qkv.attend(*sides).dtype == torch.float64
+    assert qkv.attend(sides[2], sides[2], sides[0]).dtype == torch.float32
+    assert qkv.attend(*(x.float().numpy().astype(d) for x, d in zip(sides, "fde", strict=True))).dtype == np.float64

@@ -179,3 +179,20 @@ def test_numbers_of_heads_that_do_not_match_are_refused(shapes, words):
         qkv.attend(*(np.zeros(shape) for shape in shapes), enable_gqa=True)
     with pytest.raises(ShapeError, match=words):
         qkv.explain(*shapes, enable_gqa=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mask": masks.AllowedKeys(np.ones((1, 2, 5), bool))}, r"axes \(1, 4\) of the call, got \(1, 2\)"),
+        ({"mask": masks.AllowedPairs(np.ones((1, 4, 3, 7), bool))}, r"got shape \(1, 4, 3, 7\)"),
+        ({"normalizer": normalizers.Softmax(np.ones(4))}, r"axes \(1, 4\) of the call, got batch axes \(4,\)"),
+        ({"positions": Positions(query_start=np.zeros((1, 3), int))}, r"axes \(1, 4\) of the call, got \(1, 3\)"),
+        ({"key": np.ones((3, 2, 5, 2)), "query": np.ones((2, 4, 3, 2))}, r"query before its heads \(2,\), key"),
+    ],
+)
+def test_errors_of_grouped_heads_state_the_axes_of_the_caller(options, words):
+    sides = {"query": np.ones((1, 4, 3, 2)), "key": np.ones((1, 2, 5, 2)), "value": np.ones((1, 2, 5, 2))} | options
+    for call in (qkv.attend, qkv.explain):
+        with pytest.raises(ShapeError, match=words):
+            call(**sides, enable_gqa=True)

@@ -151,7 +151,9 @@ def attend(
         **unknown: refused; arguments of PyTorch with what to pass instead.
 
     Returns:
-        Output `(*batch, q, value_width)`, in the library and dtype of the inputs. Rows without any allowed key are 0.
+        Output `(*batch, q, value_width)`, in the library of the inputs. If query, key and value differ in dtype, the
+        result has the dtype to which the library promotes theirs, such as float64 if one is float64; PyTorch's
+        `scaled_dot_product_attention` refuses such inputs. Rows without any allowed key are 0.
 
     Raises:
         ShapeError: lengths, widths or batch axes do not match.

@@ -1,5 +1,6 @@
 """Parts as values: what a new part gets by being a frozen dataclass."""
 
+import math
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qkv import masks, normalizers, scores
 from qkv.core.parts import Part, array_field, delegates, require_number
 from qkv.errors import OptionError, ShapeError
 from qkv.scores import Biased, Dot, Gaussian, SumOf
@@ -152,3 +154,26 @@ def test_a_class_of_parts_defined_before_jax_is_imported_is_a_pytree(monkeypatch
 
     (leaf,) = jax.tree_util.tree_leaves(Early(np.ones(2)))
     assert leaf.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax.numpy", "tensorflow"])
+@pytest.mark.parametrize(
+    ("make", "bad"),
+    [
+        (normalizers.Softmax, 0.0),
+        (normalizers.Softmax, math.nan),
+        (normalizers.Entmax, 1.0),
+        (scores.Gaussian, -1.0),
+        (scores.Laplace, math.nan),
+        (scores.Cosine, 0.0),
+        (lambda cap: scores.Softcap(scores.Dot(), cap), -2.0),
+        (lambda decay: scores.Decay(scores.Dot(), decay), 0.5),
+        (masks.Lengths, -1),
+        (masks.Prefix, -1),
+    ],
+)
+def test_an_array_of_settings_is_refused_for_a_number_that_is_refused_itself(library, make, bad):
+    array = getattr(pytest.importorskip(library), {"torch": "tensor", "tensorflow": "constant"}.get(library, "array"))
+    for given in (bad, array(bad), array([bad, bad]), array([bad] * 100)):
+        with pytest.raises(OptionError, match="must be"):
+            make(given)

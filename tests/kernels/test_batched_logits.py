@@ -106,6 +106,7 @@ def test_masked_keys_change_nothing_finite_or_not(bad: float, normalizer: normal
     query.requires_grad_()
     for score in (
         scores.Gated(vector, vector),
+        scores.Gated(vector, -vector),  # whose gate of a key of −∞ is 1
         scores.Gated(0 * vector, 0 * vector, 0.3),
         scores.SeparableGate(vector, vector, 0.2, 0.3),
         scores.Bilinear(matrix),
@@ -122,3 +123,20 @@ def test_masked_keys_change_nothing_finite_or_not(bad: float, normalizer: normal
             found = qkv.attend(query, key, value, **options, mask=mask, kernel="batched")
             torch.testing.assert_close(found, wanted)
             torch.testing.assert_close(torch.autograd.grad(found.sum(), query)[0], slope, rtol=1e-4, atol=1e-5)
+            # Gates of keys that batch elements share are computed by other code.
+            shared = qkv.attend(query, key[:1], value[:1], **options, mask=mask, kernel="batched")
+            assert bool(torch.autograd.grad(shared.sum(), query)[0].isfinite().all())
+
+
+@pytest.mark.parametrize("lead", [(), (2,)], ids=["one vector", "a vector for each batch element"])
+def test_gradients_of_the_vector_of_additive_scores_keep_their_digits_over_many_pairs(lead: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    arrays = [torch.randn(2, 200, 8), torch.randn(2, 200, 8), torch.randn(2, 200, 4)]
+    arrays += [torch.randn(*lead, 32, 8), torch.randn(*lead, 32, 8), torch.randn(*lead, 32) / 6]
+    towards, found = torch.randn(2, 200, 4), []
+    for dtype, kernel in ((torch.float32, "batched"), (torch.float64, "dense")):
+        query, key, value, weight, key_weight, vector = (x.to(dtype) for x in arrays)
+        score = scores.Additive(weight, key_weight, vector=vector.requires_grad_())
+        output = qkv.attend(query, key, value, score=score, kernel=kernel)
+        found += torch.autograd.grad(output, vector, towards.to(dtype))
+    assert float((found[0] - found[1]).abs().max() / found[1].abs().max()) < 1.5e-6

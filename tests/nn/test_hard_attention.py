@@ -110,6 +110,16 @@ def test_straight_through_gives_the_sampled_value_and_the_gradient_of_the_soft_o
     assert float((one - other).abs().max()) < 1e-12
 
 
+@pytest.mark.parametrize("gradient", ["straight-through", "gumbel"])
+def test_a_value_that_was_not_drawn_has_no_gradient(gradient: str) -> None:
+    query, key, value, _ = problem(7)
+    hard = HardAttention(gradient=gradient)(query, key, value.requires_grad_(), seed=2)
+    towards = torch.randn(7, 1, 2, dtype=torch.float64)
+    found = torch.autograd.grad(hard.output, value, towards)[0]
+    drawn = torch.nn.functional.one_hot(hard.keys[:, 0], len(value)).double()
+    torch.testing.assert_close(found, drawn.mT @ towards[:, 0])
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_gumbel_softmax_uses_the_noise_of_the_sample(temperature: float) -> None:
     query, key, value, _ = problem(50)

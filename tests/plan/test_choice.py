@@ -169,6 +169,13 @@ def test_where_nothing_fits_the_memory_every_kernel_says_so() -> None:
     assert said.endswith("or change the arguments that a kernel does not support.")
 
 
+def test_a_readout_of_an_additive_score_needs_no_arrays_of_hidden_units() -> None:
+    weight = np.zeros((24, 16), np.float32)
+    options = {"score": scores.Additive(weight, weight, None, weight[:, 0]), "library": "torch", "gradient": True}
+    with_readout = explain(((8, 512, 16),) * 3, kernel="batched", readouts=[readouts.Entropy()], **options)
+    assert with_readout.cost.scratch < 12 * 8 * 512 * 512 * 4  # measured: 5.6 to 8 arrays of all pairs
+
+
 def test_tiles_shrink_where_less_memory_is_allowed() -> None:
     tiles = [explain(LONG, library="torch", score=ADDITIVE, kernel="tiled", memory=m) for m in ("1 GiB", "5 MiB")]
     assert tiles[1].cost.scratch <= 5 * 2**20 < tiles[0].cost.scratch

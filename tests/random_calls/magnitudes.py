@@ -33,7 +33,7 @@ def coordinates(
         rng: generator of random numbers.
         query_shape: shape of the queries, `(*batch, q, width)`.
         key_shape: shape of the keys, `(*batch, k, width)`.
-        layout: one of `LAYOUTS`; None: a random one.
+        layout: one of `LAYOUTS`, or "queries are keys"; None: a random one of `LAYOUTS`.
         far: logarithm to base 10 of the largest offset, distance of clusters and distance of outliers in spreads.
     """
     layout = layout or str(rng.choice(LAYOUTS))
@@ -57,9 +57,13 @@ def coordinates(
     elif layout == "far cloud":  # within a few bandwidths, however far from 0
         bandwidth = 10 ** rng.uniform(-0.5, 0.5)
         offset = 10 ** rng.uniform(2, far) * rng.choice([-1, 1], size=key_shape[-1])
+    elif layout == "queries are keys":  # of which the nearest other one has little weight
+        query, rows = np.broadcast_to(key, query_shape), key.reshape(-1, k, key_shape[-1])[0]
+        others = ((rows[:, None] - rows) ** 2).sum(-1) + np.where(np.eye(k), np.inf, 0)
+        bandwidth = np.sqrt(others.min()) / rng.uniform(4, 7)
     elif layout == "equal keys":
         key = key[..., rng.integers(0, max(1, k // 3), size=k), :]
-    if rng.random() < 0.3 and q and k:  # some queries near keys, at all scales
+    if rng.random() < 0.3 and q and k and layout != "queries are keys":  # some queries near keys, at all scales
         near = min(q, k)
         shape = np.broadcast_shapes(query_shape[:-2], key_shape[:-2])
         if shape == query_shape[:-2]:

@@ -34,11 +34,12 @@ def allowed_error(logits: Any) -> Any:
     return 4 * EPSILON * (1 + np.where(near, abs(logits), 0).max(axis=-1, keepdims=True))
 
 
-def draw(number: int) -> tuple[Any, Any, Any, float]:
+def draw(number: int, layout: str | None = None) -> tuple[Any, Any, Any, float]:
     rng = np.random.default_rng(number)
     width, q, k = int(rng.choice([1, 1, 2, 3, 8, 16, 64])), int(rng.integers(1, 40)), int(rng.choice([2, 7, 40, 301]))
     batch = ((), (2,), (2, 3))[rng.integers(3)]
-    layout = LAYOUTS[number % len(LAYOUTS)]
+    layout = layout or LAYOUTS[number % len(LAYOUTS)]
+    q = k if layout == "queries are keys" else q
     if layout == "far cloud":  # as long rows as the short calls of PyTorch may have
         batch, q, k, width = (), int(rng.integers(1, 300)), int(rng.integers(1, 2500)), int(rng.integers(1, 4))
     query, key, bandwidth = coordinates(rng, (*batch, q, width), (*batch[1:], k, width), layout)
@@ -80,11 +81,20 @@ def test_weights_of_distances_are_within_the_bound_at_every_magnitude(name: str)
     assert [each for each in found if each] == []
 
 
+def test_a_call_in_half_precision_that_is_repeated_gives_the_same() -> None:
+    query, key, value = np.random.default_rng(0).normal(size=(3, 256, 8)).astype(np.float16)
+    for score in (scores.Gaussian(0.3), scores.Laplace(0.3), scores.Dot()):
+        for kernel in LIBRARIES["numpy"]:
+            first, *others = (qkv.attend(query, key, value, score=score, kernel=kernel) for _ in range(3))
+            assert all(np.array_equal(first, other) for other in others), (score, kernel)
+
+
 @pytest.mark.parametrize("kernel", LIBRARIES["torch"])
 def test_gradients_of_distances_are_within_the_bound_at_every_magnitude(kernel: str | None) -> None:
     torch = pytest.importorskip("torch")
-    for number in range(16 if LONG else 8):
-        query, key, value, bandwidth = draw(number)
+    layouts = [*LAYOUTS, *(["queries are keys"] * 3)]
+    for number, layout in enumerate(layouts * 3 if LONG else layouts):
+        query, key, value, bandwidth = draw(number, layout)
         exact = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (query, key, value)]
         logits = (exact[0][..., :, None, :] - exact[1][..., None, :, :]).square().sum(-1) * (-0.5 / bandwidth**2)
         logits.retain_grad()
@@ -104,7 +114,7 @@ def test_gradients_of_distances_are_within_the_bound_at_every_magnitude(kernel: 
         for side, wanted, size in zip(sides, exact, sizes, strict=False):
             size = size.expand(*logits.shape[:-2], *size.shape[-2:]).sum_to_size(side.shape).detach()
             error = (side.grad.double() - wanted.grad).abs()
-            assert bool((error <= (16 * most + 64 * EPSILON) * size.max() + 1e-30).all()), (number, kernel)
+            assert bool((error <= (16 * most + 64 * EPSILON) * size.max() + 1e-30).all()), (number, layout, kernel)
 
 
 @pytest.mark.parametrize("coefficient", [1e-4, 0.1, 3.0])

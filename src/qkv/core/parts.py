@@ -8,6 +8,7 @@ is sliced for a tile, how its batch axes are checked and how its gradient is acc
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +19,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from qkv.core.arrays import asarray_like, cast, dtype_name, is_array, is_floating, library, namespace, variable_value
+from qkv.core.arrays import (
+    asarray_like,
+    cast,
+    dtype_name,
+    is_array,
+    is_floating,
+    is_tensor,
+    library,
+    namespace,
+    variable_value,
+)
 from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.checks import is_int
+from qkv.core.tracing import tracing_mode
 from qkv.core.typing import Array, DType, Num, Shaped
 from qkv.errors import KindError, OptionError, ShapeError
 
@@ -184,7 +196,7 @@ class Part:
     def validate(self) -> None:
         """Check the fields when the part is constructed; the base class allows all values.
 
-        Elements of arrays are not checked, because arrays may be tracers.
+        Elements of arrays that are traced or on a GPU are not checked.
         """
 
     # -- arrays -----------------------------------------------------------------------------------------
@@ -477,19 +489,40 @@ def expand_to_pairs(x: Num[Array, "*batch"] | float) -> Num[Array, "*_shape"] | 
 
 
 def require_number(owner: str, name: str, value: object, test: Callable[[float], bool], condition: str) -> None:
-    """Raise an `OptionError` if `value` is not a number that satisfies a condition; arrays are not checked.
+    """Raise an `OptionError` if `value` is neither a number that satisfies a condition nor an array of such numbers.
 
     Args:
         owner: name of the class in the error message.
         name: name of the argument in the error message.
         value: value of the argument.
-        test: function that returns whether a number is allowed.
+        test: function that returns whether a number is allowed, which holds for an interval of numbers.
         condition: the condition in the error message, such as "a positive number".
     """
     if is_array(value):
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not test(value):
+        for number in extremes(value):
+            if not test(number):
+                raise OptionError(f"{name} of {owner} must be {condition} in each element, got {number!r} in one.")
+    elif isinstance(value, bool) or not isinstance(value, (int, float)) or not test(value):
         raise OptionError(f"{name} of {owner} must be {condition}, got {value!r}.")
+
+
+_FEW = 64
+"""Number of elements up to which reading all of them takes less time than two passes of a library."""
+
+
+def extremes(x: Any) -> Sequence[float]:
+    """Return numbers among the elements of an array that include the smallest, the largest, and NaN if there is one.
+
+    There are none while the array is traced, and of tensors on a GPU, for which Python would wait.
+    """
+    if is_tensor(x) and (x.device.type != "cpu" or tracing_mode(x)):
+        return ()
+    try:
+        x = x.detach() if is_tensor(x) else np.asarray(x)
+        found = x.reshape(-1).tolist() if math.prod(x.shape) <= _FEW else [x.min().item(), x.max().item()]
+        return [number for number in found if isinstance(number, (int, float))]  # the call refuses other elements
+    except Exception:  # every tracer raises another class of exception
+        return ()
 
 
 def require_indices(part: Part, name: str) -> None:

@@ -14,10 +14,10 @@ from typing import Literal
 
 from qkv.core.arrays import as_array, dtype_name, is_array
 from qkv.core.checks import wrong_part
-from qkv.core.parts import Part, delegates
+from qkv.core.parts import Part, delegates, extremes
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, ArrayLike, Bool, Num, Shaped
-from qkv.errors import KindError
+from qkv.errors import KindError, OptionError
 
 __all__ = ["And", "Coverage", "Mask", "Not", "Or", "and_masks", "require_boolean", "require_mask"]
 
@@ -233,14 +233,20 @@ def require_boolean(owner: str, array: Shaped[Array, "*_shape"]) -> Bool[Array, 
 
 
 def require_integers(owner: str, name: str, value: ArrayLike) -> Num[Array, "*_"] | int:
-    """Return `value` if it is an int, otherwise convert it to an array and check that its elements are integers.
+    """Return `value` if it is an int, otherwise convert it to an array; check that it holds integers of at least 0.
 
     Raises:
         KindError: the elements of the array are not integers.
+        OptionError: a number is negative.
     """
-    if isinstance(value, int):
-        return value
-    array = as_array(value)
+    array = value if isinstance(value, int) else as_array(value)
+    least = array if isinstance(array, int) else int(min(extremes(array), default=0))
+    if least < 0:
+        raise OptionError(
+            f"{name} of {owner} must be at least 0, got {least}. Pass 0 for a batch element without keys."
+        )
+    if isinstance(array, int):
+        return array
     if "int" not in dtype_name(array):
         raise KindError(
             f"{name} of {owner} must be an integer or an array of integers, got dtype {dtype_name(array)}. Convert "

@@ -24,10 +24,11 @@ class Lengths(Mask):
     """Padding mask that allows each query to attend to the first `lengths` keys of its batch element.
 
     Args:
-        lengths: number of keys that are not padding, integers `(*batch,)` or one integer.
+        lengths: number of keys that are not padding, integers `(*batch,)` or one integer; all keys if it is larger.
 
     Raises:
         KindError: the lengths are not integers.
+        OptionError: a length is negative.
 
     Example:
         >>> import numpy as np
@@ -83,6 +84,7 @@ class Prefix(Mask):
 
     Raises:
         KindError: the length is not an integer.
+        OptionError: a length is negative.
         PositionError: query and key differ in length and no positions are given.
 
     Example:

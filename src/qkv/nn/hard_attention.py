@@ -9,6 +9,9 @@ Sampling has no gradient. Three estimators replace it:
     Gumbel-softmax     forward v_j, backward as Σ_i y_i v_i with y = softmax((score / T + g) / τ), where g is the
                        noise of the sample          biased; less as τ falls, with more variance
 
+For each of them, the gradient of the values is that of v_j, as of `gumbel_softmax(logits, hard=True) @ value` in
+PyTorch: the value of a key that was not drawn has none.
+
 Sources: Xu et al. (2015), Show, attend and tell, section 4.1, https://arxiv.org/abs/1502.03044; Williams
 (1992), Simple statistical gradient-following algorithms, https://doi.org/10.1007/BF00992696; Bengio, Léonard,
 Courville (2013), https://arxiv.org/abs/1308.3432; Jang, Gu, Poole (2017), https://arxiv.org/abs/1611.01144.
@@ -166,8 +169,8 @@ class HardAttention(torch.nn.Module):
             if self.gradient == "gumbel":
                 options["score"] = _NoisyScore(options["score"], 1.0 / float(self.sampler.temperature))
                 normalizer = self.sharpened_softmax
-            soft = cast(Tensor, attend(query, key, value, normalizer=normalizer, seed=seed, **options))
-            output = output.detach() + (soft - soft.detach())
+            soft = cast(Tensor, attend(query, key, value.detach(), normalizer=normalizer, seed=seed, **options))
+            output = output + (soft - soft.detach())
         return HardAttentionOutput(output, keys, log_probability)
 
     def objective(

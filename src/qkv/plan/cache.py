@@ -308,7 +308,9 @@ def _is_bound(
         and (mask is None or not mask.bound_per_call)
         and query.dtype == key.dtype == value.dtype
         and (
-            dtype_name(value) in ("float32", "float64") or dtype != value.dtype or plan.kernel.keeps_dtype(plan.problem)
+            dtype_name(value) in ("float32", "float64")
+            or dtype != value.dtype
+            or (plan.kernel.keeps_dtype(problem) and not plan.kernel.casts_tiles)  # `bind_unconverted` casts no tile
         )
         and not (problem.spec.dropout or problem.normalizer.stochastic)
     )

@@ -15,13 +15,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from qkv.core.arrays import as_array, is_text, namespace
+from qkv.core.axes import broadcast_batch
 from qkv.core.function_part import function_parts
 from qkv.core.map_batch import map_batch
+from qkv.core.parts import Part
 from qkv.core.typing import Array, ArrayLike, Shaped
 from qkv.errors import ShapeError
 from qkv.masks import Mask
 from qkv.plan.kernel_protocol import Result
 from qkv.plan.plan import Plan
+from qkv.plan.spec import Spec
 from qkv.readouts import Readout
 from qkv.readouts.base import flatten, unflatten
 
@@ -36,24 +39,24 @@ class HeadGroups:
     Attributes:
         key_heads: number of heads of key and value.
         group: number of consecutive query heads that share a key head.
-        batch_axes: number of batch axes of the call, including the heads.
+        batch: batch axes of the call, the last of which are the query heads.
     """
 
     key_heads: int
     group: int
-    batch_axes: int
+    batch: Shape
 
     @classmethod
     def of(cls, query: Shape, key: Shape, value: Shape, text: bool = False) -> HeadGroups:
         """Return the groups of a call, computed from the shapes of query, key and value.
 
         Raises:
-            ShapeError: an array has no axis of heads, key and value differ in the number of heads, or this number
-                does not divide the number of query heads.
+            ShapeError: an array has no axis of heads, key and value differ in the number of heads, this number does
+                not divide the number of query heads, or the other batch axes do not broadcast.
 
         Example:
             >>> HeadGroups.of((1, 8, 5, 4), (1, 2, 9, 4), (1, 2, 9, 4))
-            HeadGroups(key_heads=2, group=4, batch_axes=2)
+            HeadGroups(key_heads=2, group=4, batch=(1, 8))
         """
         core = 1 if text else 2
         for name, shape, own in (("query", query, core), ("key", key, core), ("value", value, 2)):
@@ -73,8 +76,9 @@ class HeadGroups:
                 f"the number of query heads must be a multiple of the {key_heads} key heads for enable_gqa=True, got "
                 f"{heads}. Axis −3 of query, key and value is the axis of heads."
             )
-        axes = max(len(query) - core, len(key) - core, len(value) - 2)
-        return cls(key_heads, heads // key_heads, axes)
+        others = {"query": query[: -core - 1], "key": key[: -core - 1], "value": value[:-3]}
+        batch = broadcast_batch(**{f"{name} before its heads": axes for name, axes in others.items()})
+        return cls(key_heads, heads // key_heads, (*batch, heads))
 
     def split_shape(self, shape: Shape, core: int = 2, shared: bool = False) -> Shape:
         """Return a shape with its axis of heads split into two; `shared` states whether it is that of key or value."""
@@ -85,26 +89,34 @@ class HeadGroups:
     def split_part(self, part: T) -> T:
         """Return a part with the axis of heads of its arrays split into two, as in the call.
 
-        Arrays without batch axes are unchanged, and so are arrays whose batch axes do not match, for which the call
-        raises the error.
+        Arrays without batch axes are unchanged.
+
+        Raises:
+            ShapeError: an array has other batch axes than the call.
         """
+        others: list[Array] = []
 
         def split(x: Array, own_axes: int) -> Array:
-            if own_axes != self.batch_axes:
+            if own_axes == 0:
                 return x
             shape = tuple(x.shape)
-            lead, core = shape[: own_axes - 1], shape[own_axes:]
-            if shape[own_axes - 1] == 1:
-                return namespace(x).reshape(x, (*lead, 1, 1, *core))
-            if shape[own_axes - 1] != self.key_heads * self.group:
+            own, core = shape[: max(0, own_axes)], shape[max(0, own_axes) :]
+            if len(own) != len(self.batch) or any([m not in (1, n) for m, n in zip(own, self.batch, strict=True)]):  # noqa: C419
+                others.append(x)
                 return x
-            return namespace(x).reshape(x, (*lead, self.key_heads, self.group, *core))
+            heads = (1, 1) if own[-1] == 1 else (self.key_heads, self.group)
+            return namespace(x).reshape(x, (*own[:-1], *heads, *core))
 
-        return map_batch(part, split)
+        found = map_batch(part, split)
+        if others:  # state the axes before they are split
+            for each in part if isinstance(part, tuple) else (part,):
+                if isinstance(each, Part):
+                    each.check_shapes(self.batch, {})
+        return found
 
     def merge(self, x: Shaped[Array, "*_split"]) -> Shaped[Array, "*_merged"]:
         """Return a result of the call with its two axes of heads merged into one."""
-        at = self.batch_axes - 1
+        at = len(self.batch) - 1
         shape = tuple(x.shape)
         return namespace(x).reshape(x, (*shape[:at], self.key_heads * self.group, *shape[at + 2 :]))
 
@@ -124,7 +136,7 @@ def split_heads(
         value: values `(*batch, key_heads, k, value_width)`, or their shape.
 
     Raises:
-        ShapeError: the numbers of heads do not match.
+        ShapeError: the numbers of heads do not match, or an array of a part does not fit the call.
     """
     sides = [x if isinstance(x, tuple) else as_array(x) for x in (query, key, value)]
     shapes = [x if isinstance(x, tuple) else tuple(x.shape) for x in sides]
@@ -137,6 +149,10 @@ def split_heads(
     if any([readout.head_indices is not None for readout in readouts]) or any(functions):  # noqa: C419 -- torch.compile
         copied = [_copy_heads(x, groups, core) for x, core in zip(sides[1:], cores[1:], strict=True)]
         return (sides[0], copied[0], copied[1]), parts, readouts, None
+    fields = (parts.mask,) if isinstance(parts, Spec) else parts if isinstance(parts, tuple) else ()
+    for each in fields:
+        if isinstance(each, Mask):
+            each.check(shapes[0][-cores[0]], shapes[1][-cores[1]])
     split = []
     for x, shape, core, shared in zip(sides, shapes, cores, (False, True, True), strict=True):
         target = groups.split_shape(shape, core, shared)

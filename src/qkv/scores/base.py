@@ -181,17 +181,29 @@ class Score(Part, ABC):
             f"score must be an inner product to have a lift, got {name}. Choose Dot or Gaussian, for example."
         )
 
+    def complete_lift(self, query: QueryArray, key: KeyArray, tile: Tile) -> LiftedArrays:
+        """Return the vectors of `lift` with `query_term` as another column, if there is one.
+
+        Under softmax the term cancels, and Σ_j dl_ij, which is its gradient, is 0. But rounding errors of dl_ij cancel
+        in the gradient of a query that equals a key only with this term.
+        """
+        left, right, term = self._lift_with_term(query, key, tile)
+        if term is None:
+            return left, right
+        return concat_features(left, term[..., None]), concat_features(right, column_of_ones(right))
+
     def scaled_lift(
-        self, query: QueryArray, key: KeyArray, tile: Tile
+        self, query: QueryArray, key: KeyArray, tile: Tile, complete: bool = False
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"], float]:
         """Return vectors of queries and keys, and a factor that turns their inner products into those of `lift`.
 
-        The vectors of a scaled inner product are the queries and keys themselves.
+        The vectors of a scaled inner product are the queries and keys themselves. If `complete`, the others are those
+        of `complete_lift`.
         """
         form = self.form
         if isinstance(form, ScaledProduct):
             return query, key, form.factor(query.shape[-1])
-        return *self.lift(query, key, tile), 1.0
+        return *(self.complete_lift if complete else self.lift)(query, key, tile), 1.0
 
     def query_term(self, query: QueryArray, tile: Tile) -> Num[Array, "*#batch q"] | None:
         """Return the part of each query's logits that `lift` omits, `(*batch, q)`, or None if it omits nothing."""
@@ -241,14 +253,9 @@ class Score(Part, ABC):
     ) -> tuple[Shaped[Array, "*_"], Shaped[Array, "*_"]]:
         """Return the projections of query and key, which are computed once per call in O(q + k).
 
-        The default returns the vectors of `lift`, with `query_term` as a column, or both unchanged without a lift.
+        The default returns the vectors of `complete_lift`, or both unchanged without a lift.
         """
-        if self.form.lift is None:
-            return query, key
-        left, right, term = self._lift_with_term(query, key, tile)
-        if term is None:
-            return left, right
-        return concat_features(left, term[..., None]), concat_features(right, column_of_ones(right))
+        return (query, key) if self.form.lift is None else self.complete_lift(query, key, tile)
 
     def _lift_with_term(
         self, query: QueryArray, key: KeyArray, tile: Tile

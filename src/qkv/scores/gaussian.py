@@ -30,6 +30,7 @@ from qkv.core.arrays import (
     stop_gradient,
     where,
 )
+from qkv.core.distances import half_square, one_or_nan, squares_as_products
 from qkv.core.guard import all_finite, zero_nonfinite
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Centre, Tile
@@ -106,11 +107,14 @@ class Gaussian(InnerProductScore):
         The point c is `tile.centre`, or 0 if that is None. The inner product omits −‖q − c‖²/2h², which cancels in
         softmax. All logits of a query that is not finite are NaN, whatever the point c.
         """
-        xp = namespace(query)
         query, key = self._scaled(query, tile), self._scaled(key, tile)
-        length = -0.5 * xp.sum(key * key, axis=-1, keepdims=True)
-        one = xp.sum(0 * stop_gradient(query), axis=-1, keepdims=True) + 1  # or NaN
-        return concat_features(query, one), concat_features(key, length)
+        return concat_features(query, one_or_nan(query)), concat_features(key, half_square(key))
+
+    def complete_lift(
+        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
+    ) -> LiftedArrays:
+        tile = replace(tile, centre=self.centre(key)) if tile.centre is None else tile
+        return squares_as_products(self._scaled(query, tile), self._scaled(key, tile))
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
         return max(query_width, key_width) + 1
@@ -120,8 +124,7 @@ class Gaussian(InnerProductScore):
 
     def query_term(self, query: Num[Array, "*#batch q width"], tile: Tile) -> Num[Array, "*#batch q"]:
         """Return −‖q − c‖²/2h² for each query q, where c is `tile.centre`, or 0 if that is None."""
-        query = self._scaled(query, tile)
-        return -0.5 * namespace(query).sum(query * query, axis=-1)
+        return half_square(self._scaled(query, tile))[..., 0]
 
     def lift_range(
         self,

@@ -40,6 +40,10 @@ _FEW_ROWS = 2
 other side (AMD EPYC: 8 batch elements × 1 query × 512 keys × 64 units take .2 to .5 of the time)."""
 
 
+_FEW_PAIRS = 1 << 11
+"""Number of pairs whose products with a unit are summed at once."""
+
+
 def tanh_sums(
     left: Float[Tensor, "batch q hidden"],
     right: Float[Tensor, "batch k hidden"],
@@ -152,10 +156,8 @@ def tanh_sum_gradients(
     d_left, d_right = (torch.empty_like(x), torch.zeros_like(y)) if whole is None else (x, y)
     for some, rows, r in everything:
         part = gradient if whole is not None else gradient[some, rows]
-        if products is not None and len(vector) == 1:
-            products[0].addmv_(r.flatten(0, 2).T, part.reshape(-1))
-        elif products is not None:
-            products[some] += (part.reshape(len(part), 1, -1) @ r.flatten(1, 2))[:, 0]
+        if products is not None:
+            products[some if len(vector) > 1 else slice(None)] += _unit_sums(part, r, len(vector) == 1)
         # The gradient of the sum a + b divided by 4 v, in place unless another backward pass may follow.
         slope = torch.addcmul(r, r, r, value=-1, out=r if whole is None else None).mul_(part.unsqueeze(-1))
         if whole is not None:
@@ -165,8 +167,7 @@ def tanh_sum_gradients(
             d_right[some] += slope.sum(dim=1)
     weight = (4 * vector).unsqueeze(1)
     if products is not None:
-        total = gradient.sum().view(1, 1) if len(vector) == 1 else gradient.sum(dim=(1, 2))[:, None]
-        products = torch.sub(total, products, alpha=2)
+        products = torch.sub(_totals(gradient, len(vector) == 1), products, alpha=2)
     return d_left.mul_(weight), d_right.mul_(weight), products
 
 
@@ -178,11 +179,7 @@ def _tanh_gradients(
 ) -> tuple[Float[Tensor, "batch q hidden"], Float[Tensor, "batch k hidden"], Float[Tensor, "#batch hidden"] | None]:
     slope = gradient.unsqueeze(-1) * (vector[0] if len(vector) == 1 else vector[:, None, None])
     slope = torch.ops.aten.tanh_backward.grad_input(slope, tanh, grad_input=slope)
-    products = None
-    if needs_vector and len(vector) == 1:
-        products = (tanh.view(-1, tanh.shape[-1]).T @ gradient.reshape(-1)).unsqueeze(0)
-    elif needs_vector:
-        products = (gradient.reshape(len(gradient), 1, -1) @ tanh.flatten(1, 2))[:, 0]
+    products = _unit_sums(gradient, tanh, len(vector) == 1) if needs_vector else None
     return slope.sum(dim=2), slope.sum(dim=1), products
 
 
@@ -196,14 +193,27 @@ def _plain_gradients(
     slope = gradient.unsqueeze(-1) * (weight[0] if len(vector) == 1 else weight[:, None, None])
     slope = torch.ops.aten.sigmoid_backward.grad_input(slope, half, grad_input=slope)
     products = None
-    if needs_vector and len(vector) == 1:
-        products = torch.addmv(gradient.sum(), half.view(-1, half.shape[-1]).T, gradient.reshape(-1), beta=-1, alpha=2)
-        products = products.unsqueeze(0)
-    elif needs_vector:
-        rows = gradient.reshape(len(gradient), 1, -1)
-        total = gradient.sum(dim=(1, 2))[:, None, None]
-        products = torch.baddbmm(total, rows, half.flatten(1, 2), beta=-1, alpha=2)[:, 0]
+    if needs_vector:
+        products = _unit_sums(gradient, half, len(vector) == 1).mul_(2).sub_(_totals(gradient, len(vector) == 1))
     return slope.sum(dim=2), slope.sum(dim=1), products
+
+
+def _totals(gradient: Float[Tensor, "batch q k"], shared: bool) -> Float[Tensor, "#batch 1"]:
+    """Return the sum of the gradients of all pairs, of the whole batch if `shared`."""
+    return gradient.sum().view(1, 1) if shared else gradient.sum(dim=(1, 2))[:, None]
+
+
+def _unit_sums(
+    gradient: Float[Tensor, "batch q k"], units: Float[Tensor, "batch q k hidden"], shared: bool
+) -> Float[Tensor, "#batch hidden"]:
+    """Return the sum over all pairs of their gradient times each unit, of the whole batch if `shared`.
+
+    Many pairs are summed query by query: of products one after the other, a sum loses digits with their number.
+    """
+    if shared and gradient.numel() <= _FEW_PAIRS:
+        return gradient.reshape(1, -1) @ units.flatten(0, 2)
+    rows = gradient.reshape(-1, 1, gradient.shape[-1]) @ units.flatten(0, 1)
+    return rows.sum(0) if shared else rows.view(*units.shape[:2], -1).sum(1)
 
 
 def _reciprocals(

@@ -109,7 +109,7 @@ class BatchedKernel(Kernel):
         if problem.dtype == "bfloat16" and suits_half(problem.axes):
             arrays += 1.0  # a factor of a product in half precision, and its copy in oneDNN
         if problem.readouts:  # the logits, and what readouts compute from them and from the weights
-            arrays = max(arrays + 1.0, pair_arrays(problem))
+            arrays = max(arrays + 1.0, pair_arrays(problem, computed=additive))
         scratch = pairs * problem.itemsize * arrays + problem.cast_bytes + (2 * STEP_BYTES if additive else 0)
         return scratch + sum(lifted_elements(problem)) * problem.itemsize * (2 if gradient else 1)
 

@@ -239,20 +239,17 @@ class SquaredDistances(PairLogits):
         left, right = cast("tuple[Tensor, Tensor]", saved)
         scale = 2 * self.factor * self.normalizer_scale
         half = cast("Tensor", tensors[0]).dtype
+        # A sum of a row that is 0 but for rounding counts too: otherwise a key at q would have a share in its gradient.
+        d_query = left * d.sum(-1, keepdim=True) if needs[0] else None
+        d_key = right * d.sum(-2, keepdim=True).mT if needs[1] else None
         if self.shift_invariant and half != d.dtype:
-            rounded = d.to(half)
-            d_query = scaled_product(rounded, right.to(half), scale) if needs[0] else None
-            if not needs[1]:
-                return d_query, None
-            d_key = scaled_product(rounded.mT, left.to(half), scale)
-            return d_query, torch.addcmul(d_key, right, d.sum(-2, keepdim=True).mT, value=-scale)
-        if self.shift_invariant:  # the gradients of each row sum to 0
-            d_query = scaled_product(d, right, scale) if needs[0] else None
-        else:
-            d_query = torch.baddbmm(left * d.sum(-1, keepdim=True), d, right, beta=-scale, alpha=scale)
-        if not needs[1]:
-            return d_query, None
-        return d_query, torch.baddbmm(right * d.sum(-2, keepdim=True).mT, d.mT, left, beta=-scale, alpha=scale)
+            products = product_gradients(d, left.to(half), right.to(half), scale, needs)
+            pairs = zip(products, (d_query, d_key), strict=True)
+            return tuple([None if x is None or y is None else torch.sub(x, y, alpha=scale) for x, y in pairs])
+        return (
+            None if d_query is None else d_query.baddbmm_(d, right, beta=-scale, alpha=scale),
+            None if d_key is None else d_key.baddbmm_(d.mT, left, beta=-scale, alpha=scale),
+        )
 
     def differentiable(self, tensors: Tensors) -> PairTensor:
         query, key = cast("tuple[Tensor, Tensor]", tensors)

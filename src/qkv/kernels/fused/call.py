@@ -22,6 +22,7 @@ from qkv.kernels.fused.pair_bias import (
     BlockBias,
     OffsetsOf,
     block_rows,
+    completes_lift,
     few_keys,
     inner_score,
     needs_bias,
@@ -89,7 +90,7 @@ class LiftedCall:
     def of(cls, call: TorchCall, problem: Problem) -> LiftedCall:
         """Lift the queries and keys of a call and pad all inputs to one width, with autocast disabled."""
         with no_autocast(call.value):
-            query, key, scale = lift_sides(call, inner_score(call.score))
+            query, key, scale = lift_sides(call, inner_score(call.score), completes_lift(problem))
             sides = [query, key, call.value]
             if call.tile_dtype is not None:
                 sides = [typing.cast("Tensor", cast(x, call.out_dtype)) for x in sides]
@@ -180,7 +181,7 @@ class DoubleBackward:
 
 
 def lift_sides(
-    call: BoundCall, score: Score
+    call: BoundCall, score: Score, complete: bool = False
 ) -> tuple[Num[Tensor, "*#batch q lifted"], Num[Tensor, "*#batch k lifted"], float]:
     """Return the lifted queries, the lifted keys, and the factor of their inner product.
 
@@ -189,7 +190,7 @@ def lift_sides(
     centre = score.centre(call.key)
     # The reference point is computed once, because queries and keys must be shifted by the same vector.
     tile = call.tile if centre is None else dataclasses.replace(call.tile, centre=centre)
-    *lifted, scale = score.scaled_lift(call.query, call.key, tile)
+    *lifted, scale = score.scaled_lift(call.query, call.key, tile, complete)
     query, key = typing.cast("list[Tensor]", lifted)
     if scale < 0:  # the operators multiply the −inf of a causal mask by the factor
         query, scale = -query, -scale

@@ -21,7 +21,7 @@ from qkv.core.arrays import itemsize
 from qkv.core.equation import BoundCall, TorchCall
 from qkv.core.formatting import memory_text
 from qkv.kernels.fused.layout import layout_of
-from qkv.kernels.fused.pair_bias import bias_elements, block_rows, inner_score, needs_bias, takes_bias
+from qkv.kernels.fused.pair_bias import bias_elements, block_rows, completes_lift, inner_score, needs_bias, takes_bias
 from qkv.kernels.runtime.memory_model import lifted_elements, saved_by_lift
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
@@ -72,9 +72,11 @@ class FusedKernel(Kernel):
     def describe(self, problem: Problem) -> str:
 
         axes, score = problem.axes, inner_score(problem.score)
-        width = score.lifted_width(axes.query_width, axes.key_width)
+        width = lifted_width(problem)
         notes = [f"{score} is an inner product of width {width}", score.lift_description()]
-        if score.form.lift != "exact":
+        if completes_lift(problem):
+            notes.append("a column for the term of the query alone, which gradients need")
+        elif score.form.lift != "exact":
             notes.append("the term of the query alone cancels in softmax")
         if width != axes.value_width:
             notes.append(f"{'values' if axes.value_width < width else 'vectors'} padded with 0")
@@ -102,8 +104,7 @@ class FusedKernel(Kernel):
 
     def scratch(self, problem: Problem) -> float:
         """Return the bytes of copies for lifting and padding."""
-        axes, score = problem.axes, inner_score(problem.score)
-        width = max(score.lifted_width(axes.query_width, axes.key_width), axes.value_width)
+        width = max(lifted_width(problem), problem.axes.value_width)
         casts = problem.cast_bytes > 0 and not self.keeps_dtype(problem)
         if problem.gradient:
             copies = _bytes_with_gradient(problem, width, casts)
@@ -139,7 +140,7 @@ class FusedKernel(Kernel):
         """
         axes, amounts = problem.axes, amounts_of_work(problem, _pairs(problem), array_elements=0)
         score = inner_score(problem.score)
-        width = max(score.lifted_width(axes.query_width, axes.key_width), axes.value_width)
+        width = max(lifted_width(problem), axes.value_width)
         amounts["rows"] = axes.batch_size * (axes.q + axes.k) * 2 * width
         amounts["products"] = amounts["pairs"] * 2 * width
         layout = layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2])
@@ -165,6 +166,12 @@ class FusedKernel(Kernel):
             return result
         tensors = typing.cast("TorchCall", tensors.with_all_cast())
         return dataclasses.replace(TiledKernel().run(tensors, problem), guards=("not all finite: tiled",))
+
+
+def lifted_width(problem: Problem) -> int:
+    """Return the width of the lifted queries and keys."""
+    axes, score = problem.axes, inner_score(problem.score)
+    return score.lifted_width(axes.query_width, axes.key_width) + completes_lift(problem)
 
 
 @cache

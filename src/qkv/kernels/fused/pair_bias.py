@@ -46,6 +46,11 @@ def inner_score(score: Score) -> Score:
     return split_offsets(score)[1]
 
 
+def completes_lift(problem: Problem) -> bool:
+    """Return whether the lift has a column for the term of the query alone, without which gradients lose digits."""
+    return problem.gradient and inner_score(problem.score).cancels
+
+
 def takes_bias(problem: Problem) -> bool:
     """Return whether the operator may add an array of pairs: on a CPU, to scaled dot products, if it is not learned."""
     if problem.traced or problem.device.is_gpu or not isinstance(inner_score(problem.score).form, ScaledProduct):

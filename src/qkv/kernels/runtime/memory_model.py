@@ -16,13 +16,13 @@ _NEAR_WIDTHS = range(12, 28)
 distances a second time, which depends on the data. For fewer it computes no products, for more none are that near."""
 
 
-def pair_arrays(problem: Problem) -> float:
+def pair_arrays(problem: Problem, computed: bool = False) -> float:
     """Return how many arrays of all logits are in memory at once where the score and the normalizer are run as written.
 
     With a gradient this includes what autograd saves for the backward pass. Normalizers that sort rows hold the order,
-    cumulative sums and the support.
+    cumulative sums and the support. If `computed`, the logits were computed in another way, and the score holds none.
     """
-    forward, saved, elements = score_arrays(problem)
+    forward, saved, elements = (0.0, 0.0, 0) if computed else score_arrays(problem)
     sorts = not problem.normalizer.online
     if problem.library == "numpy":
         return max(7.0 if sorts else 3.25 if problem.normalizer.log_sum_exp else 5.6, forward, 2 * elements)
