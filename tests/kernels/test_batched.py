@@ -122,7 +122,7 @@ def drawn_score(name: str, width: int, batch: tuple[int, ...], n: int, rng: np.r
         "dot": scores.Dot(),
         "bilinear": scores.Bilinear(array(width, width)),
         "softcap": scores.Softcap(dot, 2.0),
-        "softcap of a projection": scores.Softcap(scores.Cosine(array()), 0.5),
+        "softcap of a projection": scores.Softcap(scores.Cosine(array().detach().abs().requires_grad_()), 0.5),
         "bias": scores.Biased(dot, array(n, n)),
         "bias per batch element": scores.Biased(dot, array(*batch, n, n)),
         "two biases": scores.ALiBi(scores.RelativePosition(dot, array(8)), 0.3),

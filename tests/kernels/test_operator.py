@@ -17,7 +17,7 @@ from qkv.core.parts import Part
 from qkv.engine import _attend_in_operator
 from qkv.errors import GradientError, RefusedError, ShapeError
 from qkv.kernels.fused.sdpa import FusedAttention
-from qkv.kernels.tiled import autograd as tiles
+from qkv.kernels.tiled import attention as tiles
 from qkv.testing.cases import MASKS, NONNEGATIVE, NORMALIZERS, SCORES, Case
 from qkv.testing.libraries import LONG
 from qkv.torch_bridge.operator import operator_arguments

@@ -158,8 +158,8 @@ def _positioned(t: int, k: int) -> dict[str, dict[str, Any]]:
         "causal, per batch": {
             "mask": masks.Causal(), "positions": qkv.Positions(query_start=torch.full((1, HEADS), t)),
         },
-        "length": {"mask": masks.Lengths(t + 1)},
-        "lengths": {"mask": masks.Lengths(torch.tensor([[t + 1] * HEADS]))},
+        "length": {"mask": masks.Lengths(max(0, t + 1))},
+        "lengths": {"mask": masks.Lengths(torch.tensor([[max(0, t + 1)] * HEADS]))},
         "pairs": {"mask": masks.AllowedPairs((torch.arange(k) <= t)[None])},
     }  # fmt: skip
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import cast
 
+import numpy as np
+
 from qkv.core.arrays import is_tensor
 from qkv.core.axes import Axes
 from qkv.core.typing import Array, Num, Shaped, Tensor
@@ -40,6 +42,7 @@ class _Step:
 STEPS: OrderedDict[Hashable, _Step | None] = OrderedDict()
 """Cached plans by the signature of a step, the oldest first; None after the first call of a signature."""
 
+_LENGTHS = Lengths(np.zeros((), np.int64))
 _MAX_PLANS = 256
 """Largest number of plans in the cache. The oldest plan is dropped first."""
 _MAX_QUERIES = 16
@@ -154,7 +157,8 @@ def without_position(
         elif isinstance(start, int):
             count = start + 1
         else:
-            return key, value, (score, normalizer, Lengths(start + 1), None, dropout)
+            # Without a check, which takes as long as the mask; a negative number allows no key.
+            return key, value, (score, normalizer, _LENGTHS.replace_arrays([start + 1]), None, dropout)
     if not isinstance(count, int) or count < 1:
         return unchanged
     if count < k:

@@ -195,10 +195,11 @@ def local_mask(
         return Causal()
     if isinstance(mask, (Window, AllowedKeys, AllowedPairs, Documents)):
         return cut(mask)
-    if isinstance(mask, Lengths):
-        return dataclasses.replace(mask, lengths=mask.lengths - first_key)
-    if isinstance(mask, Prefix):
-        return dataclasses.replace(mask, length=mask.length - first_key)
+    if isinstance(mask, (Lengths, Prefix)):
+        length = mask.lengths if isinstance(mask, Lengths) else mask.length
+        if isinstance(length, int):
+            return type(mask)(max(0, length - first_key))
+        return mask.replace_arrays([length - first_key])  # without a check: negative numbers allow no key of the chunk
     if isinstance(mask, Custom):
         return bind(_shifted(mask, first_key))
     if isinstance(mask, Blocks):
