@@ -95,7 +95,8 @@ def test_compilation_has_no_graph_break_and_does_not_change_the_output(name: str
     x = torch.randn(3, Q, WIDTH)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")  # raises an error where a graph breaks
     for got, wanted in zip(results(module, compiled, x), results(module, module, x), strict=True):
-        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
+        # Gradients through a norm are small differences of numbers as large as 40.
+        torch.testing.assert_close(got, wanted, atol=5e-5, rtol=1e-4)
 
 
 def test_masks_biases_caches_and_dropout_compile_without_a_break() -> None:

@@ -196,7 +196,7 @@ def test_random_crops_forks_reordering_and_files_give_the_outputs_of_one_call_ov
             refusal = str(error)
         if refusal:
             assert left < max(longest - rollback, saved)
-            assert f"with rollback={tokens.shape[2] - left}, also before saving it." in refusal
+            assert f"with rollback={longest - left}, also before saving it." in refusal
         else:
             tokens = tokens[:, :, :left]
         if action == 1:
