@@ -59,6 +59,17 @@ class Lengths(Mask):
         return "all" if tile.cols[1] <= known[0] else "none" if tile.cols[0] >= known[1] else "part"
 
 
+_ANY = Lengths(np.zeros((), np.int64))
+
+
+def unchecked_lengths(lengths: Array | int) -> Lengths:
+    """Return the mask of lengths that were checked before, or of negative ones in an array, which allow no key.
+
+    A check may take as long as the mask.
+    """
+    return Lengths(lengths) if isinstance(lengths, int) else _ANY.replace_arrays([lengths])
+
+
 def shorter_than(tile: Tile, reference: Array, lengths: Num[Array, "*batch"] | int) -> Bool[Array, "*batch #q k"]:
     """Return a boolean array that is True for keys of the tile with an index below the length of the batch element."""
     positions = tile.key_positions(reference)
@@ -105,11 +116,11 @@ class Prefix(Mask):
     @property
     def either(self) -> Mask:
         """The union of both masks that allow a pair."""
-        return Lengths(self.length) | Causal()
+        return unchecked_lengths(self.length) | Causal()
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
         return self.either.allowed(tile, reference)
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
         """Return the range from key 0 to the last query or to the end of the longest prefix, whichever is later."""
-        return 0, max(Causal().key_range(tile)[1], Lengths(self.length).key_range(tile)[1])
+        return 0, max(Causal().key_range(tile)[1], unchecked_lengths(self.length).key_range(tile)[1])

@@ -14,13 +14,12 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import cast
 
-import numpy as np
-
 from qkv.core.arrays import is_tensor
 from qkv.core.axes import Axes
 from qkv.core.typing import Array, Num, Shaped, Tensor
 from qkv.errors import RefusedError
 from qkv.masks import Causal, Lengths
+from qkv.masks.lengths import unchecked_lengths
 from qkv.plan.cache import CachedPlan, SpecFields, cached_plan, hollow_problem, step_signature
 from qkv.plan.plan import Plan
 from qkv.plan.problem import Problem
@@ -42,7 +41,6 @@ class _Step:
 STEPS: OrderedDict[Hashable, _Step | None] = OrderedDict()
 """Cached plans by the signature of a step, the oldest first; None after the first call of a signature."""
 
-_LENGTHS = Lengths(np.zeros((), np.int64))
 _MAX_PLANS = 256
 """Largest number of plans in the cache. The oldest plan is dropped first."""
 _MAX_QUERIES = 16
@@ -157,8 +155,7 @@ def without_position(
         elif isinstance(start, int):
             count = start + 1
         else:
-            # Without a check, which takes as long as the mask; a negative number allows no key.
-            return key, value, (score, normalizer, _LENGTHS.replace_arrays([start + 1]), None, dropout)
+            return key, value, (score, normalizer, unchecked_lengths(start + 1), None, dropout)
     if not isinstance(count, int) or count < 1:
         return unchanged
     if count < k:

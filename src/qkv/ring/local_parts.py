@@ -199,7 +199,7 @@ def local_mask(
         length = mask.lengths if isinstance(mask, Lengths) else mask.length
         if isinstance(length, int):
             return type(mask)(max(0, length - first_key))
-        return mask.replace_arrays([length - first_key])  # without a check: negative numbers allow no key of the chunk
+        return mask.replace_arrays([length - first_key])  # a negative number allows no key of the chunk
     if isinstance(mask, Custom):
         return bind(_shifted(mask, first_key))
     if isinstance(mask, Blocks):
