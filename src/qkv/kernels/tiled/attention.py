@@ -13,9 +13,9 @@ call again in row blocks (`kernels/runtime/differentiable_rows.py`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -36,47 +36,6 @@ from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.base import Gradients, accumulate_logits, tensors_of
 from qkv.kernels.tiled.readouts import ReadoutCollector
 from qkv.kernels.tiled.softmax import SoftmaxTiles, logit_bound, supports_softmax
-
-Task = tuple[BatchIndex, Limits]
-
-
-def tasks(call: TorchCall, sizes: TileSizes) -> Iterator[Task]:
-    """Yield the ranges of queries of some batch elements at a time."""
-    for index in batch_indices(call.tile.batch, sizes.batch):
-        for rows in ranges(call.tile.q_total, sizes.rows):
-            yield index, rows
-
-
-class _GuardReporter(Protocol):
-    """Protocol of objects that report which fast paths the data allowed."""
-
-    def guard_notes(self) -> tuple[str, ...]:
-        """Return one phrase for each guard on the data, which states whether its fast path was taken."""
-
-
-_Element = TypeVar("_Element", bound=_GuardReporter)
-
-
-class ElementCache(Generic[_Element]):
-    """Cache of the object that computes some batch elements."""
-
-    def __init__(self, create: Callable[[BatchIndex], _Element]) -> None:
-        self._create = create
-        self._index: BatchIndex = ()
-        self._element: _Element | None = None
-        self._notes: list[str] = []
-
-    def __call__(self, index: BatchIndex) -> _Element:
-        """Return the object for the batch elements at `index`, which replaces that for others."""
-        if self._element is None or index != self._index:
-            self._element = None  # release its arrays before those of the next are allocated
-            self._index, self._element = index, self._create(index)
-            self._notes += [note for note in self._element.guard_notes() if note not in self._notes]
-        return self._element
-
-    def guard_notes(self) -> list[str]:
-        """Return the distinct guard notes of all objects created so far."""
-        return self._notes
 
 
 class OutputBuffers:
@@ -168,8 +127,8 @@ if TYPE_CHECKING:
         summaries: int
 
 
-Elements = ElementCache[SoftmaxTiles] | ElementCache[GenericTiles]
-"""The objects that compute the tiles of the batch elements of a call."""
+Elements = Callable[[BatchIndex], SoftmaxTiles | GenericTiles]
+"""Function that creates the object that computes the tiles of some batch elements of a call."""
 
 
 def tiled_attention() -> Callable[..., OutputTensor]:
@@ -219,11 +178,14 @@ def forward(
         notes: list to which notes about guards are appended.
         collector: collector of readouts during the forward pass; None without readouts.
     """
-    out, elements = OutputBuffers(call.tile), tile_elements(call, sizes, collector)
+    out, create = OutputBuffers(call.tile), tile_elements(call, sizes, collector)
     with worker() as workspace:
-        for index, rows in tasks(call, sizes):
-            out.write(index, rows, elements(index).forward(rows, workspace))
-    notes += elements.guard_notes()
+        for index in batch_indices(call.tile.batch, sizes.batch):
+            element = create(index)
+            for rows in ranges(call.tile.q_total, sizes.rows):
+                out.write(index, rows, element.forward(rows, workspace))
+            notes += [note for note in element.guard_notes() if note not in notes]
+            del element  # before the arrays of the next are allocated
     return out.arrays
 
 
@@ -281,26 +243,27 @@ def tile_gradients(
 
     Args:
         call: the call, with arrays that require no gradient.
-        elements: the objects that compute the tiles.
+        elements: function that creates the objects that compute the tiles.
         summary: the normalizer's summary of all keys of each query.
         row_dot: Σ over all keys of weight · gradient of the weight, for each query.
         gradient: gradient of the output.
         logits_needed: whether any input besides the values requires a gradient.
     """
-    total, selected, target = Gradients.zeros(call), None, None
+    total = Gradients.zeros(call)
     with worker() as workspace:
-        for index, rows in tasks(call, sizes):
-            if target is None or index != selected:
-                selected, target = index, total.select_batch(index)
-            elements(index).backward(
-                rows,
-                tuple(take_range(take_batch(x, index, 2), rows) for x in summary),
-                take_range(take_batch(row_dot, index, 2), rows),
-                take_range(take_batch(gradient, index, 2), rows),
-                target,
-                workspace,
-                logits_needed,
-            )
+        for index in batch_indices(call.tile.batch, sizes.batch):
+            element, target = elements(index), total.select_batch(index)
+            for rows in ranges(call.tile.q_total, sizes.rows):
+                element.backward(
+                    rows,
+                    tuple(take_range(take_batch(x, index, 2), rows) for x in summary),
+                    take_range(take_batch(row_dot, index, 2), rows),
+                    take_range(take_batch(gradient, index, 2), rows),
+                    target,
+                    workspace,
+                    logits_needed,
+                )
+            del element, target  # before the arrays of the next are allocated
     scale = call.normalizer.scale
     if supports_softmax(call) and scale is not None and scale != 1:
         for x in (total.query, total.key, *tensors_of(total.score)):
@@ -309,7 +272,7 @@ def tile_gradients(
     if not call.finite_value:
         total.value.masked_fill_(~call.value.isfinite(), 0.0)
     gradients = call_tensors(total)
-    del total, target
+    del total
     for n, x in enumerate(gradients):  # one at a time, so that only one array is copied at any time
         gradients[n] = x.contiguous()
     return gradients
@@ -319,22 +282,24 @@ def partial_result(call: TorchCall, sizes: TileSizes, elements: Elements) -> Par
     """Return the partial result of all queries of a call, which can be merged with those of other keys.
 
     Args:
-        elements: the objects that compute the tiles.
+        elements: function that creates the objects that compute the tiles.
     """
     out = OutputBuffers(call.tile)
     kind: type[PartialResult]
     with worker() as workspace:
-        for index, rows in tasks(call, sizes):
-            found = elements(index).partial(rows, workspace)
-            kind = type(found)
-            out.write(index, rows, [getattr(found, field.name) for field in dataclasses.fields(found)])  # type: ignore[arg-type]
+        for index in batch_indices(call.tile.batch, sizes.batch):
+            element = elements(index)
+            for rows in ranges(call.tile.q_total, sizes.rows):
+                found = element.partial(rows, workspace)
+                kind = type(found)
+                out.write(index, rows, [getattr(found, field.name) for field in dataclasses.fields(found)])  # type: ignore[arg-type]
     return kind(*out.arrays)
 
 
 def tile_elements(
     call: TorchCall, sizes: TileSizes, collector: ReadoutCollector | None = None, bound: float | None = None
 ) -> Elements:
-    """Return the objects that compute the tiles of a call.
+    """Return a function that creates the objects that compute the tiles of some batch elements of a call.
 
     Args:
         call: the call, or a call of some of the keys, whose summary is that of all keys.
@@ -343,11 +308,11 @@ def tile_elements(
         bound: of a call of some of the keys, an upper bound of the magnitude of logits over all keys; otherwise None.
     """
     if not supports_softmax(call):
-        return ElementCache(lambda index: GenericTiles(call.select_batch(index), sizes.cols))
+        return lambda index: GenericTiles(call.select_batch(index), sizes.cols)
     natural = bound is not None
     bound = logit_bound(call) if bound is None else bound
 
     def create(index: BatchIndex) -> SoftmaxTiles:
         return SoftmaxTiles(call.select_batch(index), sizes.cols, bound, index, collector, natural)
 
-    return ElementCache(create)
+    return create
