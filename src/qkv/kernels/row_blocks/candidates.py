@@ -398,9 +398,8 @@ def _gather_sum(
     if not width:  # of rows without elements, `embedding_bag` may refuse indices that exist
         return weights.sum(dim=-1, keepdim=True) * table.flatten(0, -2).sum(dim=0)
     if len(lead) > 1:
-        first = torch.arange(0, math.prod(lead[:-1]) * k, k, dtype=index.dtype, device=index.device)
-        index = (index.view(len(first), -1) + first[:, None]).view(-1, index.shape[-1])
-        weights, table = weights.reshape(index.shape), table.expand(*lead[:-1], k, width).reshape(len(first) * k, width)
+        index, table = _of_whole_batch(index, k), table.expand(*lead[:-1], k, width).reshape(-1, width)
+        weights = weights.reshape(index.shape)
     found = torch.nn.functional.embedding_bag(index, table, per_sample_weights=weights, mode="sum")
     return found.view(*lead, width)
 
@@ -422,16 +421,21 @@ def _add_scatter_sum(
         target.add_((pairs.mT @ rows).sum_to_size(target.shape))
         return
     lead = index.shape[:-2]
-    count = math.prod(lead)
     total = target if target.is_contiguous() and target.shape[:-2] == lead else target.new_zeros((*lead, k, width))
-    first = torch.arange(0, count * k, k, device=index.device)
-    positions = (positions.view(count, -1) + first[:, None]).view(-1, candidates)
+    positions = _of_whole_batch(positions, k)
     weights, rows = weights.reshape(positions.shape), rows.expand(*lead, -1, -1).reshape(len(positions), width)
     for start, stop in ranges(len(rows), max(1, _SCATTERED // max(1, candidates * width))):
         products = weights[start:stop, :, None] * rows[start:stop, None]
-        total.view(count * k, width).index_add_(0, positions[start:stop].flatten(), products.flatten(0, 1))
+        total.flatten(0, -2).index_add_(0, positions[start:stop].flatten(), products.flatten(0, 1))
     if total is not target:
         target.add_(total.sum_to_size(target.shape))
+
+
+def _of_whole_batch(index: Int[Tensor, "*batch rows candidates"], k: int) -> Int[Tensor, "all_rows candidates"]:
+    """Return the indices of keys in the keys of all batch elements, which follow one another."""
+    count = math.prod(index.shape[:-2])
+    first = torch.arange(0, count * k, k, dtype=index.dtype, device=index.device)
+    return (index.view(count, -1) + first[:, None]).view(-1, index.shape[-1])
 
 
 def _concat(blocks: Sequence[_CandidateBlock]) -> tuple[Limits, Candidates]:

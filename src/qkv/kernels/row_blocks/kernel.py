@@ -16,7 +16,7 @@ from qkv.core.arrays import cast, requires_gradient
 from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.memory_model import lifted_elements, pair_arrays, score_arrays
-from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size, size_text
+from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size, size_text, thread_count
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work, visible_pairs
@@ -190,10 +190,7 @@ class RowBlocksKernel(Kernel):
 
     def _workers(self, problem: Problem) -> int:
         """Return the number of threads that search for candidates, each with a block of its own."""
-        import torch
-
-        most = problem.axes.pairs // _WORKER_PAIRS if not problem.device.is_gpu else 1
-        return max(1, min(torch.get_num_threads(), most))
+        return max(1, min(thread_count(problem), problem.axes.pairs // _WORKER_PAIRS))
 
     def _finds(self, problem: Problem) -> bool:
         """Return whether candidates are found by a bound of the logits of keys with weight."""
