@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController, threadpool_limits
 
 _MOST_CORES = 4
-"""Largest number of cores of `on_cores`, each of which has arrays of its own."""
+"""Largest number of cores that `on_cores` uses, because each needs memory for its arrays."""
 _LOCK = Lock()
 _LIMITS: list[threadpool_limits] = []
 """The limit of the threads of BLAS, once for each block that runs."""
@@ -39,25 +39,6 @@ def core_count() -> int:
     return max(1, min(own, int(limit))) if limit.isdecimal() else own
 
 
-def map_threads(function: Callable[[_Item], _Result], items: Iterable[_Item], count: int) -> list[_Result]:
-    """Return the result of a function for each item, in order, computed by `count` threads.
-
-    Example:
-        >>> map_threads(abs, [-1, 2, -3], 2)
-        [1, 2, 3]
-    """
-    if not can_start_threads():
-        return [function(item) for item in items]
-    check = current_check()
-
-    def run(item: _Item) -> _Result:
-        with with_check(check):
-            return function(item)
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(run, items))
-
-
 @contextmanager
 def one_blas_thread() -> Iterator[bool]:
     """Limit BLAS to one thread until the last of the blocks that run at the same time ends.
@@ -71,7 +52,7 @@ def one_blas_thread() -> Iterator[bool]:
         yield False
         return
     with _LOCK:
-        # PyTorch brings a library of its own.
+        # PyTorch has its own BLAS, which may be loaded after the first call.
         _LIMITS.append(_LIMITS[0] if _LIMITS else _libraries("torch" in sys.modules).limit(limits=1, user_api="blas"))
     try:
         yield True

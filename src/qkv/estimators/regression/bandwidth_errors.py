@@ -18,8 +18,8 @@ from functools import cached_property
 
 import numpy as np
 
-from qkv.core.progress import Progress
-from qkv.core.threads import map_threads
+from qkv.core.progress import Progress, report
+from qkv.core.threads import on_cores
 from qkv.core.typing import Float, Int
 from qkv.estimators.regression.neighbor_blocks import (
     FEW_COLUMNS,
@@ -43,14 +43,13 @@ Larger ones stay far above the denormals of float32 when squared; denormals woul
 products thirty times slower.
 """
 _SMALLEST_KERNEL = np.exp(-LARGEST_EXPONENT)
-# Matrix products of up to so many multiplications are computed in one thread by OpenBLAS. Larger ones, started by two
+# OpenBLAS computes a matrix product of up to this many multiplications in one thread. Larger ones, started by two
 # threads at once, would start further threads that wait for one another, thirty times longer than the work takes.
 _MULTIPLICATIONS = 2**18
 _BLOCK = 360
 # Blocks of drawn rows, and of rows with more than a few values, whose sums are then one product.
 _SMALL_BLOCK = 128
 _FEW_VALUES = 4
-_THREADS = 2
 # Up to four series of eight bandwidths, from 2 to 0.00006 standard deviations.
 _GRIDS = 4
 _GRID = 8
@@ -156,18 +155,18 @@ class KernelSums:
     def _sums(
         self, sources: _Sources, widest: float, steps: int, progress: Progress | None
     ) -> Iterator[Float[np.ndarray, "t columns"]]:
-        gaps, done = self._squared_gaps(sources.blocks), [0]
+        gaps, count = self._squared_gaps(sources.blocks), len(self._blocks.rows)
 
         def sum_block(a: int) -> Float[np.ndarray, "steps m columns"]:
             sums = np.zeros((steps, len(self._blocks.rows[a]), self.values.shape[1]), self.values.dtype)
             for b in np.flatnonzero(gaps[a] < _reach(widest)).tolist():
                 self._add_pair(sums, a, b, sources, gaps[a, b], widest)
-            done[0] += 1
-            if progress is not None:
-                progress("choosing a bandwidth", min(done[0], len(self._blocks.rows)), len(self._blocks.rows))
             return sums
 
-        blocks = map_threads(sum_block, range(len(self._blocks.rows)), _THREADS)
+        blocks = []
+        for block in on_cores(sum_block, range(count)):
+            blocks.append(block)
+            report(progress, "choosing a bandwidth", len(blocks), count)
         sums = np.concatenate(blocks, axis=1).astype(np.float64)
         offsets = self.points[self.rows] - sources.blocks.points[sources.place[self.rows]]
         exponents = np.square(offsets).sum(axis=1, keepdims=True) / (-2.0 * widest**2)
