@@ -9,7 +9,7 @@ import pytest
 
 from qkv.core.nanoseconds import NanosecondDuration, with_nanoseconds
 from qkv.core.times import ABBREVIATIONS, candidate_formats, format_sql, iso_sql, parse_date, read_time
-from qkv.estimators.features import parse_dates
+from qkv.estimators.input_columns import parse_dates
 
 duckdb = pytest.importorskip("duckdb")
 

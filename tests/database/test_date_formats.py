@@ -16,7 +16,7 @@ from qkv.database.io.sources import read
 from qkv.database.keys.queries import Queries
 from qkv.encoders.columns import Column
 from qkv.errors import DataError, OptionError, QueryError
-from qkv.estimators.features import parse_dates
+from qkv.estimators.input_columns import parse_dates
 from tests.effort import LONG, sample, seeds
 
 from .test_bad_cells import write

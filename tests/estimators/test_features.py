@@ -15,12 +15,10 @@ from qkv.estimators.features import (
     encode_columns,
     encoding_sizes,
     fit_encoding,
-    is_frame,
     join_encodings,
-    read_columns,
-    read_table,
     require_kinds,
 )
+from qkv.estimators.input_columns import is_frame, read_columns, read_table
 
 NAN = float("nan")
 

@@ -37,11 +37,10 @@ from qkv.estimators.features import (
     encoding_sizes,
     fit_encoding,
     has_linear_part,
-    is_frame,
-    read_table,
     require_kinds,
 )
 from qkv.estimators.fitted_rows import FittedRows, RowExplanation
+from qkv.estimators.input_columns import is_frame, read_table
 from qkv.estimators.metric import METRICS, Metric, Parameters
 from qkv.estimators.metric_learning import TrainedMetric, as_tensors, embed_rows, residuals, train_metric
 from qkv.estimators.row_tree import MIN_TREE_ROWS, RowTree, build_row_trees

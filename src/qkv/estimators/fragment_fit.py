@@ -25,8 +25,9 @@ from qkv.engine import observe
 from qkv.errors import DataError, KindError
 from qkv.estimators.bandwidth_search import BATCH_GRID, MIN_ROWS
 from qkv.estimators.effort import EFFORTS
-from qkv.estimators.features import Features, encode_columns, fit_encoding, join_encodings, read_columns, read_table
+from qkv.estimators.features import Features, encode_columns, fit_encoding, join_encodings
 from qkv.estimators.fitted_rows import query_blocks
+from qkv.estimators.input_columns import read_columns, read_table
 from qkv.estimators.metric_learning import as_tensors, embed_rows, residuals, train_metric
 from qkv.kernels.runtime.context import with_torch_defaults
 from qkv.masks import Documents

@@ -25,7 +25,7 @@ from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.encoders.arrow_columns import to_python
 from qkv.encoders.columns import Column, fold
 from qkv.errors import DataError
-from qkv.estimators.features import MISSING, ParsedDates, parse_dates
+from qkv.estimators.input_columns import MISSING, ParsedDates, parse_dates
 
 PairIntegers: TypeAlias = Int[np.ndarray, " pairs"]
 PairNumbers: TypeAlias = Float[np.ndarray, " pairs"]
