@@ -22,6 +22,7 @@ from qkv.core.arrays import requires_gradient
 from qkv.core.autograd_function import autograd_function
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
 from qkv.core.equation import TorchCall, apply_dropout, take_range
+from qkv.core.subnormals import FlushedSubnormals
 from qkv.core.typing import Float, Int, Num, OutputTensor, Shaped, Tensor
 from qkv.kernels.row_blocks.candidates import (
     Candidates,
@@ -135,7 +136,8 @@ class RowBlocks(DifferentiableRows):
         """Return the output, or None if `with_output` is False, and the results of the readouts."""
         tensors = call_tensors(self.call)
         trained = any(requires_gradient(x) for x in tensors)
-        saved = None if trained else self.forward()
+        with FlushedSubnormals():
+            saved = None if trained else self.forward()
         queue = list(autograd_function(_attend, _backward)(self, *tensors)) if saved is None else saved.results
         output = queue.pop(0) if self.with_output else None
         if saved is not None and saved.read:
@@ -319,7 +321,7 @@ def _slice(whole: Num[Tensor, "*_whole"], reduction: Reduction) -> Num[Tensor, "
 
 
 def _attend(ctx: _Context, blocks: RowBlocks, *tensors: Shaped[Tensor, "*_"]) -> tuple[Num[Tensor, "*_"], ...]:
-    with torch.autocast(blocks.call.value.device.type, enabled=False):
+    with torch.autocast(blocks.call.value.device.type, enabled=False), FlushedSubnormals():
         saved = blocks.forward()
     results, saved.results = tuple(saved.results), []
     ctx.blocks, ctx.saved = blocks, saved
@@ -331,7 +333,7 @@ def _attend(ctx: _Context, blocks: RowBlocks, *tensors: Shaped[Tensor, "*_"]) ->
 def _backward(ctx: _Context, *gradients: Num[Tensor, "*_"]) -> tuple[Shaped[Tensor, "*_"] | None, ...]:
     blocks, requires_grad = ctx.blocks, ctx.needs_input_grad[1:]
     found: Sequence[Shaped[Tensor, "*_"] | None]
-    with torch.autocast(blocks.call.value.device.type, enabled=False):
+    with torch.autocast(blocks.call.value.device.type, enabled=False), FlushedSubnormals():
         if torch.is_grad_enabled():
             found = blocks.double_backward(ctx.saved_tensors, gradients)
         else:
