@@ -15,7 +15,6 @@ from qkv.core.autograd_function import autograd_function
 from qkv.core.axes import Axes
 from qkv.core.equation import TorchCall
 from qkv.core.random import dropout_rate
-from qkv.core.subnormals import FlushedSubnormals
 from qkv.core.typing import Array, Bool, Float, OutputTensor, PairTensor, Shaped, Tensor
 from qkv.kernels.batched.gated_logits import GatedProducts, PairGates, SeparateGates
 from qkv.kernels.batched.mask_bias import mask_bias
@@ -34,6 +33,7 @@ from qkv.kernels.batched.row_weights import RowWeights, row_weights
 from qkv.kernels.batched.vector_logits import Distances, MappedProducts, SquaredDistances, TanhSums, UnitProducts
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.gradients import gradients_of
+from qkv.kernels.runtime.subnormals import FlushedSubnormals
 from qkv.kernels.runtime.workspace import raise_malloc_threshold
 from qkv.scores.forms import (
     Capped,

@@ -22,9 +22,9 @@ from typing import ClassVar, cast
 
 import torch
 
-from qkv.core.subnormals import LEAST_WEIGHT, divides_among_threads
 from qkv.core.typing import Float, PairTensor, Tensor
 from qkv.kernels.runtime.sparse_weights import write_sparse_weights
+from qkv.kernels.runtime.subnormals import LEAST_WEIGHT, divides_among_threads
 from qkv.normalizers.base import Normalizer
 from qkv.plan.time_model import FEW_KEYS
 

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from qkv.core.autograd_function import autograd_function
-from qkv.core.subnormals import FlushedSubnormals
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.fused.layout import FourAxes, Layout, Side, Sides
 from qkv.kernels.fused.pair_bias import BlockBias
 from qkv.kernels.runtime.saved_statistics import SAVED
+from qkv.kernels.runtime.subnormals import FlushedSubnormals
 from qkv.kernels.runtime.workers import run_on_workers, split_evenly
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from qkv.core.arrays import requires_gradient
 from qkv.core.autograd_function import autograd_function
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
 from qkv.core.equation import TorchCall, apply_dropout, take_range
-from qkv.core.subnormals import FlushedSubnormals
 from qkv.core.typing import Float, Int, Num, OutputTensor, Shaped, Tensor
 from qkv.kernels.row_blocks.candidates import (
     Candidates,
@@ -36,6 +35,7 @@ from qkv.kernels.row_blocks.rows import RowLogits, padded_row_logits, row_logits
 from qkv.kernels.runtime.differentiable_rows import DifferentiableRows
 from qkv.kernels.runtime.gradients import accumulate, block_tensors, call_tensors, leaves_of
 from qkv.kernels.runtime.sparse_weights import write_sparse_weights
+from qkv.kernels.runtime.subnormals import FlushedSubnormals
 from qkv.kernels.runtime.tile_loop import Limits, ranges, row_logits, weigh_rows
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
 from qkv.kernels.runtime.workers import run_on_workers, split_evenly

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from qkv.core.subnormals import FlushedSubnormals
+from qkv.kernels.runtime.subnormals import FlushedSubnormals
 from qkv.kernels.runtime.workspace import Workspace, borrow_workspace
 
 Item = TypeVar("Item")

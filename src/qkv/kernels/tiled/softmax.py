@@ -27,10 +27,10 @@ from qkv.core.equation import TorchCall
 from qkv.core.ordering import RunningTopK
 from qkv.core.partial import ExponentialSums
 from qkv.core.random import dropout_rate
-from qkv.core.subnormals import LEAST_WEIGHT, divides_among_threads
 from qkv.core.tile import Tile
 from qkv.core.typing import Bool, Float, OutputTensor, PairTensor, RowTensor, Tensor
 from qkv.kernels.runtime.faster_ops import FasterOps, add_matmul_, faster_ops
+from qkv.kernels.runtime.subnormals import LEAST_WEIGHT, divides_among_threads
 from qkv.kernels.runtime.tile_loop import Limits, ranges, visible_tiles
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
 from qkv.kernels.runtime.workspace import Workspace

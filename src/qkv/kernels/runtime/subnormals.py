@@ -5,6 +5,8 @@ Weights are subnormal where a logit is 87 to 103 below the largest logit of its 
 
 from __future__ import annotations
 
+import torch
+
 from qkv.core.typing import Tensor
 
 LEAST_WEIGHT = 2.0**-100
@@ -14,8 +16,6 @@ _SUBNORMAL = 1e-310
 
 def divides_among_threads(x: Tensor) -> bool:
     """Return whether PyTorch may divide operations on a tensor among threads that do not flush subnormal numbers."""
-    import torch
-
     return x.device.type == "cpu" and torch.get_num_threads() > 1
 
 
@@ -29,15 +29,11 @@ class FlushedSubnormals:
     __slots__ = ("_changes",)
 
     def __enter__(self) -> None:
-        import torch
-
         # PyTorch cannot report the current setting, so test it.
         self._changes = _SUBNORMAL * 1.0 != 0 and not torch.compiler.is_compiling()
         if self._changes:
             torch.set_flush_denormal(True)
 
     def __exit__(self, *_: object) -> None:
-        import torch
-
         if self._changes:
             torch.set_flush_denormal(False)
