@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import html
 import itertools
@@ -19,7 +18,7 @@ import numpy as np
 
 from qkv.core.files import check_writable, write_atomic
 from qkv.core.typing import Num
-from qkv.errors import DataError, MissingPackageError
+from qkv.errors import DataError
 from qkv.look.bundle import bundle, read_web_file
 from qkv.look.head_call import FINE, SMALL, pack_heads
 from qkv.look.page import Page
@@ -73,9 +72,6 @@ def html_pieces(page: Page, link: str = "", *, small: bool = False) -> Iterator[
 
 
 def _parts(page: Page, error: float) -> Iterator[tuple[str, str]]:
-    # Without the font, the exported file cannot save PDF files, and states the reason.
-    with contextlib.suppress(MissingPackageError):
-        yield "font/0", part_text(page.font())
     for i, j in itertools.combinations(range(len(page.views)), 2):
         yield f"aligned/{i}/{j}", part_text(page.read("aligned", [i, j]))
     for i, view in enumerate(page.views):

@@ -26,7 +26,7 @@ from qkv.core.request_guard import ambiguous_reason, cross_site_reason
 from qkv.errors import OptionError
 from qkv.look.bundle import WEB_FILES, read_web_file
 from qkv.look.html_export import html_pieces
-from qkv.look.page import REQUESTS, Page
+from qkv.look.page import QUESTIONS, Page
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -125,7 +125,7 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
     routes = [
         Route(f"{base}/meta.json", meta),
         Route(f"{base}/export.html", export),
-        *(Route(f"{base}/{what}/{{place:path}}", data) for what in REQUESTS),
+        *(Route(f"{base}/{what}/{{place:path}}", data) for what in QUESTIONS),
     ]
     return guarded_app(routes, hosts, served.token)
 

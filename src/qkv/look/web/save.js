@@ -4,7 +4,6 @@ import { certainDigits, MASKED } from "./codes.js";
 import { createElement, createSelect, download } from "./dom.js";
 import { drawingToPng, drawingToSvg } from "./drawing.js";
 import { gridFigure, mapsFigure } from "./figure.js";
-import { drawingToPdf } from "./pdf.js";
 
 /** Maximum number of weights in a JSON file. */
 const MAX_WEIGHTS = 1_000_000;
@@ -14,7 +13,7 @@ const MIN_INCHES = 1.5;
 const MAX_INCHES = 50;
 
 /** What the controls save.
- *  @typedef {{details: () => import("./detail.js").Detail[], overview: import("./overview.js").Overview, source: import("./source.js").Source,
+ *  @typedef {{details: () => import("./detail.js").Detail[], overview: import("./overview.js").Overview,
  *    name: () => string, title: () => string, report: (text: string) => void, notify: (text: string) => void, link: () => string,
  *    lacking: string[], element: HTMLElement}} Saved
  *  `details` are the visible maps, the selected one first; `name` is a file name without suffix, `title` that of the grid;
@@ -68,8 +67,24 @@ async function save(saved, grid, inches, kind) {
   const name = grid ? "attention-heads" : saved.name();
   if (kind === "svg") download(`${name}.svg`, drawingToSvg(drawing), "image/svg+xml");
   else if (kind === "png") download(`${name}.png`, await drawingToPng(drawing), "image/png");
-  else download(`${name}.pdf`, await drawingToPdf(drawing, await saved.source.font()), "application/pdf");
-  saved.notify(`${name}.${kind} is saved.`);
+  else await printDrawing(drawing, name);
+  saved.notify(kind === "pdf" ? "Choose “Save as PDF” as the printer: the page has the size of the figure." : `${name}.${kind} is saved.`);
+}
+
+/** Let the browser print a figure on a page of its size, which it saves as a PDF file with text in any script.
+ *  @param {import("./drawing.js").Drawing} drawing @param {string} name of the file without suffix, which the browser proposes */
+async function printDrawing(drawing, name) {
+  document.querySelector("iframe.printed")?.remove();
+  const frame = createElement("iframe", { class: "printed", "aria-hidden": "true", tabindex: -1, style: { position: "fixed", visibility: "hidden" }, srcdoc: drawingToSvg(drawing) });
+  const loaded = new Promise((resolve) => frame.addEventListener("load", resolve));
+  document.body.append(frame);
+  await loaded; // with its images
+  const inside = /** @type {any} */ (frame.contentWindow);
+  const sheet = new inside.CSSStyleSheet(); // style elements are against the policy of the page
+  sheet.replaceSync(`@page { size: ${drawing.width / 72}in ${drawing.height / 72}in; margin: 0; } body { margin: 0; } svg { display: block; }`);
+  inside.document.adoptedStyleSheets = [sheet];
+  inside.document.title = name;
+  inside.print();
 }
 
 /** @param {import("./detail.js").Detail} detail */

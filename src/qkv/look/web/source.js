@@ -22,7 +22,6 @@ export const TILE_SIZE = 256;
  *  @property {Request} row of a head and query: key and weight of the keys of largest weight
  *  @property {Request} counts of a head of a tiled map: number of keys of each query, and the bound of the relative error of its weights
  *  @property {Request} [sentences] of a head of a tiled map: weights between its sentences
- *  @property {() => Promise<import("./pdf.js").Font>} font the font of PDF files
  *  @property {Request} pixels red, green and blue of the image of a view
  *  @property {Request} rows of a view, first query and the one after the last: their `Weights` in all heads
  *  @property {Request} valueNorms of a view and layer: norms of the values, heads × keys
@@ -60,7 +59,6 @@ function fromRequests(meta, send) {
     effect: (view, query, heads) => json("effect", view, query, ...heads.flat()),
     pair: (...place) => json("pair", ...place),
     weight: (...place) => json("weight", ...place),
-    font: () => json("font", 0),
   };
 }
 
@@ -150,10 +148,6 @@ export function fromParts(meta, part) {
     pair: async (view, layer, head, query, key) => {
       const found = (await vectors(view, layer)).pair(head, query, key);
       return { ...found, value_norm: meta.views[view].values?.[layer] ? (await requests.valueNorms(view, layer))[head][key] : null };
-    },
-    font: async () => {
-      if (!part("font/0")) throw new Error("This file has no font for PDF. Save as SVG, or export the page again with matplotlib installed.");
-      return requests.font();
     },
   };
 }
