@@ -39,7 +39,6 @@ def served():
 def save(page, kind, content="map", width=None):
     page.locator(".save select").nth(0).select_option(content)
     if width is not None:
-        page.locator(".save select").nth(1).select_option("")
         page.get_by_label("Width in inches").fill(str(width))
     with page.expect_download() as waiting:
         page.get_by_label(f"Save as {kind}").click()
@@ -54,7 +53,6 @@ def printed(page, content="map", width=None):
     """Return the PDF file that the browser writes of a figure, and the texts and images of its one page."""
     page.locator(".save select").nth(0).select_option(content)
     if width is not None:
-        page.locator(".save select").nth(1).select_option("")
         page.get_by_label("Width in inches").fill(str(width))
     page.get_by_label("Save as PDF").click()
     page.wait_for_function(
@@ -182,7 +180,6 @@ def test_a_difference_is_saved_with_both_maps_in_its_title_legend_and_file_name(
 
 def test_a_width_out_of_range_is_refused(opened, served):
     page = opened(served)
-    page.locator(".save select").nth(1).select_option("")
     page.get_by_label("Width in inches").fill("0.2")
     page.get_by_label("Save as PDF").click()
     page.wait_for_function("() => document.querySelector('.status').textContent.includes('between 1.5 and 50 inches')")

@@ -40,13 +40,10 @@ async function respondFromFile(request) {
   if (request.what === "points") return openPart("points", fromJson);
   const every = await answersFor(request.settings);
   if (request.what === "curve") {
-    if (!savedGrid.cells) {
-      const ends = every.map((answer) => answer.interval || [null, null]);
-      return { at: every.map((_, i) => savedGrid.places[i][0]), values: every.map((answer) => answer.value), low: ends.map((end) => end[0]), high: ends.map((end) => end[1]) };
-    }
-    const labels = savedMeta.value.labels;
+    const { labels } = savedMeta.value;
     return {
-      size: savedGrid.cells, values: every.map((answer) => answer.value),
+      size: savedGrid.cells, at: every.map((_, i) => savedGrid.places[i][0]), values: every.map((answer) => answer.value),
+      low: every.map((answer) => answer.interval?.[0] ?? null), high: every.map((answer) => answer.interval?.[1] ?? null),
       labels: every.map((answer) => (answer.shares.length && labels ? Math.max(0, (labels.indexOf(answer.shares[0].label) + labels.length) % labels.length) : null)),
     };
   }

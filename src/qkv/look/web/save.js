@@ -7,7 +7,6 @@ import { gridFigure, mapsFigure } from "./figure.js";
 
 /** Maximum number of weights in a JSON file. */
 const MAX_WEIGHTS = 1_000_000;
-const WIDTHS = /** @type {[string, string][]} */ ([["3.5", "one column (3.5 in)"], ["7.2", "two columns (7.2 in)"], ["", "other width"]]);
 const CONTENTS = /** @type {[string, string][]} */ ([["map", "this map"], ["grid", "all heads"]]);
 const MIN_INCHES = 1.5;
 const MAX_INCHES = 50;
@@ -23,11 +22,8 @@ const MAX_INCHES = 50;
 export function saveControls(saved, html) {
   let content = "map";
   const limits = { min: MIN_INCHES, max: MAX_INCHES, step: "any", value: 3.5 };
-  const inches = createElement("input", { type: "number", ...limits, class: "number", hidden: true, "aria-label": "Width in inches" });
-  const width = createSelect("Width", WIDTHS, "3.5", (value) => {
-    inches.hidden = value !== "";
-    if (value) inches.value = value;
-  });
+  const inches = createElement("input", { type: "number", ...limits, class: "number", title: "One column of a page has 3.5 inches, two have 7.2" });
+  const width = createElement("label", { class: "control" }, [createElement("span", { text: "Width in inches" }), inches]);
   const buttons = /** @type {("pdf" | "svg" | "png" | "json")[]} */ (["pdf", "svg", "png", "json"]).map((kind) =>
     createElement("button", {
       text: kind.toUpperCase(), "aria-label": `Save as ${kind.toUpperCase()}`,
@@ -45,7 +41,7 @@ export function saveControls(saved, html) {
     },
   });
   return createElement("div", { class: "save", role: "group", "aria-label": "Save" }, [
-    createSelect("Save", CONTENTS, content, (value) => { content = value; }), width, inches, ...buttons,
+    createSelect("Save", CONTENTS, content, (value) => { content = value; }), width, ...buttons,
     html ? link : null,
   ]);
 }
