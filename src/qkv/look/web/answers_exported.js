@@ -1,11 +1,10 @@
 // Entry point of the exported page of answers, which holds the answers to a grid of queries and makes no requests.
 
 import { renderAnswers } from "./answers.js";
-import { fromJson, partOf, partOpener } from "./unpack.js";
+import { fromJson, openPart, partOf } from "./unpack.js";
 
 const savedMeta = JSON.parse(partOf("data"));
 const savedGrid = savedMeta.saved;
-const openPart = partOpener(partOf);
 
 /** Return the answers for some settings. @param {any} settings @returns {Promise<any[]>} */
 function answersFor(settings) {
