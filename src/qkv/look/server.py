@@ -26,7 +26,7 @@ from qkv.core.request_guard import ambiguous_reason, cross_site_reason
 from qkv.errors import OptionError
 from qkv.look.bundle import WEB_FILES, read_web_file
 from qkv.look.html_export import html_pieces
-from qkv.look.page import QUESTIONS, Page
+from qkv.look.page import Page
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -161,8 +161,7 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
     base = f"/{served.token}"
     routes = [Route(f"{base}/", web), Route(f"{base}/web/{{name}}", web), Route(f"{base}/meta.json", meta)]
     if served.respond is None:
-        routes += [Route(f"{base}/{what}/{{place:path}}", data) for what in QUESTIONS]
-        routes.append(Route(f"{base}/export.html", export))
+        routes += [Route(f"{base}/export.html", export), Route(f"{base}/{{request:path}}", data)]
     else:
         routes.append(Route(f"{base}/ask", ask, methods=["POST"]))
     return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)])
