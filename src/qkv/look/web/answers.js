@@ -141,7 +141,8 @@ export function renderAnswers({ model, el }) {
       curveFor = wanted;
       places = meta.saved ? [] : placesOf(meta, chart);
       if (meta.saved) {
-        chart[chart instanceof AxisChart ? "curve" : "field"] = await respond({ what: "curve", settings: { ...settings } });
+        const whole = await respond({ what: "curve", settings: { ...settings } });
+        Object.assign(chart, { curve: whole, field: whole });
         chart.draw();
       }
     }

@@ -41,8 +41,8 @@ async function respondFromFile(request) {
   if (request.what === "curve") {
     const { labels } = savedMeta.value;
     return {
-      size: savedGrid.cells, at: every.map((_, i) => savedGrid.places[i][0]), values: every.map((answer) => answer.value),
-      low: every.map((answer) => answer.interval?.[0] ?? null), high: every.map((answer) => answer.interval?.[1] ?? null),
+      size: savedGrid.cells, at: every.map((_, i) => savedGrid.places[i][0]), values: every.map(({ value }) => value),
+      low: every.map(({ interval }) => interval?.[0] ?? null), high: every.map(({ interval }) => interval?.[1] ?? null),
       labels: every.map((answer) => (answer.shares.length && labels ? Math.max(0, (labels.indexOf(answer.shares[0].label) + labels.length) % labels.length) : null)),
     };
   }

@@ -373,16 +373,15 @@ export class Detail {
     const rows = matrix ? (matrix.parts ? strongestDifferences(/** @type {any} */ (matrix), row, TOP) : strongest(matrix, row, TOP))
       : (await /** @type {any} */ (this.loadRow)(row)).map((/** @type {[number, number]} */ [key, weight]) => ({ key, weight }));
     if (request !== this.request || row !== this.query) return;
+    const query = quoted(mapData.queries[row]);
     fillTable(
-      this.top, mapData.queries[row],
+      this.top,
       rows.map((/** @type {any} */ entry) => ({ ...entry, name: mapData.keys[entry.key], position: this.tokens(row, entry.key).key, error: mapData.error(row, entry.key, entry.weight) })),
       (key) => this.#point(row, key, true),
-      this.matrix?.parts ? ["difference", `${quoted(mapData.queries[row])}: largest differences`]
-        : this.weighted ? ["weight × norm", `${quoted(mapData.queries[row])} attends to`]
-        : this.overlaid.length ? ["weight", `${quoted(mapData.queries[row])} attends to in ${this.head}`] : undefined,
+      this.matrix?.parts ? ["difference", `${query}: largest differences`]
+        : [this.weighted ? "weight × norm" : "weight", `${query} attends to${this.overlaid.length ? ` in ${this.head}` : ""}`],
     );
   }
-
 
   /** Shade the tokens by their weights for the selected query. */
   #paintTokens() {

@@ -1,4 +1,4 @@
-// Drawings of text, images and lines in points (1/72 inch), saved as SVG or PNG, or printed as PDF, with the same layout.
+// Drawings of text, images and lines in points (1/72 inch), saved as SVG, PNG or PDF with the same layout.
 
 /** A text; rotated texts run upwards. `y` is the middle of the line.
  *  @typedef {{kind: "text", x: number, y: number, text: string, size: number, anchor: "start" | "middle" | "end", rotated?: boolean, bold?: boolean, fill?: string}} Text */

@@ -29,7 +29,7 @@ export class HeadEffect {
     this.active = createElement("div", { class: "line active", role: "group", "aria-label": "changed heads", hidden: true });
   }
 
-  /** Show the changed heads above the maps, each with its factor and a button that undoes the change. @param {any} view */
+  /** Show the changed heads above the maps, with their factors and buttons that undo them. @param {any} view */
   showActive(view) {
     this.view = view;
     this.active.hidden = !this.changes.length;
@@ -43,7 +43,8 @@ export class HeadEffect {
         createButton("undo", () => { this.changes.splice(i, 1); this.#changed(); }, { "aria-label": `undo ${name}` }),
       ]);
     });
-    this.active.replaceChildren(createElement("span", { text: "Changed heads (the maps show the unchanged model):" }), ...changed);
+    const lead = createElement("span", { text: "Changed heads (the maps show the unchanged model):" });
+    this.active.replaceChildren(lead, ...changed);
   }
 
   /** Show the effect at the selected query. @param {import("./questions.js").Place} place */

@@ -251,12 +251,13 @@ export class MapView {
     return inside && event.clientX - edge.left >= box.x && event.clientY - edge.top <= box.y + box.height ? [row, column] : null;
   }
 
-  /** Return the row (and null), or (null and) the column, of the label under the pointer, or null. @param {MouseEvent} event
-   *  @returns {[number, null] | [null, number] | null} */
+  /** Return the row and null, or null and the column, of the label under the pointer; null: there is none.
+   *  @param {MouseEvent} event @returns {[number, null] | [null, number] | null} */
   #labelAt(event) {
     const { canvas, box, part, scale } = this;
     const edge = canvas.getBoundingClientRect();
-    const [x, y, name] = [event.clientX - edge.left, event.clientY - edge.top, 1.4 * scale * LABEL]; // the names of the axes are outside
+    const [x, y] = [event.clientX - edge.left, event.clientY - edge.top];
+    const name = 1.4 * scale * LABEL; // of an axis, outside its labels
     const axis = x < box.x && x > name ? 0 : y > box.y + box.height && y < canvas.clientHeight - name ? 1 : -1;
     if (axis < 0) return null;
     const cell = (axis ? box.width : box.height) / part[axis + 2];

@@ -21,9 +21,10 @@ const MAX_INCHES = 50;
 /** Create the controls. @param {Saved} saved @param {string} [html] address of the page as one file */
 export function saveControls(saved, html) {
   let content = "map";
-  const limits = { min: MIN_INCHES, max: MAX_INCHES, step: "any", value: 3.5 };
-  const inches = createElement("input", { type: "number", ...limits, class: "number", title: "One column of a page has 3.5 inches, two have 7.2" });
-  const width = createElement("label", { class: "control" }, [createElement("span", { text: "Width in inches" }), inches]);
+  const inches = createElement("input", {
+    type: "number", class: "number", min: MIN_INCHES, max: MAX_INCHES, step: "any", value: 3.5, title: "One column: 3.5, two columns: 7.2",
+  });
+  const label = createElement("span", { text: "Width in inches" });
   const buttons = /** @type {("pdf" | "svg" | "png" | "json")[]} */ (["pdf", "svg", "png", "json"]).map((kind) =>
     createElement("button", {
       text: kind.toUpperCase(), "aria-label": `Save as ${kind.toUpperCase()}`,
@@ -41,8 +42,8 @@ export function saveControls(saved, html) {
     },
   });
   return createElement("div", { class: "save", role: "group", "aria-label": "Save" }, [
-    createSelect("Save", CONTENTS, content, (value) => { content = value; }), width, ...buttons,
-    html ? link : null,
+    createSelect("Save", CONTENTS, content, (value) => { content = value; }),
+    createElement("label", { class: "control" }, [label, inches]), ...buttons, html ? link : null,
   ]);
 }
 
@@ -61,23 +62,25 @@ async function save(saved, grid, inches, kind) {
   const drawing = grid ? gridFigure(saved.overview, saved.title(), inches, theme)
     : overlaid.length ? lines.figure(inches, theme, title.textContent || "") : mapsFigure(details, inches, theme);
   const name = grid ? "attention-heads" : saved.name();
+  saved.notify(kind === "pdf" ? "Choose “Save as PDF” as the printer: its page is the figure." : `${name}.${kind} is saved.`);
   if (kind === "svg") download(`${name}.svg`, drawingToSvg(drawing), "image/svg+xml");
   else if (kind === "png") download(`${name}.png`, await drawingToPng(drawing), "image/png");
   else await printDrawing(drawing, name);
-  saved.notify(kind === "pdf" ? "Choose “Save as PDF” as the printer: the page has the size of the figure." : `${name}.${kind} is saved.`);
 }
 
 /** Let the browser print a figure on a page of its size, which it saves as a PDF file with text in any script.
- *  @param {import("./drawing.js").Drawing} drawing @param {string} name of the file without suffix, which the browser proposes */
+ *  @param {import("./drawing.js").Drawing} drawing @param {string} name of the file, without suffix */
 async function printDrawing(drawing, name) {
   document.querySelector("iframe.printed")?.remove();
-  const frame = createElement("iframe", { class: "printed", "aria-hidden": "true", tabindex: -1, style: { position: "fixed", visibility: "hidden" }, srcdoc: drawingToSvg(drawing) });
+  const style = { position: "fixed", visibility: "hidden" };
+  const frame = createElement("iframe", { class: "printed", "aria-hidden": "true", style, srcdoc: drawingToSvg(drawing) });
   const loaded = new Promise((resolve) => frame.addEventListener("load", resolve));
   document.body.append(frame);
   await loaded; // with its images
   const inside = /** @type {any} */ (frame.contentWindow);
   const sheet = new inside.CSSStyleSheet(); // style elements are against the policy of the page
-  sheet.replaceSync(`@page { size: ${drawing.width / 72}in ${drawing.height / 72}in; margin: 0; } body { margin: 0; } svg { display: block; }`);
+  const size = `${drawing.width / 72}in ${drawing.height / 72}in`;
+  sheet.replaceSync(`@page { size: ${size}; margin: 0; } body { margin: 0; } svg { display: block; }`);
   inside.document.adoptedStyleSheets = [sheet];
   inside.document.title = name;
   inside.print();

@@ -21,8 +21,8 @@ export const partOf = (name) => document.getElementById(name)?.textContent || ""
 
 const opened = /** @type {Map<string, Promise<any>>} */ (new Map());
 
-/** Unpack and read a part of this file on first use. @template T @param {string} name @param {(bytes: Uint8Array) => T} read
- *  @returns {Promise<T>} */
+/** Unpack and read a part of this file on first use.
+ *  @template T @param {string} name @param {(bytes: Uint8Array) => T} read @returns {Promise<T>} */
 export function openPart(name, read) {
   if (!opened.has(name)) opened.set(name, unpack(partOf(name)).then(read));
   return /** @type {Promise<any>} */ (opened.get(name));
