@@ -223,6 +223,27 @@ def test_a_phone_shows_the_map_on_its_first_screen_and_remembers_that_settings_a
     context.close()
 
 
+def test_a_head_blends_into_the_next_one_unless_motion_is_reduced(opened, served):
+    page = opened(f"{served}#view=0&layer=0&head=0&query=1")
+    reds = """(name) => new Promise((done) => {
+        const canvas = document.querySelector("canvas.map"), ratio = canvas.width / canvas.clientWidth, seen = [];
+        const look = () => {
+            const [x, y] = [97 * ratio, (canvas.clientHeight - 80) * ratio];
+            seen.push(canvas.getContext("2d").getImageData(x, y, 1, 1).data[0]);
+            seen.at(-1) === 255 ? done(seen) : requestAnimationFrame(look);
+        };
+        document.querySelector(`[role=gridcell][aria-label^="${name}"]`).click();
+        look();
+    })"""
+    page.evaluate("clock = 0; performance.now = () => (clock += 20)")  # of the page, which a busy machine does not skip
+    for motion, blends in (("reduce", False), ("no-preference", True)):
+        page.emulate_media(reduced_motion=motion)
+        redrawn(page, lambda: page.get_by_role("gridcell", name="layer 0, head 0").click())
+        seen = page.evaluate(reds, "layer 1, head 0")
+        assert seen[0] == DARKEST[0]
+        assert any(DARKEST[0] < red < 250 for red in seen) == blends
+
+
 def test_a_presentation_steps_through_the_heads_with_a_role_until_escape(opened, served):
     page = opened(f"{served}#view=0")
     shown = page.locator(".qkv-look")

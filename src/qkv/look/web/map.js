@@ -7,6 +7,8 @@ import { corners, drawInFrames, imageCanvas, paintItems, screenPen } from "./dra
 import { NOT_SHARES, summarize, uniformWeight } from "./range.js";
 import { Pinch } from "./touch.js";
 
+/** Milliseconds in which a map becomes another one. */
+const BLEND = 160;
 /** Pixels around the cells of a map, and sizes of its labels. */
 const MARGIN = { left: 92, top: 8, right: 10, bottom: 76 };
 const LABEL = 13;
@@ -55,6 +57,8 @@ export class MapView {
     this.picture = /** @type {{key: string, cells: Float32Array, width: number, summary: import("./range.js").Summary} | null} */ (null);
     /** the painted picture @type {{key: string, canvas: HTMLCanvasElement} | null} */
     this.painted = null;
+    /** the picture that is being replaced, and when it began @type {{canvas: HTMLCanvasElement, start: number} | null} */
+    this.before = null;
     /** size of the text, in proportion to its usual one */
     this.scale = 1;
     this.version = 0;
@@ -90,6 +94,8 @@ export class MapView {
   show(mapData) {
     const same = this.mapData && this.mapData.rows === mapData.rows && this.mapData.columns === mapData.columns;
     this.mapData = mapData;
+    const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    this.before = same && !still && this.painted ? { canvas: this.painted.canvas, start: performance.now() } : null;
     if (!same) this.part = [0, 0, mapData.rows, mapData.columns];
     this.refresh();
   }
@@ -161,6 +167,13 @@ export class MapView {
     const painted = this.#paint(mapData, height, width);
     pen.imageSmoothingEnabled = false;
     pen.drawImage(painted, box.x, box.y, box.width, box.height);
+    const left = this.before ? 1 - (performance.now() - this.before.start) / BLEND : 0;
+    if (this.before && left > 0) {
+      pen.globalAlpha = left;
+      pen.drawImage(this.before.canvas, box.x, box.y, box.width, box.height);
+      pen.globalAlpha = 1;
+      this.draw();
+    } else this.before = null;
     this.#axes(pen, mapData);
     this.#cursor(pen);
     // One finger scrolls the page unless the map is zoomed in.
