@@ -11,7 +11,6 @@ import { FAINT, shadeOf } from "./range.js";
 const THEMES = {
   light: {
     positive: [[255, 255, 255], [234, 242, 250], [158, 202, 225], [66, 146, 198], [8, 81, 156], [3, 28, 82]],
-    signed: [[255, 255, 255], [234, 242, 250], [158, 202, 225], [66, 146, 198], [8, 81, 156], [3, 28, 82]],
     negative: [[255, 255, 255], [254, 244, 236], [253, 190, 133], [241, 105, 19], [166, 54, 3], [92, 26, 2]],
     masked: [222, 222, 222],
     notFinite: [200, 0, 130],
@@ -36,7 +35,7 @@ export function paletteOf(dark) {
   const theme = THEMES[dark ? "dark" : "light"];
   return {
     positive: table(theme.positive),
-    signed: table(theme.signed),
+    signed: table(theme.signed ?? theme.positive),
     negative: table(theme.negative),
     masked: Uint8ClampedArray.from([...theme.masked, 255]),
     notFinite: Uint8ClampedArray.from([...theme.notFinite, 255]),

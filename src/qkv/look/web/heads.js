@@ -449,7 +449,7 @@ export function render({ model, el, hash }) {
     createElement("button", { class: "ask", text: "Present", "aria-keyshortcuts": "p", onclick: () => { present(true); leave.focus(); } }),
     ...(linked ? [createElement("button", { class: "ask", text: "Copy link", onclick: copyLink })] : []),
     saveControls({
-      details: () => (second.element.hidden ? [first] : [first, second]), overview, source, report, notify, element: el, lacking: missingParts(meta, {}),
+      details: () => (second.element.hidden ? [first] : [first, second]), overview, report, notify, element: el, lacking: missingParts(meta, {}),
       link: () => { settle(); return stateText(); },
       name: () => `attention-${comparison.fileName}`, title: () => meta.views[state.view].name,
     }, meta.html),

@@ -19,14 +19,13 @@ export async function unpack(text) {
 /** Return the text of a part of this file; empty: there is none. @param {string} name */
 export const partOf = (name) => document.getElementById(name)?.textContent || "";
 
-/** Return a function that unpacks and reads a part on first use. @param {(name: string) => string} part
- *  @returns {<T>(name: string, read: (bytes: Uint8Array) => T) => Promise<T>} */
-export function partOpener(part) {
-  const opened = /** @type {Map<string, Promise<any>>} */ (new Map());
-  return (name, read) => {
-    if (!opened.has(name)) opened.set(name, unpack(part(name)).then(read));
-    return /** @type {Promise<any>} */ (opened.get(name));
-  };
+const opened = /** @type {Map<string, Promise<any>>} */ (new Map());
+
+/** Unpack and read a part of this file on first use.
+ *  @template T @param {string} name @param {(bytes: Uint8Array) => T} read @returns {Promise<T>} */
+export function openPart(name, read) {
+  if (!opened.has(name)) opened.set(name, unpack(partOf(name)).then(read));
+  return /** @type {Promise<any>} */ (opened.get(name));
 }
 
 /** Parse the bytes of a JSON text. @param {Uint8Array} bytes */
