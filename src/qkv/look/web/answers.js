@@ -8,7 +8,7 @@ import { MapChart } from "./answer_map.js";
 import { ValuesChart } from "./answer_values.js";
 import { createAnswerPanel } from "./answer_panel.js";
 import { createControls } from "./answer_controls.js";
-import { unpackPositions } from "./answer_ticks.js";
+import { unpackPositions } from "./unpack.js";
 import { toKernel } from "./kernel.js";
 import { besidePicture } from "./static_picture.js";
 

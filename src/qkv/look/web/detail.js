@@ -6,14 +6,14 @@ import { describeDifference, SIGNS, strongestDifferences } from "./difference.js
 import { createElement, scrollIfHidden } from "./dom.js";
 import { groupOfToken, segmentsOf } from "./groups.js";
 import { fillLegend } from "./legend.js";
-import { headColour, Lines } from "./lines.js";
+import { Lines } from "./lines.js";
 import { loadHead } from "./load.js";
 import { MapView } from "./map.js";
 import { loadMap } from "./map_data.js";
 import { ALL_HEADS, largestPair, rowMaxima, strongest } from "./matrix.js";
 import { Picture } from "./picture.js";
 import { Predicted } from "./predicted.js";
-import { cssColour } from "./colour.js";
+import { cssColour, headColour } from "./colour.js";
 import { FAINT, shadeOf, uniformWeight } from "./range.js";
 import { badgeText, explainScore } from "./roles.js";
 import { quoted } from "./text_names.js";

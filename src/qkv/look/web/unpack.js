@@ -41,3 +41,9 @@ export function interleave(planes, size) {
   for (let byte = 0; byte < size; byte++) for (let i = 0; i < count; i++) words[size * i + byte] = planes[byte * count + i];
   return words;
 }
+
+/** @param {string} text numbers of two bytes, in base64 @returns {Uint16Array} */
+export function unpackPositions(text) {
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  return new Uint16Array(bytes.buffer, 0, bytes.length >> 1);
+}
