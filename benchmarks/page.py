@@ -67,7 +67,10 @@ VERDICTS = (
     Verdict(
         "soft cap, ALiBi, bias table and window, forward", "FlexAttention, compiled", "flex", "qkv / flex", readme=True
     ),
-    Verdict("scaled dot product, 1,000 to 16,000 tokens", "PyTorch's fused attention", "scaled_dot", "", readme=True),
+    Verdict(
+        "scaled dot product, 1,000 to 16,000 tokens", "PyTorch's fused attention", "scaled_dot", "", "k, forward", True
+    ),
+    Verdict("the same with sharp weights, training", "PyTorch's fused attention", "scaled_dot", "", "logits", True),
     Verdict("scaled dot product, 64 to 512 tokens", "PyTorch's fused attention", "scaled_dot_small", "qkv / SDPA"),
     Verdict(
         "a call on 16 tokens without a mask",

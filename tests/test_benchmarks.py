@@ -198,11 +198,10 @@ def test_two_checkouts_are_timed_on_the_same_calls() -> None:
     words = [sys.executable, "-m", "benchmarks.revisions", str(ROOT), "additive", "--pairs", "1", "--quick"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
     lines = done.stdout.splitlines()
-    assert [line.split("ms  ")[1].removesuffix("  above") for line in lines[1:-1]] == [
-        "2k, forward",
-        "2k, forward + backward",
-    ]
-    assert lines[-1].startswith("  2 calls, median ")
+    calls = [line.split("ms  ")[1].removesuffix("  above") for line in lines[1:-1]]
+    assert calls[:2] == ["2k, forward", "2k, forward + backward"]
+    assert calls[2:] in ([], ["512, forward, compiled"])  # only where PyTorch finds a compiler
+    assert lines[-1].startswith(f"  {len(calls)} calls, median ")
 
 
 def test_nearest_rows_are_timed_only_if_both_sides_name_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:

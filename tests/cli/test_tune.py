@@ -7,7 +7,7 @@ import pytest
 
 from qkv.cli.main import run
 from qkv.normalizers import Sigmoid
-from qkv.plan import time_model
+from qkv.plan.devices import processor_name
 
 
 def test_tune_writes_a_table_that_the_planner_reads(
@@ -21,7 +21,7 @@ def test_tune_writes_a_table_that_the_planner_reads(
     file = tmp_path / "folder" / "times.json"
     assert run(["tune", "--seconds", "0.1", "--output", str(file)]) == 0
     content = json.loads(file.read_text())
-    assert content["processor"] == time_model.processor_name()
+    assert content["processor"] == processor_name()
     assert "batched, tanh, forward" in content["nanoseconds"]
     shown = capsys.readouterr().out
     assert "calls measured on" in shown

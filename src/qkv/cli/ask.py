@@ -371,8 +371,8 @@ def _write_answers(
     options: AskCommand, database: Queryable, files: list[str], queries: list[str], output: Path
 ) -> None:
     """Write the answers to all queries to a file, and print how many there are."""
-    from qkv.cli.output_file import check_distinct, line_relation, write_rows
-    from qkv.cli.query_input import is_query_table, read_queries
+    from qkv.cli.output_file import check_distinct, write_rows
+    from qkv.cli.query_input import is_query_table, line_relation, read_queries
     from qkv.core.printable import printable
     from qkv.database.execute.ask_options import AskOptions
     from qkv.database.relations.answer_relation import AnswerRelation

@@ -82,7 +82,8 @@ def _check() -> list[KernelCheck]:
 
 def _machine() -> dict[str, str]:
     from qkv.plan.budget import machine_memory
-    from qkv.plan.time_model import is_tuned, processor_name
+    from qkv.plan.devices import processor_name
+    from qkv.plan.time_model import is_tuned
 
     return {
         "qkv": own_version(),

@@ -22,13 +22,11 @@ from qkv.encoders.arrow_columns import to_python, units_per_day
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
-    from qkv.cli.query_input import QueryLine
-    from qkv.database.relations.query_relation import QueryRelation
+    pass
 
 
 SUFFIXES = (".csv", ".parquet", ".arrow", ".jsonl")
 _ROWS_PER_GROUP = 65_536
-_UNREADABLE = "the query must be text in UTF-8, got other bytes. Convert the file, for example with iconv."
 
 _Write = Callable[[pa.Table], object]
 
@@ -43,26 +41,6 @@ def check_distinct(output: Path, inputs: list[str]) -> None:
             raise OptionError(
                 f"--output must be another file than the table and the queries, got {name!r}. Choose another name."
             )
-
-
-def line_relation(chunks: Iterator[list[QueryLine]], name: str) -> QueryRelation:
-    """Return lines of queries as a relation with the columns `line` (null on the command line) and `query`."""
-    from qkv.database.relations.query_relation import QueryRelation
-
-    schema = pa.schema([("line", pa.int64()), ("query", pa.string()), ("unreadable", pa.string())])
-
-    def tables() -> Iterator[pa.Table]:
-        for lines in chunks:
-            yield pa.table(
-                {
-                    "line": [line.number or None for line in lines],
-                    "query": [line.text if line.decoded else None for line in lines],
-                    "unreadable": [None if line.decoded else _UNREADABLE for line in lines],
-                },
-                schema=schema,
-            )
-
-    return QueryRelation(name, schema, tables(), ("query",), "unreadable")
 
 
 def write_rows(

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from qkv.errors import DataError, QueryError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from qkv.database.answer import Answer
+    from qkv.database.relations.query_relation import QueryRelation
 
 
 _MAX_CHUNK = 256
@@ -152,3 +155,28 @@ def _decode(line: bytes, number: int, name: str) -> QueryLine:
         return QueryLine(line.decode("utf-8").rstrip("\r"), number)
     except UnicodeDecodeError:
         return QueryLine(line.decode("utf-8", "replace").rstrip("\r"), number, False)
+
+
+_UNREADABLE = "the query must be text in UTF-8, got other bytes. Convert the file, for example with iconv."
+
+
+def line_relation(chunks: Iterator[list[QueryLine]], name: str) -> QueryRelation:
+    """Return lines of queries as a relation with the columns `line` (null on the command line) and `query`."""
+    import pyarrow as pa
+
+    from qkv.database.relations.query_relation import QueryRelation
+
+    schema = pa.schema([("line", pa.int64()), ("query", pa.string()), ("unreadable", pa.string())])
+
+    def tables() -> Iterator[pa.Table]:
+        for lines in chunks:
+            yield pa.table(
+                {
+                    "line": [line.number or None for line in lines],
+                    "query": [line.text if line.decoded else None for line in lines],
+                    "unreadable": [None if line.decoded else _UNREADABLE for line in lines],
+                },
+                schema=schema,
+            )
+
+    return QueryRelation(name, schema, tables(), ("query",), "unreadable")

@@ -33,7 +33,8 @@ def tune(
     if seconds <= 0:
         raise OptionError(f"--seconds must be positive, got {seconds:g}. For example, write --seconds 100.")
     require_packages("qkv tune needs", "search,torch", "torch", "scipy")
-    from qkv.plan.time_model import load_table, processor_name
+    from qkv.plan.devices import processor_name
+    from qkv.plan.time_model import load_table
     from qkv.tuning import fit_table, measure_kernels, median_loss, save_table
 
     with ProgressBar() as progress:

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from qkv.core.arrays import as_array, dtype_name
 from qkv.core.parts import Part, array_field
 from qkv.core.typing import Array, Num
-from qkv.errors import KindError, OptionError
+from qkv.errors import KindError, OptionError, PositionError
 
 Align: TypeAlias = Literal["start", "end"]
 
@@ -60,3 +60,13 @@ class Positions(Part):
         if self.query_start is not None:
             return self.query_start
         return 0 if self.align == "start" else k - q
+
+
+def unknown_positions(q: int, k: int) -> PositionError:
+    """Return the error for numbers of queries and keys that differ, where the call gives no positions."""
+    return PositionError(
+        f"positions must be given for {q} queries and {k} keys, because the score, mask or readout depends on "
+        "positions and the lengths differ. "
+        'Pass positions=Positions(align="start") if query 0 has the position of key 0, or '
+        'positions=Positions(align="end") if the last query has the position of the last key.'
+    )

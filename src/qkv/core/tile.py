@@ -12,10 +12,10 @@ import numpy as np
 from qkv.core import random
 from qkv.core.arrays import arange, asarray_like, is_array, library, toeplitz
 from qkv.core.batch import BatchIndex, batch_shape, take_batch
-from qkv.core.positions import Align, Positions
+from qkv.core.positions import Align, Positions, unknown_positions
 from qkv.core.threefry import Seed
 from qkv.core.typing import Array, Bool, Float, Int, Shaped
-from qkv.errors import OptionError, PositionError
+from qkv.errors import OptionError
 
 Centre: TypeAlias = "Array | tuple[Centre, ...] | None"
 """The reference point of a score, `(*batch, 1, width)`, or a tuple with one entry per score of a `SumOf`.
@@ -131,12 +131,7 @@ class Tile:
         if self.positions is not None:
             return self.positions.offset(self.q_total, self.k_total)
         if self.q_total != self.k_total:
-            raise PositionError(
-                f"positions must be given for {self.q_total} queries and {self.k_total} keys, because the score, mask "
-                "or readout depends on positions and the lengths differ. "
-                'Pass positions=Positions(align="start") if query 0 has the position of key 0, or '
-                'positions=Positions(align="end") if the last query has the position of the last key.'
-            )
+            raise unknown_positions(self.q_total, self.k_total)
         return 0
 
     def query_positions(self, reference: Array, align: Align | None = None) -> Int[Array, "*batch q 1"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkv.core.formatting import memory_text
@@ -167,3 +168,17 @@ def _torch_gpu(index: int) -> Device:
     stated = torch.cuda.get_device_properties(index)
     capability = int(stated.major), int(stated.minor)
     return Device(str(stated.name), int(stated.total_memory), capability, present=True)
+
+
+@cache
+def processor_name() -> str:
+    """Return the name of the processor as the operating system states it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    import platform
+
+    return platform.processor() or platform.machine()

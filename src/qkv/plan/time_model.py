@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias, cast
 
+from qkv.plan.devices import processor_name
 from qkv.plan.problem import Problem
 from qkv.scores.forms import (
     Distance,
@@ -261,17 +262,3 @@ def table_path() -> Path:
     from qkv.core.files import user_cache  # here, because it imports modules that most calls do not need
 
     return user_cache("times.json")
-
-
-@cache
-def processor_name() -> str:
-    """Return the name of the processor as the operating system states it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    import platform
-
-    return platform.processor() or platform.machine()

@@ -12,8 +12,9 @@ from qkv.database.cluster.opening import open_cluster
 from qkv.database.cluster.scheduler import Scheduler
 from qkv.database.cluster.task import FragmentRows, FragmentTask, run_call
 from qkv.errors import DataError
+from qkv.search.hits import TopPassages
 from qkv.search.index_files import parse_index, read_index
-from qkv.search.passage_range import BoundQueries, PassageRange, QueryWords, ScoreStatistics, Selection, TopPassages
+from qkv.search.passage_range import BoundQueries, PassageRange, QueryWords, ScoreStatistics, Selection
 
 if TYPE_CHECKING:
     from qkv.database.cluster.worker import FragmentWorker

@@ -20,8 +20,8 @@ from qkv.encoders.text_encoders import LatentEncoder
 from qkv.encoders.vocabulary import Vocabulary
 from qkv.errors import DataError, OptionError
 from qkv.search.bm25 import BM25
-from qkv.search.hits import Contributions, Hit, merge_contributions
-from qkv.search.passage_range import PassageRange, Passages, PassageVectors, QueryWords, Selection, TopPassages
+from qkv.search.hits import Contributions, Hit, TopPassages, merge_contributions
+from qkv.search.passage_range import PassageRange, Passages, PassageVectors, QueryWords, Selection
 from qkv.search.passages import passages_of
 from qkv.search.text_sources import Document
 

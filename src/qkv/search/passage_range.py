@@ -14,10 +14,11 @@ import numpy as np
 from scipy.sparse import csr_array, csr_matrix
 
 import qkv
-from qkv.core.typing import Bool, Float, Int
+from qkv.core.typing import Bool, Float
 from qkv.readouts import LogSumExp, TopWeights
 from qkv.scores import Biased, Dot
 from qkv.search.bm25 import BM25
+from qkv.search.hits import TopPassages
 
 _BLOCK = 65536
 
@@ -127,39 +128,6 @@ class Selection:
     top: int
     temperature: float
     scored: bool
-
-
-@dataclass(frozen=True, eq=False)
-class TopPassages:
-    """The passages of largest weight of each query.
-
-    Attributes:
-        rows: `(queries, top)`, −1 in unused places.
-        weights: `(queries, top)`, in descending order.
-        scores: `(queries, top)`; None if they were not asked for.
-        log_sum_exp: the logarithm of the sum by which the weights were divided.
-        most: maximum number of passages of a merge.
-    """
-
-    rows: Int[np.ndarray, "queries top"]
-    weights: Float[np.ndarray, "queries top"]
-    scores: Float[np.ndarray, "queries top"] | None
-    log_sum_exp: Float[np.ndarray, " queries"]
-    most: int
-
-    def merge(self, other: TopPassages) -> TopPassages:
-        """Return the passages of largest weight among those of both; the lower row first if two are equal."""
-        total = np.logaddexp(self.log_sum_exp, other.log_sum_exp)
-        parts = (self, other)
-        rows = np.concatenate([part.rows for part in parts], axis=1)
-        weights = [part.weights * np.exp(part.log_sum_exp - total)[:, None] for part in parts]
-        weight, score = np.concatenate(weights, axis=1), None
-        if self.scores is not None and other.scores is not None:
-            score = np.concatenate([self.scores, other.scores], axis=1)
-        order = np.lexsort((rows, -(weight if score is None else score), rows < 0), axis=1)[:, : self.most]
-        rows, weight = (np.take_along_axis(each, order, axis=1) for each in (rows, weight))
-        score = None if score is None else np.take_along_axis(score, order, axis=1)
-        return TopPassages(rows, weight, score, total, self.most)
 
 
 class BoundQueries(Protocol):

@@ -13,8 +13,9 @@ import numpy as np
 from qkv.core.files import atomic_path
 from qkv.core.typing import Float
 from qkv.plan.cache import PLANS
+from qkv.plan.devices import processor_name
 from qkv.plan.step_cache import STEPS
-from qkv.plan.time_model import WORK, Table, coefficients_of, load_table, processor_name, table_path
+from qkv.plan.time_model import WORK, Table, coefficients_of, load_table, table_path
 from qkv.tuning.measure import MIN_CALLS, Measurement
 
 
