@@ -293,6 +293,13 @@ def test_weights_and_no_match_add_up_to_one():
     assert (joined.weights <= joined.probabilities + 1e-12).all()
 
 
+def test_matches_do_not_depend_on_the_order_of_the_rows():
+    left, right, _ = crowd(9)
+    joined, turned = SoftJoin().join(left, right), SoftJoin().join(left[::-1], right[::-1])
+    weights = {(len(left) - 1 - pair.left, len(right) - 1 - pair.right): pair.weight for pair in turned}
+    assert weights == pytest.approx({(pair.left, pair.right): pair.weight for pair in joined})
+
+
 def test_candidates_find_what_all_pairs_find():
     left, right, _ = crowd(10)
     whole, some = (SoftJoin().join(left, right, candidates=count) for count in (None, 10))
