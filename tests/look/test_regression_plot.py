@@ -62,30 +62,30 @@ def test_without_a_query_a_fitted_row_is_used_and_columns_go_by_index_too(model)
 
 
 @pytest.mark.parametrize(
-    ("feature", "options", "says"),
+    ("feature", "says"),
     [
-        ("colour", {}, "holds text"),
-        ("size", {}, "got 'size'"),
-        (7, {}, "from 0 to 1"),
-        (True, {}, "got True"),
-        (None, {}, "name or index of a column, got None"),
-        (TABLE, {}, "name or index of a column, got an object of type dict"),
-        ("place", {"output": 1}, "output must be an integer from 0 to 0, got 1"),
-        ("place", {"output": "value"}, "output must be an integer from 0 to 0"),
+        ("colour", "holds text"),
+        ("size", "got 'size'"),
+        (7, "from 0 to 1"),
+        (True, "got True"),
+        (TABLE, "name or index of a column, got an object of type dict"),
     ],
 )
-def test_a_column_that_cannot_be_drawn_is_refused(model, feature, options, says):
+def test_a_column_that_cannot_be_drawn_is_refused(model, feature, says):
     with pytest.raises((OptionError, KindError), match=says):
-        look.plot_regression(model, feature, **options)
+        look.plot_regression(model, feature)
+    with pytest.raises(OptionError, match="output must be an integer from 0 to 0, got 1"):
+        look.plot_regression(model, "place", output=1)
 
 
-def test_a_classifier_and_an_empty_column_are_refused():
-    estimators = pytest.importorskip("qkv.estimators")
+def test_a_classifier_and_an_empty_column_are_refused(model):
+    from qkv.estimators import AttentionClassifier
+
     x, y = np.c_[np.arange(9.0), np.full(9, np.nan)], np.arange(9) % 2
     with pytest.raises(KindError, match="must be an AttentionRegressor, got an object of type AttentionClassifier"):
-        look.plot_regression(estimators.AttentionClassifier("none").fit(x, y), 0)
+        look.plot_regression(AttentionClassifier("none").fit(x, y), 0)
     with pytest.raises(OptionError, match="column 1, which is empty"):
-        look.plot_regression(estimators.AttentionRegressor("none").fit(x, y), 1)
+        look.plot_regression(type(model)("none").fit(x, y), 1)
 
 
 def test_several_queries_are_refused(model):

@@ -118,7 +118,8 @@ class CandidatePairs:
     def random(self, count: int, seed: int = 0) -> Float[np.ndarray, "pairs similarities"]:
         """Return the comparison vectors of `count` random pairs, drawn with replacement from all pairs.
 
-        If there are fewer pairs, each is returned equally often, whatever the order of the rows. In a join of a table with itself, pairs of a row with itself are left out, so that fewer may be returned.
+        If there are fewer pairs, each is returned equally often, whatever the order of the rows. In a join of a table
+        with itself, pairs of a row with itself are left out, so that fewer may be returned.
         """
         if (pairs := self.rows * self.keys) > count:
             draw = np.random.default_rng(seed)
