@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-from qkv.errors import DataError, OptionError
+from qkv.errors import DataError
 from qkv.estimators import AttentionClassifier, AttentionRegressor
 from tests.database.drawn_tables import CELLS, containers, drawn_cells
 from tests.effort import cases
@@ -54,10 +54,7 @@ def test_lists_of_dates_are_read_and_other_tables_name_what_to_pass():
     np.testing.assert_allclose(model.predict(rows), expected.predict(frame))
     for table, said in (
         (frame.to_dict("list"), "got a dict. Pass, for example, pandas.DataFrame"),
-        (frame.to_dict("records"), "got a list of records"),
         (frame.rename(columns={"rest": "day"}), "got 'day' repeatedly. Rename one"),
     ):
         with pytest.raises(DataError, match=said):
             AttentionRegressor("none").fit(table, range(19))
-    with pytest.raises(OptionError, match="level must be above 0 and below 1"):
-        model.predict_interval(rows, level="0.9")
