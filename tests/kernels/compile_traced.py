@@ -63,7 +63,8 @@ def compile_traced(score: str, program: str, architecture: int) -> dict[str, int
     """Return counts of instructions of a causal program of a score, for vectors and values of width 64."""
     from qkv.kernels.triton.program_kernel import Launch
     from qkv.kernels.triton.traced.kernel import traced_blocks
-    from qkv.kernels.triton.traced.score_trace import load_programs, trace_score
+    from qkv.kernels.triton.traced.score_trace import trace_score
+    from qkv.kernels.triton.traced.source import load_programs
 
     trace = trace_score(SCORES[score](), Softmax(), (WIDTH, WIDTH), ())
     blocks = traced_blocks(divmod(architecture, 10), trace.translation.inputs, WIDTH, rounded=False)

@@ -356,3 +356,18 @@ def test_gradients_of_readouts_alone_agree_with_the_dense_kernel() -> None:
         found.append(torch.autograd.grad(weights.square().sum(), sides[:2]))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_subnormal_weights_count_as_zero_and_keep_their_digits_outside(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With several threads weights below 1e-30 count as 0, too: only the calling thread flushes subnormal numbers."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    query, key, value = 30 * torch.randn(2, 192, 16), torch.randn(2, 192, 16), torch.randn(2, 192, 16)
+    seen = qkv.observe(query, key, value, readouts=[qkv.readouts.Dense()], kernel="batched")
+    weights = seen.readouts[0]
+    wanted = torch.softmax((query.double() @ key.double().mT) / 4, -1)
+    assert float(weights[weights > 0].min()) > (1e-31 if threads > 1 else 1e-38)
+    assert (weights - wanted).abs().max() < 1e-5
+    assert float(torch.tensor(1e-40) * 1.0) > 0.0

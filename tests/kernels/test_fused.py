@@ -157,6 +157,35 @@ def test_nonfinite_padding_runs_fused_without_leaking() -> None:
     assert gradient.isfinite().all()
 
 
+SHARED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "heads": (((2, 3),) * 3, {"score": scores.ALiBi(scores.ScaledDot(), torch.rand(2, 3).double())}),
+    "elements": (((4, 3),) * 3, {"score": scores.ALiBi(scores.ScaledDot(), torch.rand(1, 3).double())}),
+    "grouped heads": (((2, 2, 4), (2, 2, 1), (2, 2, 1)), {"mask": masks.Causal()}),
+    "shared keys": (((4,), (1,), (1,)), {"mask": masks.Lengths([7])}),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("case", SHARED)
+def test_threads_that_share_the_backward_pass_give_the_gradients_of_one(
+    threads: int, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qkv.kernels.fused.sdpa._SHARED_PAIRS", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    batches, options = SHARED[case]
+    sides = [made(*batch, n, 4) for batch, n in zip(batches, (13, 17, 17), strict=True)]
+    got, wanted = (
+        torch.autograd.grad(
+            qkv.attend(*sides, kernel=kernel, positions=qkv.Positions(query_start=4), **options).square().sum(), sides
+        )
+        for kernel in ("fused", "dense")
+    )
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+    assert float(torch.tensor(1e-40) * 1.0) > 0.0, "subnormal numbers are flushed after the call"
+
+
 def test_shared_keys_get_gradients_of_their_own_size_inside_the_operator() -> None:
     plan = qkv.explain((2, 8, 5, 4), (2, 1, 5, 4), (2, 1, 5, 4), library="torch", kernel="fused")
     assert "8 query heads share a key head (enable_gqa)" in str(plan)

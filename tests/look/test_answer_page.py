@@ -233,7 +233,7 @@ def test_pages_that_cannot_be_exported_say_why(tmp_path):
     with pytest.raises(DataError, match="20,000 rows"):
         export_answers(many, tmp_path / "a.html")
     with pytest.raises(DataError, match=r"\.html"):
-        export_answers(many, tmp_path / "a.pdf")
+        export_answers(AnswerPage(Database.open({"x": [1, 2], "y": [1, 2]}, "x", "y")), tmp_path / "a.pdf")
     assert not list(tmp_path.iterdir())
 
 

@@ -372,28 +372,18 @@ def cross():
     return dataclasses.replace(view, steps=True)
 
 
-def test_generation_steps_are_selected_by_buttons_slider_and_keys(opened):
-    with serve_in_thread(ServedPage(page=Page.from_views([cross(), known()], "steps"))) as address:
+def test_generated_tokens_are_selected_in_the_list_and_by_keys(opened):
+    with serve_in_thread(ServedPage(page=Page.from_views(cross(), "steps"))) as address:
         page = opened(address)
-        group = page.get_by_role("group", name="steps of generation")
-        assert "step 1 of 3: “le”" in group.text_content()
-        assert group.get_by_label("previous step").is_disabled()
-        group.get_by_label("next step").click()
-        assert "step 2 of 3: “chat”" in group.text_content()
+        page.get_by_role("listbox", name="queries").get_by_text("chat").click()
         assert page.locator("caption").first.text_content() == "“chat” attends to"
         assert page.locator("tbody tr").first.locator("th").text_content() == "sleeps"
         keys = page.get_by_role("listbox", name="keys")
         shades = keys.locator(".token").evaluate_all("all => all.map(e => e.style.backgroundColor)")
         assert shades.index("rgb(3, 28, 82)") == 2
-        group.get_by_label("step of generation", exact=True).focus()
         page.keyboard.press("ArrowRight")
-        assert "step 3 of 3: “dort”" in group.text_content()
-        assert group.get_by_label("next step").is_disabled()
+        assert page.locator("caption").first.text_content() == "“dort” attends to"
         assert spot(page, 2, 3, 3, 4) == DARKEST
-        # A text without generated tokens has no steps.
-        page.locator("select").first.select_option("1")
-        page.wait_for_selector("[data-shown='1,0,0']")
-        assert not group.is_visible()
 
 
 def test_whole_words_are_shown_without_the_marks_of_their_tokens(opened):

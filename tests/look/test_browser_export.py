@@ -67,14 +67,14 @@ def page(browser):
     view = look.View.from_weights(np.eye(2)[None, None], ["a", "b"])
     with serve_in_thread(ServedPage(page=Page.from_views(view))) as address:
         made = browser.new_page()
-        made.goto(address)
-        made.evaluate(
-            """() => { window.lettersOf = ({ buffer, byteOffset, byteLength }) => {
+        made.add_init_script(
+            """window.lettersOf = ({ buffer, byteOffset, byteLength }) => {
                 const bytes = new Uint8Array(buffer, byteOffset, byteLength);
                 return Array.from({ length: Math.ceil(byteLength / 4096) }, (_, i) =>
                     String.fromCharCode(...bytes.subarray(4096 * i, 4096 * (i + 1)))).join("");
-            }; }"""
+            };"""
         )
+        made.goto(address)
         yield made
         made.close()
 
@@ -171,10 +171,14 @@ def test_an_exported_long_text_has_the_tiles_and_rows_of_the_served_one(page, ma
     coarse = view.coarser()
     assert meta["views"][0]["base"] == coarse.head(0, 1).base > 4
     places = [(0, 1, 2), *((level, 0, 0) for level in range(coarse.head(0, 1).levels + 1))]
+    page.reload()  # a page opens each part once
     rows, (counts, error), parts_of_pair, tiles = page.evaluate(
         """async ([meta, parts, places]) => {
             const { fromParts } = await import('./web/source.js');
-            const source = fromParts(meta, (name) => parts[name] || "");
+            for (const [id, textContent] of Object.entries(parts)) {
+                document.body.append(Object.assign(document.createElement("p"), { id, textContent }));
+            }
+            const source = fromParts(meta);
             const { counts, error } = await source.counts(0, 0, 1);
             const tiles = [];
             for (const place of places) tiles.push(lettersOf(await source.tile(0, 0, 1, ...place)));

@@ -39,7 +39,6 @@ def served():
 def save(page, kind, content="map", width=None):
     page.locator(".save select").nth(0).select_option(content)
     if width is not None:
-        page.locator(".save select").nth(1).select_option("")
         page.get_by_label("Width in inches").fill(str(width))
     with page.expect_download() as waiting:
         page.get_by_label(f"Save as {kind}").click()
@@ -50,76 +49,57 @@ def texts_of_svg(content):
     return [element.text for element in ElementTree.fromstring(content).iter(f"{SVG}text")]
 
 
-class Pdf:
-    """The objects of a PDF file, found through its table of positions, and the texts that its page shows."""
+def printed(page, content="map", width=None):
+    """Return the PDF file that the browser writes of a figure, and the texts and images of its one page."""
+    page.locator(".save select").nth(0).select_option(content)
+    if width is not None:
+        page.get_by_label("Width in inches").fill(str(width))
+    page.get_by_label("Save as PDF").click()
+    page.wait_for_function(
+        "() => document.querySelector('iframe.printed')?.contentDocument.title.startsWith('attention')"
+    )
+    frame = page.locator("iframe.printed").element_handle().content_frame()
+    rules = frame.evaluate("[...document.adoptedStyleSheets[0].cssRules].map((rule) => rule.cssText).join('')")
+    svg = frame.evaluate("document.querySelector('svg').outerHTML")
+    paper = page.context.new_page()
+    paper.set_content(f"<style>{rules}</style>{svg}")
+    pdf = paper.pdf(prefer_css_page_size=True)
+    paper.close()
+    assert len(re.findall(rb"/Type /Page\b", pdf)) == 1
+    return pdf, frame.title(), svg
 
-    def __init__(self, content):
-        assert content.startswith(b"%PDF-1.")
-        (start,) = re.search(rb"startxref\n(\d+)\n%%EOF\n$", content).groups()
-        count = int(re.match(rb"xref\n0 (\d+)\n", content[int(start) :])[1])
-        table = content[int(start) :].split(b"\n", 2)[2]
-        self.objects = {}
-        for number in range(1, count):
-            position = int(table[20 * number : 20 * number + 10])
-            found = re.compile(rb"%d 0 obj\n(.*?)\nendobj\n" % number, re.DOTALL).match(content, position)
-            self.objects[number] = found[1]
-        (page,) = (one for one in self.objects.values() if b"/Type/Page/" in one)
-        self.box = [float(number) for number in re.search(rb"MediaBox\[([^]]*)\]", page)[1].split()]
-        self.content = self.stream(int(re.search(rb"/Contents (\d+)", page)[1])).decode()
-        font = self.objects[int(re.search(rb"/F0 (\d+)", page)[1])]
-        unicode = self.stream(int(re.search(rb"/ToUnicode (\d+)", font)[1])).decode()
-        letters = {
-            code: bytes.fromhex(text).decode("utf-16-be") for code, text in re.findall(r"<(\w{4})> <(\w+)>", unicode)
-        }
-        self.texts = [
-            "".join(letters[shown[i : i + 4]] for i in range(0, len(shown), 4))
-            for shown in re.findall(r"<(\w*)> Tj", self.content)
-        ]
 
-    def stream(self, number):
-        head, _, rest = self.objects[number].partition(b"\nstream\n")
-        length = int(re.search(rb"/Length (\d+)", head)[1])
-        assert rest[length:] == b"\nendstream"
-        return zlib.decompress(rest[:length])
+def images_of_svg(content):
+    from matplotlib.image import imread
 
-    def images(self):
-        """Return the images, `(height, width, 3)`."""
-        for number, one in self.objects.items():
-            size = re.search(rb"/Subtype/Image/Width (\d+)/Height (\d+)", one)
-            if size:
-                width, height = map(int, size.groups())
-                yield np.frombuffer(self.stream(number), np.uint8).reshape(height, width, 3)
+    found = ElementTree.fromstring(content).iter(f"{SVG}image")
+    return [imread(io.BytesIO(base64.b64decode(one.get("href").split(",")[1]))) for one in found]
 
 
 def test_a_map_is_saved_as_pdf_with_truetype_text_its_cells_and_a_colour_bar(opened, served):
     page = opened(f"{served}#view=0&layer=1&head=2&query=5&key=1&pin=1")
-    pdf = Pdf(save(page, "PDF"))
-    joined = b"".join(pdf.objects.values())
-    assert b"/Type3" not in joined
-    assert b"/CIDFontType2" in joined
-    (number,) = (int(found) for found in re.findall(rb"/FontFile2 (\d+)", joined))
-    ttLib = pytest.importorskip("fontTools.ttLib")
-    font = ttLib.TTFont(io.BytesIO(pdf.stream(number)))
-    assert font["name"].getDebugName(1) == "DejaVu Sans"
-    assert pdf.box[2] == 3.5 * 72
+    pdf, title, svg = printed(page)
+    assert title == "attention-1-2"
+    assert b"/Type3" not in pdf
+    assert b"/CIDFontType2" in pdf
+    assert re.search(rb"/MediaBox \[0 0 (\S+)", pdf)[1] == b"252"  # 3.5 inches
+    texts = texts_of_svg(svg)
     for word in ["seven & one · layer 1, head 2", "query (attends)", "key (attended)", "weight", "masked"]:
-        assert word in pdf.texts
-    # Each token stands at a row and at a column; the font has no Chinese, which is drawn as two images.
-    assert all(pdf.texts.count(word) == 2 for word in WORDS if word != "字")
-    legend = " ".join(pdf.texts)
+        assert word in texts
+    # Each token stands at a row and at a column.
+    assert all(texts.count(word) == 2 for word in WORDS)
+    legend = " ".join(texts)
     assert "Colour: faint below " in legend
     assert f"Framed: “said” → “he”: {view().weights(1, 2)[5, 1]:#.3g}." in legend
-    assert min(float(size) for size in re.findall(r"/F0 ([\d.]+) Tf", pdf.content)) >= 7.5
-    cells, bar = next(pdf.images()), list(pdf.images())[-1]
+    assert min(float(size) for size in re.findall(r'font-size="([\d.]+)"', svg)) >= 7.5
+    cells, bar = (np.rint(255 * image[..., :3]).astype(int) for image in images_of_svg(svg))
+    cells = cells[len(cells) // 14 :: len(cells) // 7, len(cells) // 14 :: len(cells) // 7]
     assert cells.shape == (7, 7, 3)
     shown = view().weights(1, 2)
     grey = (cells == 222).all(axis=-1)
     assert grey.tolist() == (~np.tri(7, dtype=bool)).tolist()
-    assert len(list(pdf.images())) == 4
-    assert bar.shape == (256, 1, 3)
-    assert bar[0, 0].tolist() == [3, 28, 82]
-    assert bar[-1, 0].tolist() == [255, 255, 255]
-    darkness = 765 - cells.sum(axis=-1, dtype=int)
+    assert [bar[0, 0].tolist(), bar[-1, 0].tolist()] == [[3, 28, 82], [255, 255, 255]]
+    darkness = 765 - cells.sum(axis=-1)
     order = np.argsort(shown[~grey], kind="stable")
     assert (np.diff(darkness[~grey][order]) >= -1).all()
 
@@ -195,14 +175,11 @@ def test_a_difference_is_saved_with_both_maps_in_its_title_legend_and_file_name(
     assert "seven & one · layer 0, head 1 minus other · layer 1, head 2" in wide
     page.locator("select.view").select_option("map")
     page.wait_for_function("() => document.querySelectorAll('canvas.map')[1].dataset.drawn > 0")
-    with page.expect_download() as waiting:
-        page.get_by_label("Save as PDF").click()
-    assert waiting.value.suggested_filename == "attention-0-1.pdf"
+    assert printed(page)[1] == "attention-0-1"
 
 
 def test_a_width_out_of_range_is_refused(opened, served):
     page = opened(served)
-    page.locator(".save select").nth(1).select_option("")
     page.get_by_label("Width in inches").fill("0.2")
     page.get_by_label("Save as PDF").click()
     page.wait_for_function("() => document.querySelector('.status').textContent.includes('between 1.5 and 50 inches')")
@@ -210,22 +187,14 @@ def test_a_width_out_of_range_is_refused(opened, served):
 
 def test_an_exported_file_saves_pdf_without_a_server(opened, tmp_path):
     target = export_html(Page.from_views(view()), tmp_path / "page.html")
-    page = opened(target.as_uri())
-    pdf = Pdf(save(page, "PDF", "grid", 7.2))
-    assert "layer 1" in pdf.texts
-    assert len(list(pdf.images())) == 7
-    page = opened(f"{target.as_uri()}#dark=1")
-    assert "0.082 0.094 0.114 rg 0 0" in Pdf(save(page, "PDF")).content
+    svg = printed(opened(target.as_uri()), "grid", 7.2)[2]
+    assert "layer 1" in texts_of_svg(svg)
+    assert len(images_of_svg(svg)) == 7
+    assert 'fill="#15181d"' in printed(opened(f"{target.as_uri()}#dark=1"))[2]
 
 
 def test_the_cells_of_a_saved_svg_have_sharp_edges_in_viewers_that_blend_pixels(opened, served):
-    from matplotlib.image import imread
-
-    images = [
-        imread(io.BytesIO(base64.b64decode(one.get("href").split(",")[1])))
-        for one in ElementTree.fromstring(save(opened(f"{served}#view=0"), "SVG")).iter(f"{SVG}image")
-    ]
-    cells = images[0]
+    cells = images_of_svg(save(opened(f"{served}#view=0"), "SVG"))[0]
     side = cells.shape[0] // 7
     assert cells.shape[:2] == (7 * side, 7 * side)
     assert side > 100
@@ -252,8 +221,7 @@ def test_pairs_of_words_from_right_to_left_are_read_from_left_to_right(opened):
             [HEBREW[2], HEBREW[0]],
         )
         assert left < right
-        # The font would draw the letters of a PDF file from left to right.
-        assert not set(HEBREW) & set(Pdf(save(page, "PDF")).texts)
+        assert set(HEBREW) <= set(texts_of_svg(printed(page)[2]))
 
 
 def test_a_fragment_is_shown_by_a_page_whose_policy_forbids_everything(window, tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.errors import OptionError
-from qkv.search.index import passages_of, split
+from qkv.search.passages import passages_of, split
 from qkv.search.text_sources import Document
 
 TEXT = st.lists(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import html
 import itertools
@@ -19,7 +18,7 @@ import numpy as np
 
 from qkv.core.files import check_writable, write_atomic
 from qkv.core.typing import Num
-from qkv.errors import DataError, MissingPackageError
+from qkv.errors import DataError
 from qkv.look.bundle import bundle, read_web_file
 from qkv.look.head_call import FINE, SMALL, pack_heads
 from qkv.look.page import Page
@@ -46,9 +45,13 @@ def export_html(page: Page, path: str | os.PathLike[str], *, small: bool = False
         DataError: the path does not end in .html, the file cannot be written, or a tiled view has heads whose logits
             are not products of queries and keys.
     """
+    return write_pieces(path, html_pieces(page, small=small))
+
+
+def write_pieces(path: str | os.PathLike[str], pieces: Iterable[str]) -> Path:
+    """Write the pieces of the HTML text of a page to a file atomically, after checking its path."""
     target = Path(path)
     check_writable(target, "the page", HTML_SUFFIXES)
-    pieces = html_pieces(page, small=small)
     write_atomic(target, lambda stream: stream.writelines(piece.encode() for piece in pieces), "the page")
     return target
 
@@ -66,16 +69,12 @@ def html_pieces(page: Page, link: str = "", *, small: bool = False) -> Iterator[
     Raises:
         DataError: a tiled view has heads whose logits are not products of queries and keys.
     """
-    style = read_web_file("style.css") + read_web_file("page.css")
     page = replace(page, views=tuple(one.coarser() if isinstance(one, TiledView) else one for one in page.views))
     meta = {**page.meta(), "link": link} if link else page.meta()
-    return document_pieces(page.title, bundle("exported.js"), style, meta, _parts(page, SMALL if small else FINE))
+    return document_pieces(page.title, "exported.js", meta, _parts(page, SMALL if small else FINE))
 
 
 def _parts(page: Page, error: float) -> Iterator[tuple[str, str]]:
-    # Without the font, the exported file cannot save PDF files, and states the reason.
-    with contextlib.suppress(MissingPackageError):
-        yield "font/0", part_text(page.font())
     for i, j in itertools.combinations(range(len(page.views)), 2):
         yield f"aligned/{i}/{j}", part_text(page.read("aligned", [i, j]))
     for i, view in enumerate(page.views):
@@ -103,18 +102,16 @@ def _parts(page: Page, error: float) -> Iterator[tuple[str, str]]:
             yield f"tiles/{i}/{j}", part_text(_by_significance(tiles))
 
 
-def document_pieces(
-    title: str, script: str, style: str, meta: object, parts: Iterable[tuple[str, str]]
-) -> Iterator[str]:
+def document_pieces(title: str, entry: str, meta: object, parts: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Return an iterator over the pieces of a self-contained HTML text.
 
     Args:
         title: title of the page.
-        script: the JavaScript module of the page.
-        style: its style sheet.
+        entry: the file of its JavaScript module.
         meta: its metadata, which is valid JSON and becomes the element with the id "data".
         parts: names and texts of other data, from `part_text`, which become elements with these ids.
     """
+    script, style = bundle(entry), "".join(map(read_web_file, ("style.css", "page.css", "answers.css")))
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"

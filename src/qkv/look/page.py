@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
-import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from inspect import signature
 from typing import TypeVar
 
 import numpy as np
 
-from qkv.core.extras import require_packages
 from qkv.core.typing import Num
 from qkv.errors import OptionError, QkvError
 from qkv.look.difference import align_views, rank_differences
@@ -146,61 +141,6 @@ QUESTIONS: dict[str, tuple[type[BaseView], Callable[..., bytes]]] = {
 }
 """For each request the views that can answer it, and its function of one or two views and integers."""
 _OF_TWO_VIEWS = ("aligned", "differences")
-REQUESTS = (*QUESTIONS, "font")
-"""Names of all requests of the browser."""
-
-
-_ALWAYS = string.printable + "…·×−–—→←↓↑≈“”‘’§°±µ"
-"""Characters that every subset has: those of numbers, labels and legends."""
-
-
-@lru_cache(maxsize=4)
-def font_subset(characters: str) -> bytes:
-    """Return a subset of DejaVu Sans, the font of matplotlib, with some characters, as JSON.
-
-    Args:
-        characters: the characters; the font has no glyph for some, such as those of Chinese.
-
-    Returns:
-        JSON with the TrueType file in base64 (`data`), `units` per em, `ascent`, `descent`, `capHeight` and `box` in
-        units, and `glyphs`: for each character that the font has, its code point, the index of its glyph and the
-        advance in units.
-
-    Raises:
-        MissingPackageError: matplotlib, which contains the font, is not installed.
-
-    Example:
-        >>> glyphs = json.loads(font_subset("ß"))["glyphs"]
-        >>> str(ord("ß")) in glyphs, str(ord("字")) in glyphs
-        (True, False)
-    """
-    require_packages("figures as PDF need", "look", "matplotlib")
-    # fontTools is a dependency of matplotlib.
-    from fontTools import subset, ttLib
-    from matplotlib import get_data_path
-
-    font = ttLib.TTFont(f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf")
-    dropped = ["FFTM", "GSUB", "GPOS", "GDEF", "kern"]
-    common = {"notdef_outline": True, "layout_features": [], "name_IDs": [1, 2, 6], "hinting": False}
-    options = subset.Options(drop_tables=dropped, **common)
-    subsetter = subset.Subsetter(options)
-    subsetter.populate(text=_ALWAYS + characters)
-    subsetter.subset(font)
-    stream = io.BytesIO()
-    font.save(stream)
-    names, advances, head = font.getBestCmap(), font["hmtx"].metrics, font["head"]
-    return json.dumps(
-        {
-            "data": base64.b64encode(stream.getvalue()).decode(),
-            "units": head.unitsPerEm,
-            "ascent": font["hhea"].ascent,
-            "descent": font["hhea"].descent,
-            "capHeight": font["glyf"]["H"].yMax,
-            "box": [head.xMin, head.yMin, head.xMax, head.yMax],
-            "glyphs": {code: [font.getGlyphID(name), advances[name][0]] for code, name in names.items()},
-        },
-        separators=(",", ":"),
-    ).encode()
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,36 +172,27 @@ class Page:
         """Return the bytes of an attention map, tile or row, or of the thumbnails of a view, for the browser.
 
         Args:
-            request: one of `REQUESTS`.
+            request: one of `QUESTIONS`.
             indices: index of the view, and the arguments of its function, such as the indices of layer and head.
 
         Returns:
             The codes of weights; for `key_counts`, four bytes per query; for the other requests JSON.
 
         Raises:
-            LookupError: `request` is not one of `REQUESTS`, an index is invalid, or the model cannot answer.
+            LookupError: `request` is not one of `QUESTIONS`, an index is invalid, or the model cannot answer.
         """
         try:
             return self._answer(request, indices)
         except IndexError:
             raise LookupError(
-                f"request must be one of {', '.join(REQUESTS)} with indices that exist on this page, got {request!r} "
+                f"request must be one of {', '.join(QUESTIONS)} with indices that exist on this page, got {request!r} "
                 f"with indices {indices!r}. The indices of a map, tile or row start with those of view, layer and head."
             ) from None
         except QkvError as error:
             raise LookupError(str(error)) from error
 
-    def font(self) -> bytes:
-        """Return the font of the PDF files that the page writes, with the characters of its views, as JSON."""
-        axes = [axis for view in self.views for axis in (view.queries, view.keys) if axis]
-        texts = [text for view in self.views for text in (view.name, view.model)]
-        letters: set[str] = set().union(*texts, *(text for axis in axes for text in (*axis.tokens, *axis.pieces)))
-        return font_subset("".join(sorted(letters)))
-
     def _answer(self, request: str, indices: Sequence[str | int]) -> bytes:
         """Return the answer to a request, or raise an `IndexError` if there is none."""
-        if request == "font":
-            return self.font()
         try:
             kind, function = QUESTIONS[request]
             numbers = [int(index) for index in indices]

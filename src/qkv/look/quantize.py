@@ -80,26 +80,25 @@ def dequantize(codes: Num[np.ndarray, "*maps q k"], exponents: ArrayLike) -> Flo
 
     Masked pairs are 0, and weights that are not finite are NaN.
     """
-    index = codes.astype(np.int32) - _ZERO
+    given, weights = np.broadcast_to(np.asarray(exponents), codes.shape[:-2]), np.empty(codes.shape)
+    for at in np.ndindex(given.shape):
+        weights[at] = _code_table(int(given[at]))[codes[at]]
+    return weights
+
+
+@lru_cache(maxsize=16)
+def _code_table(exponent: int) -> Float[np.ndarray, " codes"]:
+    """Return the weight that each of the 65,536 codes of a map with this exponent represents."""
+    index = np.arange(2**16) - _ZERO
     place = np.abs(index) - 2
-    decades = np.asarray(exponents, np.int32)[..., None, None] + place // _DIGITS
-    digits = place % _DIGITS + 100
+    decades, digits = exponent + place // _DIGITS, place % _DIGITS + 100
     # Powers of ten up to 22 are exact, so that the quotient is the float nearest to the decimal number.
     values = np.where(
         decades <= 2, digits / _power(np.maximum(2 - decades, 0)), digits * _power(np.maximum(decades - 2, 0))
     )
-    values = np.where(place < 0, np.where(index == 0, 0.0, _TINY), values)
-    values = np.where(index < 0, -values, values)
-    return np.where(codes == _NOT_FINITE, np.nan, np.where(codes == MASKED, 0.0, values))
-
-
-@lru_cache(maxsize=16)
-def code_table(exponent: int) -> Float[np.ndarray, " codes"]:
-    """Return the weight in float32 that each of the 65,536 codes of a map with this exponent represents."""
-    codes = np.arange(2**16, dtype=np.uint16)[None]
-    table: Float[np.ndarray, " codes"] = dequantize(codes, exponent)[0].astype(np.float32)
-    table.setflags(write=False)
-    return table
+    values = np.copysign(np.where(place < 0, np.where(index == 0, 0.0, _TINY), values), index)
+    values[[MASKED, _ZERO, _NOT_FINITE]] = 0.0, 0.0, np.nan
+    return values
 
 
 def pool_codes(codes: Num[np.ndarray, "*maps q k"], rows: int, columns: int) -> Num[np.ndarray, "*maps rows columns"]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import json
 import secrets
 import socket
 import threading
 import time
 import webbrowser
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -26,14 +26,15 @@ from qkv.core.request_guard import ambiguous_reason, cross_site_reason
 from qkv.errors import OptionError
 from qkv.look.bundle import WEB_FILES, read_web_file
 from qkv.look.html_export import html_pieces
-from qkv.look.page import REQUESTS, Page
+from qkv.look.page import Page
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.middleware.base import RequestResponseEndpoint
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.routing import Route
+
+    from qkv.look.answers.answer_page import AnswerPage
 
 
 _POLICY = (
@@ -51,9 +52,11 @@ _ERROR_SECONDS = 5.0
 """Maximum time for which the server waits for the browser to request the reason why a page could not be created."""
 _DELIVERY_SECONDS = 0.1
 # A pipe gets the address at once.
-print_now = partial(print, flush=True)
+_print_now = partial(print, flush=True)
 _MAX_PATH = 500
 """Maximum number of characters in a request path; the page itself uses fewer than 100."""
+_MAX_REQUEST = 100_000
+"""Maximum number of bytes of a request for an answer."""
 _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
 
 
@@ -62,20 +65,22 @@ class ServedPage:
     """The state of a served page: its progress while it is created, and then the page or an error.
 
     Attributes:
-        page: the page; None while the page is created.
+        page: the page of heads or of answers; None while the page is created.
         error: the reason why the page could not be created, if any.
         task, done, total: name of the current step, number of completed parts and total number of parts, which the
             browser shows while the page is created.
+        respond: returns the response to a request for an answer; None for pages of heads.
         token: the random part of the address.
         opened: set when the browser has requested the page.
         reported: set when the browser has received the error.
     """
 
-    page: Page | None = None
+    page: Page | AnswerPage | None = None
     error: str = ""
     task: str = "starting"
     done: int = 0
     total: int = 1
+    respond: Callable[[object], dict[str, object]] | None = None
     token: str = field(default_factory=lambda: secrets.token_urlsafe(16), repr=False)
     opened: threading.Event = field(default_factory=threading.Event, repr=False)
     reported: threading.Event = field(default_factory=threading.Event, repr=False)
@@ -94,53 +99,17 @@ class ServedPage:
 
 
 def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
-    """Create the ASGI application that serves a page."""
-    require_packages("the page needs", "look", "starlette", "uvicorn")
-    from starlette.responses import JSONResponse, Response, StreamingResponse
-    from starlette.routing import Route
-
-    def meta(_: Request) -> Response:
-        served.opened.set()
-        state = served.state()
-        if "error" in state:
-            served.reported.set()
-        return JSONResponse(state, status_code=500 if "error" in state else 200)
-
-    def data(request: Request) -> Response:
-        if served.page is None:
-            return Response("the page is not ready", 503)
-        _, _, what, *place = request.scope["path"].split("/")
-        try:
-            return Response(served.page.read(what, place), media_type="application/octet-stream")
-        except LookupError as error:
-            return Response(str(error), 404)
-
-    def export(request: Request) -> Response:
-        if served.page is None:
-            return Response("the page is not ready", 503)
-        download = {"Content-Disposition": 'attachment; filename="attention.html"'}
-        return StreamingResponse(html_pieces(served.page, request.url.query), media_type="text/html", headers=download)
-
-    base = f"/{served.token}"
-    routes = [
-        Route(f"{base}/meta.json", meta),
-        Route(f"{base}/export.html", export),
-        *(Route(f"{base}/{what}/{{place:path}}", data) for what in REQUESTS),
-    ]
-    return guarded_app(routes, hosts, served.token)
-
-
-def guarded_app(routes: Sequence[Route], hosts: set[str], token: str) -> Starlette:
-    """Create the ASGI application that answers only requests that its own page makes."""
+    """Create the ASGI application that serves a page, and answers only requests that the page itself makes."""
     from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
     from starlette.middleware import Middleware
     from starlette.middleware.base import BaseHTTPMiddleware
-    from starlette.responses import Response
+    from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 
     async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
         """Refuse what the page itself would not request, and add security headers to responses."""
-        refused = _refusal(request, hosts, token)
+        refused = _refusal(request, hosts, served.token)
         response = Response(refused[1], refused[0], media_type="text/plain") if refused else await call_next(request)
         response.headers.update(_HEADERS)
         return response
@@ -154,8 +123,48 @@ def guarded_app(routes: Sequence[Route], hosts: set[str], token: str) -> Starlet
             return Response(read_web_file(name), media_type=kind)
         return Response(_compressed(name), media_type=kind, headers={"Content-Encoding": "gzip"})
 
-    every = [Route(f"/{token}/", web), Route(f"/{token}/web/{{name}}", web), *routes]
-    return Starlette(routes=every, middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)])
+    def meta(_: Request) -> Response:
+        served.opened.set()
+        state = served.state()
+        if "error" in state:
+            served.reported.set()
+        return JSONResponse(state, status_code=500 if "error" in state else 200)
+
+    def data(request: Request) -> Response:
+        if not isinstance(served.page, Page):
+            return Response("the page is not ready", 503)
+        _, _, what, *place = request.scope["path"].split("/")
+        try:
+            return Response(served.page.read(what, place), media_type="application/octet-stream")
+        except LookupError as error:
+            return Response(str(error), 404)
+
+    def export(request: Request) -> Response:
+        if not isinstance(served.page, Page):
+            return Response("the page is not ready", 503)
+        download = {"Content-Disposition": 'attachment; filename="attention.html"'}
+        return StreamingResponse(html_pieces(served.page, request.url.query), media_type="text/html", headers=download)
+
+    async def ask(request: Request) -> Response:
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > _MAX_REQUEST:
+                return Response(f"the request must have at most {_MAX_REQUEST:,} bytes", 413, media_type="text/plain")
+        try:
+            given = json.loads(body)
+        except ValueError:
+            return Response("the request must be JSON", 400, media_type="text/plain")
+        assert served.respond is not None
+        return JSONResponse(await run_in_threadpool(served.respond, given))
+
+    base = f"/{served.token}"
+    routes = [Route(f"{base}/", web), Route(f"{base}/web/{{name}}", web), Route(f"{base}/meta.json", meta)]
+    if served.respond is None:
+        routes += [Route(f"{base}/export.html", export), Route(f"{base}/{{request:path}}", data)]
+    else:
+        routes.append(Route(f"{base}/ask", ask, methods=["POST"]))
+    return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)])
 
 
 @cache
@@ -181,14 +190,9 @@ def _refusal(request: Request, hosts: set[str], token: str) -> tuple[int, str] |
     return None
 
 
-def serve_in_thread(served: ServedPage, port: int = 0) -> AbstractContextManager[str]:
-    """Serve a page from a background thread during a `with` block, which gets its address, including its token."""
-    return serve_app(lambda hosts: create_app(served, hosts), served.token, port)
-
-
 @contextlib.contextmanager
-def serve_app(create: Callable[[set[str]], Starlette], token: str, port: int = 0) -> Iterator[str]:
-    """Serve an application from a background thread during a `with` block.
+def serve_in_thread(served: ServedPage, port: int = 0) -> Iterator[str]:
+    """Serve a page from a background thread during a `with` block.
 
     Yields:
         The address of the page, including its token.
@@ -208,13 +212,13 @@ def serve_app(create: Callable[[set[str]], Starlette], token: str, port: int = 0
     # From here on the socket queues requests until the server accepts them.
     listener.listen()
     port = listener.getsockname()[1]
-    app = create({f"127.0.0.1:{port}", f"localhost:{port}"})
+    app = create_app(served, {f"127.0.0.1:{port}", f"localhost:{port}"})
     config = uvicorn.Config(app, log_level="error", lifespan="off", server_header=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{port}/{token}/"
+        yield f"http://127.0.0.1:{port}/{served.token}/"
     finally:
         server.should_exit = True
         thread.join(timeout=5)
@@ -222,19 +226,23 @@ def serve_app(create: Callable[[set[str]], Starlette], token: str, port: int = 0
 
 
 def serve(
-    create_page: Callable[[Progress], Page],
+    create_page: Callable[[Progress], Page | AnswerPage],
     *,
     port: int = 0,
     browser: bool = True,
-    notify: Callable[[str], None] = print_now,
+    notify: Callable[[str], None] = _print_now,
+    respond: Callable[[object], dict[str, object]] | None = None,
 ) -> None:
     """Create a page and serve it until the process is interrupted.
 
-    The browser shows the progress while the page is created.
+    The address is told by `notify`, and opened in the default browser if `browser`, which shows the progress while the
+    page is created.
     """
-    served = ServedPage()
+    served = ServedPage(respond=respond)
     with serve_in_thread(served, port) as address:
-        announce(address, browser, notify)
+        notify(f"{address}\nPress Ctrl-C to stop.")
+        if browser:
+            webbrowser.open(address)
         try:
             served.page = create_page(served.progress)
         except Exception as error:
@@ -244,17 +252,5 @@ def serve(
                 served.reported.wait(_ERROR_SECONDS)
                 time.sleep(_DELIVERY_SECONDS)
             raise
-        wait_for_interrupt()
-
-
-def announce(address: str, browser: bool, notify: Callable[[str], None]) -> None:
-    """Tell the user the address of a page by `notify`, and open it in the default browser if `browser`."""
-    notify(f"{address}\nPress Ctrl-C to stop.")
-    if browser:
-        webbrowser.open(address)
-
-
-def wait_for_interrupt() -> None:
-    """Wait until the process is interrupted by Ctrl-C."""
-    with contextlib.suppress(KeyboardInterrupt):
-        threading.Event().wait()
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()

@@ -13,7 +13,7 @@ import numpy as np
 
 from qkv.core.typing import Bool, Float
 from qkv.look.axis import Axis
-from qkv.look.quantize import MASKED, code_table, dequantize
+from qkv.look.quantize import MASKED, dequantize
 from qkv.look.roles.scoring import EncodedSentence, position_scores
 from qkv.look.tiled_map import TiledView
 from qkv.look.token_groups import group_tokens
@@ -109,7 +109,7 @@ def _layer_scores(
 ) -> dict[str, tuple[Float[np.ndarray, " heads"], Float[np.ndarray, " heads"]]]:
     """Return for each role the scores and the baselines of the heads of a layer."""
     allowed = (layer.codes != MASKED).any(axis=0)
-    weights = np.stack([code_table(one.exponent)[codes] for one, codes in zip(layer.ranges, layer.codes, strict=True)])
+    weights = dequantize(layer.codes, [one.exponent for one in layer.ranges]).astype(np.float32)
     if not np.isfinite(weights).all():
         return {}
     ids = np.unique(np.array(axis.pieces), return_inverse=True)[1]

@@ -213,7 +213,7 @@ class View(BaseView):
     """The quantized attention maps of one text in one model.
 
     Attributes:
-        steps: whether the queries are generated tokens, through which the user can step on the page.
+        steps: whether the queries are generated tokens, one after another.
         layer_means: `(layers, q, k)`, the mean over the heads of each layer, from which the attention flow of single
             pairs is computed; None: the page does not offer it.
         predictions: the predicted tokens of a language model at each query.
@@ -381,7 +381,6 @@ class View(BaseView):
     def meta(self) -> dict[str, object]:
         """Return the metadata as in `BaseView.meta`, with what a page of dense maps can show."""
         return super().meta() | {
-            "steps": self.steps,
             "flow": self.layer_means is not None,
             "predictions": self.predictions is not None,
             "live": self.live is not None,

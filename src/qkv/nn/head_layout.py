@@ -164,14 +164,3 @@ def check_head_index(index: int, heads: int) -> int:
     if not isinstance(index, int) or not -heads <= index < heads:
         raise OptionError(f"index of a head must be an integer from {-heads} to {heads - 1}, got {index!r}.")
     return index % heads
-
-
-def check_kernel(kernel: str | None, talking_heads: bool) -> str | None:
-    """Check the requested kernel, and return it, or "dense" if the module has talking heads.
-
-    Raises:
-        OptionError: if another kernel is requested together with talking heads.
-    """
-    if talking_heads and kernel not in (None, "dense"):
-        raise OptionError(f'kernel must be None or "dense" with talking_heads, got {kernel!r}. Omit kernel.')
-    return "dense" if talking_heads else kernel

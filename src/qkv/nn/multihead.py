@@ -44,7 +44,7 @@ from qkv.nn.part_module import PartModule, aligned_part
 from qkv.nn.protocols import AttentionOutput, Cache, KeyValue, Rotation
 from qkv.nn.scores.base import ScoreLike, build_score
 from qkv.nn.sequence_parallel import attend_to_shards
-from qkv.nn.talking_heads import MixedLogits, MixedWeights
+from qkv.nn.talking_heads import MixedLogits, MixedWeights, check_kernel
 from qkv.nn.torch_interop import explain_torch_arguments
 from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.normalizers.base import require_normalizer
@@ -252,7 +252,7 @@ class MultiHeadAttention(torch.nn.Module):
         self.extra_value = parameter("learned_key", self.key_heads, 1, self.head_value_width)
         check_softmax(normalizer, "temperature" in extensions or "sink" in extensions)
         self.dropout = check_probability(dropout)
-        self.kernel = head_layout.check_kernel(kernel, "talking_heads" in extensions)
+        self.kernel = check_kernel(kernel, "talking_heads" in extensions)
         self.memory = memory
         self.process_group: object = None
         self.order = "contiguous"

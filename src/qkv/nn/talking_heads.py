@@ -16,6 +16,7 @@ from torch import Tensor
 from qkv.core.parts import array_field, delegates
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float, PairArray
+from qkv.errors import OptionError
 from qkv.normalizers import Normalizer
 from qkv.normalizers.base import excluded
 from qkv.scores import PointwiseScore, Score
@@ -73,3 +74,14 @@ def _mix_heads(
     clean = torch.where(out, torch.zeros_like(x), x)
     mixed = torch.einsum("...hg,...gqk->...hqk", mix, clean)
     return torch.where(out, torch.full_like(mixed, fill), mixed)
+
+
+def check_kernel(kernel: str | None, talking_heads: bool) -> str | None:
+    """Check the requested kernel, and return it, or "dense" if the module has talking heads.
+
+    Raises:
+        OptionError: if another kernel is requested together with talking heads.
+    """
+    if talking_heads and kernel not in (None, "dense"):
+        raise OptionError(f'kernel must be None or "dense" with talking_heads, got {kernel!r}. Omit kernel.')
+    return "dense" if talking_heads else kernel

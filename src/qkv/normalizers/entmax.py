@@ -109,7 +109,7 @@ class SparseNormalizer(Normalizer):
         tau = xp.zeros_like(maximum) - 1
         for _ in range(_BOUND_STEPS):
             # Newton steps on ‖max(0, z − τ)‖_p, which is convex, so that no step overshoots the root.
-            above = where(z > tau, z - tau, 0.0)
+            above = xp.clip(z - tau, min=0)
             total = xp.sum(above, axis=-1, keepdims=True)
             if power == 1:
                 tau = tau + (total - 1) / xp.sum(cast(above > 0, z.dtype), axis=-1, keepdims=True)

@@ -1,9 +1,11 @@
-"""Class `Cost`, the cost of a call on a kernel, and the sides of a tile."""
+"""The cost of a call on a kernel, how much the memory budget slows it down, and the sides of a tile."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+from qkv.core.formatting import rounded_up
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,27 @@ class Cost:
     def peak(self) -> float:
         """Peak memory in bytes, including output and gradients but not inputs."""
         return self.scratch + self.results
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """Estimate of how much the memory budget slows a call down.
+
+    Attributes:
+        factor: estimated time with the budget, divided by the time without it.
+        kernel: name of the kernel that would run without it.
+        budget: budget in bytes with which the call takes at most 1.5 × the time without one.
+    """
+
+    factor: float
+    kernel: str
+    budget: int
+
+    def __str__(self) -> str:
+        return (
+            f"this call takes an estimated {self.factor:.3g} × the time of {self.kernel} without a memory budget. Pass "
+            f"memory={rounded_up(self.budget)!r} or more."
+        )
 
 
 def tile_sides(q: int, k: int, pairs: int) -> tuple[int, int]:

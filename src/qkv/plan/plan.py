@@ -6,32 +6,11 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from qkv.core.formatting import counted, flop_text, memory_text, rounded_up
+from qkv.core.formatting import counted, flop_text, memory_text
 from qkv.core.printable import html_table
-from qkv.plan.cost import Cost
+from qkv.plan.cost import Cost, Slowdown
 from qkv.plan.kernel_protocol import Elsewhere, Kernel
 from qkv.plan.problem import Problem
-
-
-@dataclass(frozen=True)
-class Slowdown:
-    """Estimate of how much the memory budget slows a call down.
-
-    Attributes:
-        factor: estimated time with the budget, divided by the time without it.
-        kernel: name of the kernel that would run without it.
-        budget: budget in bytes with which the call takes at most 1.5 × the time without one.
-    """
-
-    factor: float
-    kernel: str
-    budget: int
-
-    def __str__(self) -> str:
-        return (
-            f"this call takes an estimated {self.factor:.3g} × the time of {self.kernel} without a memory budget. Pass "
-            f"memory={rounded_up(self.budget)!r} or more."
-        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,9 +22,9 @@ from qkv.core.checks import check_choice
 from qkv.core.formatting import memory_text, rounded_up
 from qkv.errors import RefusedError
 from qkv.plan.budget import fit_to_budget, smallest_budget
-from qkv.plan.cost import Cost
+from qkv.plan.cost import Cost, Slowdown
 from qkv.plan.kernel_protocol import Elsewhere, Kernel, LazyKernel
-from qkv.plan.plan import Plan, Slowdown
+from qkv.plan.plan import Plan
 from qkv.plan.problem import Problem
 from qkv.plan.rewrites import REWRITES
 from qkv.plan.time_model import estimated_seconds, known_coefficients

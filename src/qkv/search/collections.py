@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 
 from qkv.errors import DataError
-from qkv.search.judgements import Judgements, read_judgements
+from qkv.search.judgements import Judgements, read_judgements, require_judgements
 from qkv.search.text_sources import Document, parse_lines, read_file, read_texts
 
 _FIELD = re.compile(r"\.([A-Z])(?:\s+(.*))?$")
@@ -234,45 +234,6 @@ def find_layout(folder: Path, split: str = "test") -> Layout | None:
         judged = current
     queries = [path for path, found in formats.items() if found.queries]
     return Layout(names[0], tuple(documents), tuple(queries), tuple(judged))
-
-
-def require_judgements(files: Sequence[Path], name: str) -> tuple[Path, Judgements] | None:
-    """Return the file of relevance judgements with its content, or None if there is none.
-
-    Of several files with the same relevant pairs, the first is returned.
-
-    Raises:
-        DataError: the files cannot be read as judgements, or two of them differ.
-    """
-    read: dict[Path, Judgements] = {}
-    reasons: list[DataError] = []
-    for path in files:
-        try:
-            read[path] = read_judgements(path)
-        except DataError as error:
-            reasons.append(error)
-    if not read:
-        if reasons:
-            raise reasons[0]
-        return None
-    first, *others = read
-    for other in others:
-        if count := len(_relevant_pairs(read[first]) ^ _relevant_pairs(read[other])):
-            raise DataError(
-                f"judgements of {name!r} must be in one file, got {first.name!r} and {other.name!r}, which differ in "
-                f"{count:,} relevant pairs. Name the file: relevant='…' in Python, --relevant FILE on the command line."
-            )
-    return first, read[first]
-
-
-def _relevant_pairs(judged: Judgements) -> set[tuple[str, str]]:
-    """Return the pairs of a query and a relevant document, without leading zeros in their names."""
-    return {
-        (query.lstrip("0"), document.lstrip("0"))
-        for query, grades in judged.items()
-        for document, grade in grades.items()
-        if grade > 0
-    }
 
 
 def _existing(folder: Path, name: str) -> tuple[Path, ...]:

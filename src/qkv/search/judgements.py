@@ -9,6 +9,7 @@ NPL    query document document … /     run    query Q0 document rank score nam
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -63,6 +64,45 @@ def _add(found: dict[str, dict[str, T]], query: str, document: str, number: T, p
             f"the file {str(path)!r} must have one number for each query and document, got {found[query][document]} "
             f"and {number} for query {query} and document {document}. Remove one of the lines."
         )
+
+
+def require_judgements(files: Sequence[Path], name: str) -> tuple[Path, Judgements] | None:
+    """Return the file of relevance judgements with its content, or None if there is none.
+
+    Of several files with the same relevant pairs, the first is returned.
+
+    Raises:
+        DataError: the files cannot be read as judgements, or two of them differ.
+    """
+    read: dict[Path, Judgements] = {}
+    reasons: list[DataError] = []
+    for path in files:
+        try:
+            read[path] = read_judgements(path)
+        except DataError as error:
+            reasons.append(error)
+    if not read:
+        if reasons:
+            raise reasons[0]
+        return None
+    first, *others = read
+    for other in others:
+        if count := len(_relevant_pairs(read[first]) ^ _relevant_pairs(read[other])):
+            raise DataError(
+                f"judgements of {name!r} must be in one file, got {first.name!r} and {other.name!r}, which differ in "
+                f"{count:,} relevant pairs. Name the file: relevant='…' in Python, --relevant FILE on the command line."
+            )
+    return first, read[first]
+
+
+def _relevant_pairs(judged: Judgements) -> set[tuple[str, str]]:
+    """Return the pairs of a query and a relevant document, without leading zeros in their names."""
+    return {
+        (query.lstrip("0"), document.lstrip("0"))
+        for query, grades in judged.items()
+        for document, grade in grades.items()
+        if grade > 0
+    }
 
 
 def _number(name: str) -> str:

@@ -153,6 +153,10 @@ def test_fragments_without_rows_and_tables_without_rows_have_answers(normalizer,
     score = scores.Custom(lambda q, k: np.exp(-np.square(q - k.T)))
     options = {"score": score, "normalizer": normalizer}
     parts = [table.slice(0, 0), table, table.slice(0, 0)]
+    if value == "day" and not normalizer.sums_to_one:
+        with pytest.raises(OptionError, match="must give weights that sum to 1"):
+            finalize(compute([0.1, 2.0], table, "x", value, fragment=1, **options))
+        return
     made = [compute([0.1, 2.0], part, "x", value, fragment=n, **options) for n, part in enumerate(parts)]
     whole = finalize(compute([0.1, 2.0], table, "x", value, fragment=1, **options))
     assert_same(finalize(merge(made)), whole, 1e-12)

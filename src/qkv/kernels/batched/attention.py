@@ -33,6 +33,7 @@ from qkv.kernels.batched.row_weights import RowWeights, row_weights
 from qkv.kernels.batched.vector_logits import Distances, MappedProducts, SquaredDistances, TanhSums, UnitProducts
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.gradients import gradients_of
+from qkv.kernels.runtime.subnormals import FlushedSubnormals
 from qkv.kernels.runtime.workspace import raise_malloc_threshold
 from qkv.scores.forms import (
     Capped,
@@ -114,7 +115,8 @@ class BatchedAttention:
                 if x is not None and x.requires_grad:
                     found = autograd_function(_forward, _backward)(self, *tensors)
                     return found if isinstance(found, tuple) or found is None else (found,)
-        found = self.forward(tensors, False)
+        with FlushedSubnormals():
+            found = self.forward(tensors, False)
         return None if found is None else found[0]
 
     @property
@@ -294,7 +296,8 @@ def _sum_to(x: Float[Tensor, "*_"], like: Float[Tensor, "*_"]) -> Float[Tensor, 
 def _forward(
     ctx: _Context, attention: BatchedAttention, *tensors: Float[Tensor, "*_"] | None
 ) -> OutputTensor | Outputs | None:
-    result = attention.forward(tensors, True)
+    with FlushedSubnormals():
+        result = attention.forward(tensors, True)
     if result is None:
         return None
     outputs, found = result
@@ -319,7 +322,8 @@ def _backward(
             return _backward(ctx, gradient, *of_readouts)
     if not torch.is_grad_enabled():
         needs = ctx.needs_input_grad[1:]
-        return (None, *attention.backward(gradient, given, found, needs, of_readouts or (None, None)))
+        with FlushedSubnormals():
+            return (None, *attention.backward(gradient, given, found, needs, of_readouts or (None, None)))
     sides = [None if x is None else x.view_as(x) for x in given]
     outputs = attention.differentiable(sides)
     pairs = [(x.to(g.dtype), g) for x, g in zip(outputs, (gradient, *of_readouts), strict=True) if g is not None]

@@ -24,6 +24,7 @@ import torch
 
 from qkv.core.typing import Float, PairTensor, Tensor
 from qkv.kernels.runtime.sparse_weights import write_sparse_weights
+from qkv.kernels.runtime.subnormals import LEAST_WEIGHT, divides_among_threads
 from qkv.normalizers.base import Normalizer
 from qkv.plan.time_model import FEW_KEYS
 
@@ -36,6 +37,8 @@ _MANY_BYTES = 2**24
 _MAX_SORTED = 2**19
 """Largest number of elements times keys of rows that are sorted. With 64 keys (AMD EPYC with AVX-512), sorting 128 rows
 takes .4 to .6 of the time of Newton's method, and 2,048 rows 4 times (sparsemax) or 8 times (entmax)."""
+_DIVIDED = 2**15
+"""Number of elements from which PyTorch divides an operation among its threads."""
 _LONG_ROW = 200
 """Length of rows from which the gradient takes less time in place."""
 
@@ -113,8 +116,12 @@ class _SoftmaxRows(RowWeights):
                 return torch._softmax(copied, -2, False, out=copied).mT.view(logits.shape)
             return torch._softmax(copied, -2, False).mT.view(logits.shape)
         if owned and logits.is_contiguous() and _prefers_in_place(logits):  # PyTorch's result is wrong otherwise
-            return torch._softmax(logits, -1, False, out=logits)
-        return torch._softmax(logits, -1, False)
+            weights = torch._softmax(logits, -1, False, out=logits)
+        else:
+            weights = torch._softmax(logits, -1, False)
+        if weights.numel() >= _DIVIDED and divides_among_threads(weights):
+            torch.nn.functional.threshold(weights, LEAST_WEIGHT, 0.0, inplace=True)
+        return weights
 
     def differentiable(self, logits: PairTensor) -> PairTensor:
         return (logits * self.scale).softmax(-1)

@@ -25,6 +25,7 @@ from qkv.kernels.fused.pair_bias import bias_elements, block_rows, completes_lif
 from qkv.kernels.runtime.memory_model import lifted_elements, saved_by_lift
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
+from qkv.kernels.runtime.tile_sizes import thread_count
 from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
 from qkv.plan.problem import Problem
@@ -219,6 +220,8 @@ def _bytes_with_gradient(problem: Problem, width: int, casts: bool) -> float:
     elements += sum(sides) * width  # the gradients of padded queries, keys and values
     if offset > 0:  # those of keys and values are joined from the gradients of two calls
         elements += (sides[1] + sides[2]) * width
+    if thread_count(problem) > 1:  # those of shares are joined
+        elements += sum(sides) * width
     returned = sum(map(math.prod, (axes.query, axes.key, axes.value))) * itemsize(problem.dtype)
     in_operator = elements * size - returned
     side = max(lifted_elements(problem, scales_query=False))

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,6 +31,8 @@ from qkv.core.typing import Float, Tensor
 from qkv.kernels.fused.layout import FourAxes, Layout, Side, Sides
 from qkv.kernels.fused.pair_bias import BlockBias
 from qkv.kernels.runtime.saved_statistics import SAVED
+from qkv.kernels.runtime.subnormals import FlushedSubnormals
+from qkv.kernels.runtime.workers import run_on_workers, split_evenly
 
 if TYPE_CHECKING:
     from qkv.core.autograd_function import Context
@@ -131,25 +133,18 @@ class FusedAttention:
                 for whole, part, some in zip(gradients, of_block, (rows, keys, keys), strict=True):
                     whole[:, :, some] += part
             return gradients
-        _, run = cast("tuple[_Operator, _Operator]", operators(value.device.type))
-        offset = self.offset
+        offset, run = self.offset, partial(_run_backward, scale=self.scale)
         if not offset:
-            query_gradient, key_gradient, value_gradient = run(
-                gradient, query, key, value, output, log_sum_exp, 0.0, offset is not None,
-                attn_mask=self.bias, scale=self.scale,
-            )  # fmt: skip
-            return query_gradient, key_gradient, value_gradient
+            return run(gradient, query, key, value, output, log_sum_exp, offset is not None, self.bias)
         if offset < 0:
             late = [x[:, :, -offset:] for x in (gradient, query, output, log_sum_exp)]
             if late[0].shape[-2] == 0:
                 return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-            found, key_gradient, value_gradient = run(
-                late[0], late[1], key, value, late[2], late[3], 0.0, True, scale=self.scale
-            )
+            found, key_gradient, value_gradient = run(late[0], late[1], key, value, late[2], late[3], True)
             return torch.nn.functional.pad(found, (0, 0, -offset, 0)), key_gradient, value_gradient
         # The weights of every key follow from the log-sum-exp of the whole row, so both ranges are independent.
         far, near = (
-            run(gradient, query, key[:, :, keys], value[:, :, keys], output, log_sum_exp, 0.0, causal, scale=self.scale)
+            run(gradient, query, key[:, :, keys], value[:, :, keys], output, log_sum_exp, causal)
             for keys, causal in ((slice(0, offset), False), (slice(offset, None), True))
         )
         return far[0] + near[0], torch.cat([far[1], near[1]], dim=-2), torch.cat([far[2], near[2]], dim=-2)
@@ -159,6 +154,46 @@ class FusedAttention:
         has_operators = operators(value.device.type) is not None
         in_blocks = isinstance(self.bias, BlockBias)
         return not (self.offset or in_blocks) and has_operators and _reveals_nonfinite(str(value.dtype))
+
+
+def _run_backward(
+    gradient: Float[Tensor, "b heads q width"],
+    query: Float[Tensor, "b heads q width"],
+    key: Float[Tensor, "b key_heads k width"],
+    value: Float[Tensor, "b key_heads k width"],
+    output: Float[Tensor, "b heads q width"],
+    log_sum_exp: Float[Tensor, "b heads q"],
+    causal: bool,
+    bias: Float[Tensor, "#b #heads #q k"] | None = None,
+    scale: float = 1.0,
+) -> FourAxes:
+    """Return the gradients of query, key and value from PyTorch's operator.
+
+    It divides batch elements and heads among its threads, which take up to 18 times as long for weights that are
+    subnormal. Threads that flush them share the work instead.
+    """
+    _, run = cast("tuple[_Operator, _Operator]", operators(value.device.type))
+    arrays, elements = (gradient, query, key, value, output, log_sum_exp), value.shape[:2]
+    axis = int(elements[1] > elements[0])
+    pairs = gradient.shape[:-1].numel() * key.shape[-2]
+    shares = split_evenly(range(elements[axis]), min(torch.get_num_threads(), pairs // _SHARED_PAIRS))
+    found: dict[int, FourAxes] = {}
+
+    def on_worker(n: int) -> None:
+        def part(x: Tensor) -> Tensor:
+            group = x.shape[axis] // elements[axis]
+            return x if len(shares) == 1 or not group else x.narrow(axis, shares[n][0] * group, len(shares[n]) * group)
+
+        own_bias = None if bias is None else part(bias)
+        found[n] = run(*map(part, arrays), 0.0, causal, attn_mask=own_bias, scale=scale)
+
+    with FlushedSubnormals():
+        run_on_workers(on_worker, len(shares))
+    return (
+        found[0]
+        if len(shares) == 1
+        else cast("FourAxes", tuple(torch.cat([found[n][i] for n in range(len(shares))], axis) for i in range(3)))
+    )
 
 
 def all_finite(sides: Sides) -> bool:
@@ -189,6 +224,8 @@ def results_are_finite(output: Float[Tensor, "b heads q width"], log_sum_exp: Fl
 
 _LARGEST_ROUNDING = 2.0**-11
 """Largest rounding error of a log-sum-exp with which PyTorch's operator computes gradients."""
+_SHARED_PAIRS = 2**21
+"""Least number of pairs of each thread that shares backward: PyTorch's threads spin beside it for some milliseconds."""
 _FEW_ELEMENTS = 4096
 """Number of elements up to which a whole output is added up."""
 

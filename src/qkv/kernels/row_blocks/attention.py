@@ -35,6 +35,7 @@ from qkv.kernels.row_blocks.rows import RowLogits, padded_row_logits, row_logits
 from qkv.kernels.runtime.differentiable_rows import DifferentiableRows
 from qkv.kernels.runtime.gradients import accumulate, block_tensors, call_tensors, leaves_of
 from qkv.kernels.runtime.sparse_weights import write_sparse_weights
+from qkv.kernels.runtime.subnormals import FlushedSubnormals
 from qkv.kernels.runtime.tile_loop import Limits, ranges, row_logits, weigh_rows
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
 from qkv.kernels.runtime.workers import run_on_workers, split_evenly
@@ -135,7 +136,8 @@ class RowBlocks(DifferentiableRows):
         """Return the output, or None if `with_output` is False, and the results of the readouts."""
         tensors = call_tensors(self.call)
         trained = any(requires_gradient(x) for x in tensors)
-        saved = None if trained else self.forward()
+        with FlushedSubnormals():
+            saved = None if trained else self.forward()
         queue = list(autograd_function(_attend, _backward)(self, *tensors)) if saved is None else saved.results
         output = queue.pop(0) if self.with_output else None
         if saved is not None and saved.read:
@@ -319,7 +321,7 @@ def _slice(whole: Num[Tensor, "*_whole"], reduction: Reduction) -> Num[Tensor, "
 
 
 def _attend(ctx: _Context, blocks: RowBlocks, *tensors: Shaped[Tensor, "*_"]) -> tuple[Num[Tensor, "*_"], ...]:
-    with torch.autocast(blocks.call.value.device.type, enabled=False):
+    with torch.autocast(blocks.call.value.device.type, enabled=False), FlushedSubnormals():
         saved = blocks.forward()
     results, saved.results = tuple(saved.results), []
     ctx.blocks, ctx.saved = blocks, saved
@@ -331,7 +333,7 @@ def _attend(ctx: _Context, blocks: RowBlocks, *tensors: Shaped[Tensor, "*_"]) ->
 def _backward(ctx: _Context, *gradients: Num[Tensor, "*_"]) -> tuple[Shaped[Tensor, "*_"] | None, ...]:
     blocks, requires_grad = ctx.blocks, ctx.needs_input_grad[1:]
     found: Sequence[Shaped[Tensor, "*_"] | None]
-    with torch.autocast(blocks.call.value.device.type, enabled=False):
+    with torch.autocast(blocks.call.value.device.type, enabled=False), FlushedSubnormals():
         if torch.is_grad_enabled():
             found = blocks.double_backward(ctx.saved_tensors, gradients)
         else:

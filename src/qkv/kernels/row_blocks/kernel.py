@@ -184,7 +184,7 @@ class RowBlocksKernel(Kernel):
         axes = problem.axes
         if self._selects(problem) or self._search_rows(problem) < axes.q:
             return 1
-        pairs = self.budget // 8 // problem.elements_per_logit
+        pairs = self.budget // 4 // problem.elements_per_logit
         allowed = problem.memory // 2 // (problem.itemsize * 4 * self._workers(problem))
         return max(1, min(pairs, allowed) // max(1, axes.q * axes.k))
 
@@ -213,16 +213,17 @@ class RowBlocksKernel(Kernel):
         return max(1, min(problem.axes.k, pairs // rows))
 
     def _search_rows(self, problem: Problem) -> int:
-        """Return the number of queries per row block if candidates are searched, at most 512.
+        """Return the number of queries per row block if candidates are searched.
 
-        A block has up to 8 MB of logits, and at least 32 queries if they fit.
+        A block has up to 16 MB of logits, and at least 32 queries if they fit. Smaller blocks take longer, as each has
+        some hundred operations, after which threads wait for the interpreter's lock.
         """
         if self._selects(problem):
             return max(1, min(problem.axes.q, 512))
-        logits, k = self.budget // 4, max(1, problem.axes.k)
+        logits, k = self.budget // 2, max(1, problem.axes.k)
         rows = max(logits // k, min(32, 2 * logits // k))
         allowed = problem.memory // 2 // (problem.itemsize * k * 4 * self._workers(problem))
-        return max(1, min(problem.axes.q, 512, rows, allowed))
+        return max(1, min(problem.axes.q, 2048, rows, allowed))
 
     def _rows(self, problem: Problem) -> int:
         return row_block_size(problem, self.budget, row_block_arrays(problem))

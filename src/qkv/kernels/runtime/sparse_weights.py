@@ -124,12 +124,9 @@ def newton_threshold(
         torch.sub(z, tau, out=above)
         above.clamp_(min=0)
         norm, slope = _norm_and_slope(above, power, buffer)
-        # A row without keys has no threshold.
-        excess = torch.where(norm > 0, norm - 1, torch.zeros_like(norm))
-        if float(excess.abs().amax()) <= 8 * eps:
-            return tau
-        new = tau + torch.where(norm > 0, excess / slope, excess)
-        if bool((new == tau).all()):  # converged to floating-point precision
+        excess = norm - 1
+        new = tau + (excess / slope).nan_to_num_(0, 0, 0)  # a row without keys has no threshold
+        if bool(((excess.abs() <= 8 * eps) | (new == tau)).all()):  # to the precision of the sum or of the threshold
             return tau
         tau = new
     return tau

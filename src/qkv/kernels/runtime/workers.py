@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-import numpy as np
 import torch
 
+from qkv.kernels.runtime.subnormals import FlushedSubnormals
 from qkv.kernels.runtime.workspace import Workspace, borrow_workspace
 
 Item = TypeVar("Item")
@@ -34,7 +34,7 @@ def split_evenly(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
 @contextmanager
 def worker() -> Iterator[Workspace]:
     """Provide a workspace to the calling thread, with autograd disabled and subnormal numbers flushed to 0."""
-    with _flush_subnormals(), torch.no_grad(), borrow_workspace() as workspace:
+    with FlushedSubnormals(), torch.no_grad(), borrow_workspace() as workspace:
         yield workspace
 
 
@@ -67,18 +67,3 @@ def run_on_workers(function: Callable[[int], None], count: int) -> None:
     for error in errors:
         if error is not None:
             raise error
-
-
-@contextmanager
-def _flush_subnormals() -> Iterator[None]:
-    """Flush subnormal numbers to 0 in this thread, because computing with them is 100 times slower.
-
-    Weights are subnormal where a logit is far below the largest logit of its row.
-    """
-    # PyTorch cannot report the current setting, so test it.
-    before = bool(np.float32(1e-39) * np.float32(1.0) == 0)
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(before)

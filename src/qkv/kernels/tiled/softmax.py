@@ -30,6 +30,7 @@ from qkv.core.random import dropout_rate
 from qkv.core.tile import Tile
 from qkv.core.typing import Bool, Float, OutputTensor, PairTensor, RowTensor, Tensor
 from qkv.kernels.runtime.faster_ops import FasterOps, add_matmul_, faster_ops
+from qkv.kernels.runtime.subnormals import LEAST_WEIGHT, divides_among_threads
 from qkv.kernels.runtime.tile_loop import Limits, ranges, visible_tiles
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
 from qkv.kernels.runtime.workspace import Workspace
@@ -81,8 +82,6 @@ class SaturatedRows:
 _BOUND = 30.0
 """Largest magnitude of logits without a maximum: e^30 times a value below 1e15, summed over 1e9 keys, fits float32."""
 _LARGEST_VALUE = 1e15
-_LEAST_EXPONENT = -100.0
-"""Logits below the maximum by more than this, in base 2, count as −∞: 2⁻¹⁰⁰ is far below the rounding of a sum of 1."""
 _LARGEST_LOGIT = 1e37
 _MIN_QUERIES = 256
 """Smallest number of queries for which the bound is computed: for fewer, the maximum of each row costs less."""
@@ -184,9 +183,8 @@ class SoftmaxTiles:
         base2 = self._ops.exp2 or not self.bounded
         self._base2 = base2 and normalizer.shift_invariant and self.bound < _LARGEST_LOGIT
         self._logits = _tile_logits(self.call, normalizer.scale * (_LOG2_E if self._base2 else 1.0), self._ops)
-        # Only this thread flushes subnormal numbers (`worker`), which take other threads a hundred times as long.
-        alone = self.bounded or torch.get_num_threads() == 1 or self.call.value.device.type != "cpu"
-        self._least = 0.0 if alone else _LEAST_EXPONENT
+        alone = self.bounded or not divides_among_threads(self.call.value)
+        self._least = 0.0 if alone else math.log2(LEAST_WEIGHT)
         # Weights that dropout keeps are divided by the probability of keeping them, once for each row.
         self._dropout_scale = 1.0 / (1.0 - dropout_rate(self.call.dropout))
         self._values = RowSlices(self.call.value)

@@ -17,13 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from qkv.core.files import check_writable, write_atomic
 from qkv.core.progress import Progress, report
 from qkv.errors import DataError
 from qkv.look.answers.answer_page import AnswerPage
 from qkv.look.answers.answer_settings import AnswerSettings
-from qkv.look.bundle import bundle, read_web_file
-from qkv.look.html_export import HTML_SUFFIXES, document_pieces, part_text
+from qkv.look.html_export import document_pieces, part_text, write_pieces
 
 MOST_SAVED_ROWS = 20_000
 _PLACES, _CELLS = 301, 29
@@ -42,8 +40,6 @@ def export_answers(page: AnswerPage, path: str | os.PathLike[str], progress: Pro
         DataError: the key is of another kind, the table has more than 20,000 rows, the path does not end in .html, or
             the file cannot be written.
     """
-    target = Path(path)
-    check_writable(target, "the page", HTML_SUFFIXES)
     if page.mode == "typed":
         raise DataError(
             "the key of an exported page must be one or two columns of numbers or dates, got "
@@ -65,11 +61,8 @@ def export_answers(page: AnswerPage, path: str | os.PathLike[str], progress: Pro
         "places": places,
         "cells": _CELLS if page.mode == "map" else 0,
     }
-    style = "".join(map(read_web_file, ("style.css", "page.css", "answers.css")))
-    script = bundle("answers_exported.js")
-    pieces = document_pieces(page.title, script, style, meta, _parts(page, choices, queries, progress))
-    write_atomic(target, lambda stream: stream.writelines(piece.encode() for piece in pieces), "the page")
-    return target
+    parts = _parts(page, choices, queries, progress)
+    return write_pieces(path, document_pieces(page.title, "answers_exported.js", meta, parts))
 
 
 def _choices(settings: AnswerSettings, meta: dict[str, object]) -> list[AnswerSettings]:

@@ -1,6 +1,7 @@
 // Map of the rows over two keys: their values as colours, the answers as a field, and rings for the weights.
 
-import { AnswerChart, LABEL_COLOURS, shortened } from "./answer_chart.js";
+import { AnswerChart, shortened } from "./answer_chart.js";
+import { LABEL_COLOURS } from "./colour.js";
 import { tickMarks } from "./answer_ticks.js";
 import { screenPen } from "./drawing.js";
 

@@ -71,17 +71,3 @@ function clockMarks(low, high, most) {
     return [Math.floor(minutes / 60), minutes % 60].map((part) => String(part).padStart(2, "0")).join(":");
   });
 }
-
-/** @param {string} text numbers of two bytes, in base64 @returns {Uint16Array} */
-export function unpackPositions(text) {
-  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  return new Uint16Array(bytes.buffer, 0, bytes.length >> 1);
-}
-
-/** Create an element of a drawing. @param {string} tag @param {Record<string, any>} attributes @param {string} [text] */
-export function createShape(tag, attributes, text) {
-  const shape = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) shape.setAttribute(name, String(value));
-  if (text !== undefined) shape.textContent = text;
-  return shape;
-}

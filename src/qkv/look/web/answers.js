@@ -8,7 +8,7 @@ import { MapChart } from "./answer_map.js";
 import { ValuesChart } from "./answer_values.js";
 import { createAnswerPanel } from "./answer_panel.js";
 import { createControls } from "./answer_controls.js";
-import { unpackPositions } from "./answer_ticks.js";
+import { unpackPositions } from "./unpack.js";
 import { toKernel } from "./kernel.js";
 import { besidePicture } from "./static_picture.js";
 
@@ -142,8 +142,7 @@ export function renderAnswers({ model, el }) {
       places = meta.saved ? [] : placesOf(meta, chart);
       if (meta.saved) {
         const whole = await respond({ what: "curve", settings: { ...settings } });
-        if (chart instanceof AxisChart) chart.curve = whole;
-        else chart.field = whole;
+        Object.assign(chart, { curve: whole, field: whole });
         chart.draw();
       }
     }
@@ -167,14 +166,6 @@ export function renderAnswers({ model, el }) {
 
   paint();
   ask({ query });
-  const media = matchMedia("(prefers-color-scheme: dark)");
-  const follow = () => {
-    dark = media.matches;
-    /** @type {HTMLInputElement} */ (theme.querySelector("input")).checked = dark;
-    paint();
-  };
-  media.addEventListener("change", follow);
-  return () => media.removeEventListener("change", follow);
 }
 
 /** Return the places of a curve or of the cells of a map, coarse ones first.

@@ -1,11 +1,10 @@
 // Entry point of the exported page of answers, which holds the answers to a grid of queries and makes no requests.
 
 import { renderAnswers } from "./answers.js";
-import { fromJson, partOf, partOpener } from "./unpack.js";
+import { fromJson, openPart, partOf } from "./unpack.js";
 
 const savedMeta = JSON.parse(partOf("data"));
 const savedGrid = savedMeta.saved;
-const openPart = partOpener(partOf);
 
 /** Return the answers for some settings. @param {any} settings @returns {Promise<any[]>} */
 function answersFor(settings) {
@@ -40,13 +39,10 @@ async function respondFromFile(request) {
   if (request.what === "points") return openPart("points", fromJson);
   const every = await answersFor(request.settings);
   if (request.what === "curve") {
-    if (!savedGrid.cells) {
-      const ends = every.map((answer) => answer.interval || [null, null]);
-      return { at: every.map((_, i) => savedGrid.places[i][0]), values: every.map((answer) => answer.value), low: ends.map((end) => end[0]), high: ends.map((end) => end[1]) };
-    }
-    const labels = savedMeta.value.labels;
+    const { labels } = savedMeta.value;
     return {
-      size: savedGrid.cells, values: every.map((answer) => answer.value),
+      size: savedGrid.cells, at: every.map((_, i) => savedGrid.places[i][0]), values: every.map(({ value }) => value),
+      low: every.map(({ interval }) => interval?.[0] ?? null), high: every.map(({ interval }) => interval?.[1] ?? null),
       labels: every.map((answer) => (answer.shares.length && labels ? Math.max(0, (labels.indexOf(answer.shares[0].label) + labels.length) % labels.length) : null)),
     };
   }

@@ -113,30 +113,6 @@ function curveItem({ low, high }, first, count, length, depth, place, below) {
   return { kind: "shape", points: [...side(high, Math.max), ...side(low, Math.min).reverse()], fill: CURVE, stroke: CURVE };
 }
 
-/** Return the row (and null) of the label of a query at a place of the canvas, or (null and) the column of the label of a key;
- *  null if there is no label.
- *  @param {HTMLCanvasElement} canvas whose data has the labelled rows and columns @param {{x: number, y: number, width: number, height: number}} box
- *  @param {[number, number, number, number]} part @param {number} x @param {number} y in CSS pixels @param {number} size of the labels
- *  @returns {[number, null] | [null, number] | null} */
-export function labelAt(canvas, box, part, x, y, size) {
-  /** @param {string | undefined} indices of the labels @param {number} first @param {number} count @param {number} pixels
-   *  @param {number} at the place along the axis */
-  const nearest = (indices, first, count, pixels, at) => {
-    const distance = (/** @type {number} */ index) => Math.abs(((index + 0.5 - first) / count) * pixels - at);
-    const found = (indices ? indices.split(",").map(Number) : []).reduce((a, b) => (distance(b) < distance(a) ? b : a), -Infinity);
-    return distance(found) <= Math.max(1.15 * size, pixels / count) / 2 ? found : null;
-  };
-  if (x < box.x && x > 1.4 * size) {
-    const row = nearest(canvas.dataset.rows, part[0], part[2], box.height, y - box.y);
-    return row === null ? null : [row, null];
-  }
-  if (y > box.y + box.height && y < canvas.clientHeight - 1.4 * size) {
-    const column = nearest(canvas.dataset.columns, part[1], part[3], box.width, x - box.x);
-    return column === null ? null : [null, column];
-  }
-  return null;
-}
-
 /** Return the indices to label in increasing order: the selected ones that are visible, and the regular ones that do
  *  not overlap them.
  *  @param {number} first @param {number} count @param {number} length @param {number[]} selected @param {number} pitch least distance of labels */

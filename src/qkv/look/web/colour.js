@@ -11,7 +11,6 @@ import { FAINT, shadeOf } from "./range.js";
 const THEMES = {
   light: {
     positive: [[255, 255, 255], [234, 242, 250], [158, 202, 225], [66, 146, 198], [8, 81, 156], [3, 28, 82]],
-    signed: [[255, 255, 255], [234, 242, 250], [158, 202, 225], [66, 146, 198], [8, 81, 156], [3, 28, 82]],
     negative: [[255, 255, 255], [254, 244, 236], [253, 190, 133], [241, 105, 19], [166, 54, 3], [92, 26, 2]],
     masked: [222, 222, 222],
     notFinite: [200, 0, 130],
@@ -36,7 +35,7 @@ export function paletteOf(dark) {
   const theme = THEMES[dark ? "dark" : "light"];
   return {
     positive: table(theme.positive),
-    signed: table(theme.signed),
+    signed: table(theme.signed ?? theme.positive),
     negative: table(theme.negative),
     masked: Uint8ClampedArray.from([...theme.masked, 255]),
     notFinite: Uint8ClampedArray.from([...theme.notFinite, 255]),
@@ -106,3 +105,23 @@ export function inkOn(palette, share) {
   const [red, green, blue] = Array.from(colourOf(palette, share));
   return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#10141b" : "#ffffff";
 }
+
+/** Return a colour over paper, which figures need in place of opacity. @param {string} colour @param {string} paper @param {number} alpha */
+export function blend(colour, paper, alpha) {
+  const [over, under] = [colour, paper].map(channels);
+  return `rgb(${over.map((one, i) => Math.round(alpha * one + (1 - alpha) * under[i])).join(" ")})`;
+}
+
+/** Colours of heads that people with colour blindness can tell apart, on light and dark backgrounds. */
+const HEADS = {
+  light: ["#0072b2", "#c44900", "#00795a", "#a3307f", "#7a5c00", "#5b46c8"],
+  dark: ["#56b4e9", "#ff9d5c", "#3ecf9a", "#f08cc8", "#e6c229", "#b9a5ff"],
+};
+/** Maximum number of heads whose lines are drawn together. */
+export const MOST_HEADS = HEADS.light.length;
+
+/** @param {number} index of a head @param {boolean} dark */
+export const headColour = (index, dark) => HEADS[dark ? "dark" : "light"][index];
+
+/** Colours of labels, which colour-blind readers can tell apart (Okabe and Ito). */
+export const LABEL_COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#8a8f98"];

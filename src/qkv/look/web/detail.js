@@ -6,17 +6,16 @@ import { describeDifference, SIGNS, strongestDifferences } from "./difference.js
 import { createElement, scrollIfHidden } from "./dom.js";
 import { groupOfToken, segmentsOf } from "./groups.js";
 import { fillLegend } from "./legend.js";
-import { headColour, Lines } from "./lines.js";
+import { Lines } from "./lines.js";
 import { loadHead } from "./load.js";
 import { MapView } from "./map.js";
 import { loadMap } from "./map_data.js";
 import { ALL_HEADS, largestPair, rowMaxima, strongest } from "./matrix.js";
 import { Picture } from "./picture.js";
 import { Predicted } from "./predicted.js";
-import { cssColour } from "./colour.js";
+import { cssColour, headColour } from "./colour.js";
 import { FAINT, shadeOf, uniformWeight } from "./range.js";
 import { badgeText, explainScore } from "./roles.js";
-import { Steps } from "./steps.js";
 import { quoted } from "./text_names.js";
 import { fillTable, Tokens } from "./tokens.js";
 
@@ -46,7 +45,6 @@ const none = () => {};
  *  @property {boolean} [predictions] whether predicted tokens are known @property {boolean[]} [values] of which layers the norms of
  *    the values are known
  *  @property {boolean} [live] whether the model can run again
- *  @property {boolean} [steps] queries were generated one after another
  *  @property {number} [levels] the coarsest level of a tiled map, which has a single tile
  *  @property {number} [base] level of its overview @property {[number, number]} [overview] cells of the overview */
 
@@ -84,7 +82,6 @@ export class Detail {
     this.beside = createElement("div", { class: "beside" }, [this.picture.element, this.lines.element, this.top, this.predicted.element]);
     this.pin = createElement("button", { class: "pin", hidden: true, onclick: () => this.release() });
     this.badges = createElement("ul", { class: "badges", "aria-label": "roles of this head" });
-    this.steps = new Steps((at) => this.#point(at, this.key, true));
     this.digits = createElement("button", {
       class: "flow", text: "All digits", onclick: () => {
         const { computed, selection: { token, keyToken } } = this;
@@ -99,7 +96,7 @@ export class Detail {
       this.#addNumber("flow", flow.then((/** @type {number} */ number) => `flow through all layers: ${formatWeight(number)}`));
     } });
     this.element = createElement("section", { class: "detail" }, [
-      this.title, this.badges, this.steps.element, createElement("div", { class: "line" }, [this.readout, this.opener, this.digits, this.flow, this.pin]),
+      this.title, this.badges, createElement("div", { class: "line" }, [this.readout, this.opener, this.digits, this.flow, this.pin]),
       createElement("div", { class: "side" }, [createElement("div", { class: "sheet" }, [this.map.canvas, this.bar, this.queries.element, this.keys.element]), this.beside]),
     ]);
     this.query = 0;
@@ -198,7 +195,6 @@ export class Detail {
     // The weights of a model, not those of maps over several heads.
     this.computed = view.pairs && this.source.weight && view.layers[layer].name !== ALL_HEADS && head >= 0 && !other && !this.weighted
       ? [index, layer, head] : null;
-    this.steps.element.hidden = !view.steps;
     this.picture.element.hidden = !this.matrix || !this.image;
     this.lines.element.hidden = !this.matrix || (Boolean(this.image) && !heads.length);
     const { query, key } = options.selected();
@@ -248,7 +244,6 @@ export class Detail {
     this.query = row;
     this.key = column;
     this.map.point(row, column, select);
-    this.steps.show(row, mapData.rows, mapData.queries[row]);
     this.#updateReadout();
     this.queries.build(mapData.queries, row, this.options.maxTokens);
     const shaded = this.self ? this.queries : this.keys;
@@ -378,16 +373,15 @@ export class Detail {
     const rows = matrix ? (matrix.parts ? strongestDifferences(/** @type {any} */ (matrix), row, TOP) : strongest(matrix, row, TOP))
       : (await /** @type {any} */ (this.loadRow)(row)).map((/** @type {[number, number]} */ [key, weight]) => ({ key, weight }));
     if (request !== this.request || row !== this.query) return;
+    const query = quoted(mapData.queries[row]);
     fillTable(
-      this.top, mapData.queries[row],
+      this.top,
       rows.map((/** @type {any} */ entry) => ({ ...entry, name: mapData.keys[entry.key], position: this.tokens(row, entry.key).key, error: mapData.error(row, entry.key, entry.weight) })),
       (key) => this.#point(row, key, true),
-      this.matrix?.parts ? ["difference", `${quoted(mapData.queries[row])}: largest differences`]
-        : this.weighted ? ["weight × norm", `${quoted(mapData.queries[row])} attends to`]
-        : this.overlaid.length ? ["weight", `${quoted(mapData.queries[row])} attends to in ${this.head}`] : undefined,
+      this.matrix?.parts ? ["difference", `${query}: largest differences`]
+        : [this.weighted ? "weight × norm" : "weight", `${query} attends to${this.overlaid.length ? ` in ${this.head}` : ""}`],
     );
   }
-
 
   /** Shade the tokens by their weights for the selected query. */
   #paintTokens() {

@@ -16,6 +16,14 @@ export function createElement(tag, attributes = {}, children = []) {
   return element;
 }
 
+/** Create an element of a drawing. @param {string} tag @param {Record<string, any>} attributes @param {string} [text] */
+export function createShape(tag, attributes, text) {
+  const shape = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) shape.setAttribute(name, String(value));
+  if (text !== undefined) shape.textContent = text;
+  return shape;
+}
+
 /** Create a button. @param {string} text @param {() => void} onclick @param {Record<string, any>} [more] attributes */
 export const createButton = (text, onclick, more = {}) => createElement("button", { class: "ask", text, onclick, ...more });
 

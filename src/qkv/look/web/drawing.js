@@ -12,7 +12,6 @@ const RESOLUTION = Uint8Array.of(0, 0, 0, 9, 0x70, 0x48, 0x59, 0x73, 0, 0, 0x2e,
 /** Least resolution of the images of SVG files, so that their cells have sharp edges in viewers that blend pixels. */
 const SVG_DPI = 600;
 const LINE = 0.4;
-/** The first family is the font of PDF files. */
 const FAMILY = '"DejaVu Sans", "Segoe UI", Arial, sans-serif';
 
 const ruler = newPen(1, 1);
@@ -163,7 +162,7 @@ export function paintItems(pen, items, ink, line) {
 }
 
 /** @param {CanvasRenderingContext2D} pen @param {Text} item @param {string} ink */
-export function drawText(pen, { x, y, text, size, anchor, rotated, bold, fill }, ink) {
+function drawText(pen, { x, y, text, size, anchor, rotated, bold, fill }, ink) {
   pen.save();
   pen.translate(x, y);
   if (rotated) pen.rotate(-Math.PI / 2);

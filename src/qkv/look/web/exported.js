@@ -6,6 +6,6 @@ import { partOf } from "./unpack.js";
 
 const meta = JSON.parse(partOf("data"));
 render({
-  model: new Map(Object.entries({ meta, source: fromParts(meta, partOf), linked: true })),
+  model: new Map(Object.entries({ meta, source: fromParts(meta), linked: true })),
   el: /** @type {HTMLElement} */ (document.getElementById("look")),
 });

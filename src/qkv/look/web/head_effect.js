@@ -1,7 +1,7 @@
 // The effect of heads that are ablated or scaled: the model runs again with their outputs multiplied by factors.
 
 import { formatWeight } from "./codes.js";
-import { createElement, createSelect, createTable } from "./dom.js";
+import { createButton, createElement, createSelect, createTable } from "./dom.js";
 import { ALL_HEADS } from "./matrix.js";
 import { CAPTIONS, shareRow } from "./predicted.js";
 import { quoted } from "./text_names.js";
@@ -22,33 +22,29 @@ export class HeadEffect {
       this.changes = [...this.changes.filter(([l, h]) => l !== layer || h !== head), [layer, head, 0]];
       this.#changed();
     } });
-    this.list = createElement("div", { class: "line" });
     this.result = createElement("div", { class: "result", "aria-live": "polite" });
-    this.element = createElement("div", {}, [createElement("div", { class: "line" }, [this.add]), this.list, this.result]);
+    this.element = createElement("div", {}, [createElement("div", { class: "line" }, [this.add]), this.result]);
     this.request = 0;
     /** the changed heads, which stay visible above the maps while the question is closed */
     this.active = createElement("div", { class: "line active", role: "group", "aria-label": "changed heads", hidden: true });
   }
 
-  /** Name the changed heads above the maps. @param {any} view */
+  /** Show the changed heads above the maps, with their factors and buttons that undo them. @param {any} view */
   showActive(view) {
     this.view = view;
     this.active.hidden = !this.changes.length;
-    this.active.replaceChildren(createElement("span", { text: "Changed heads (the maps show the unchanged model):" }), ...this.#chips("badge", "undo the change of ",
-      (name, percent) => createElement("span", { text: `${name} × ${percent / 100} ` })));
-  }
-
-  /** Return an element for each changed head, with its content and a button that undoes the change.
-   *  @param {string} style @param {string} undo label of the button @param {(name: string, percent: number, index: number) => HTMLElement} content */
-  #chips(style, undo, content) {
-    return this.changes.map(([layer, head, percent], i) => {
-      const { name: layerName, heads } = this.view?.layers[layer] ?? { heads: [] };
+    const changed = this.changes.map(([layer, head, percent], i) => {
+      const { name: layerName, heads } = view.layers[layer] ?? { heads: [] };
       const name = heads[head] ? `${layerName}, ${heads[head]}` : `${layer}, ${head}`;
-      return createElement("span", { class: style }, [
-        content(name, percent, i),
-        createElement("button", { class: "ask", text: "undo", "aria-label": `${undo}${name}`, onclick: () => { this.changes.splice(i, 1); this.#changed(); } }),
+      const own = /** @type {[string, string]} */ ([String(percent), `× ${percent / 100}`]);
+      const factors = FACTORS.some(([value]) => value === own[0]) ? FACTORS : [...FACTORS, own];
+      return createElement("span", { class: "badge change" }, [
+        createSelect(name, factors, own[0], (value) => { this.changes[i][2] = Number(value); this.#changed(); }),
+        createButton("undo", () => { this.changes.splice(i, 1); this.#changed(); }, { "aria-label": `undo ${name}` }),
       ]);
     });
+    const lead = createElement("span", { text: "Changed heads (the maps show the unchanged model):" });
+    this.active.replaceChildren(lead, ...changed);
   }
 
   /** Show the effect at the selected query. @param {import("./questions.js").Place} place */
@@ -58,11 +54,6 @@ export class HeadEffect {
     const own = view.live && layer < view.layers.length && view.layers[layer].name !== ALL_HEADS && head >= 0;
     this.add.hidden = !own;
     this.add.textContent = own ? `Ablate ${view.layers[layer].name}, ${view.layers[layer].heads[head]}` : "";
-    this.list.replaceChildren(...this.#chips("badge change", "undo ", (name, percent, i) => {
-      const own = /** @type {[string, string]} */ ([String(percent), `× ${percent / 100}`]);
-      const factors = FACTORS.some(([value]) => value === own[0]) ? FACTORS : [...FACTORS, own];
-      return createSelect(name, factors, own[0], (value) => { this.changes[i][2] = Number(value); this.#changed(); });
-    }));
     const request = ++this.request;
     if (!this.changes.length) {
       this.result.textContent = own

@@ -3,12 +3,11 @@
 // It follows the anywidget contract: `model.get("meta")` describes the views, and a source returns the maps as bytes.
 
 import { createCheckBox, createElement, createSection, createSelect, fillSelect } from "./dom.js";
-import { paletteOf } from "./colour.js";
+import { headColour, MOST_HEADS, paletteOf } from "./colour.js";
 import { Comparison, headOptions } from "./comparison.js";
 import { Detail } from "./detail.js";
 import { loadGrid } from "./grid_data.js";
 import { groupsOf, imageSize, patchOf } from "./groups.js";
-import { headColour, MOST_HEADS } from "./lines.js";
 import { loadMap } from "./map_data.js";
 import { TextSearch } from "./text_search.js";
 import { ALL_HEADS, largestPair, strongest } from "./matrix.js";
@@ -449,7 +448,7 @@ export function render({ model, el, hash }) {
     createElement("button", { class: "ask", text: "Present", "aria-keyshortcuts": "p", onclick: () => { present(true); leave.focus(); } }),
     ...(linked ? [createElement("button", { class: "ask", text: "Copy link", onclick: copyLink })] : []),
     saveControls({
-      details: () => (second.element.hidden ? [first] : [first, second]), overview, source, report, notify, element: el, lacking: missingParts(meta, {}),
+      details: () => (second.element.hidden ? [first] : [first, second]), overview, report, notify, element: el, lacking: missingParts(meta, {}),
       link: () => { settle(); return stateText(); },
       name: () => `attention-${comparison.fileName}`, title: () => meta.views[state.view].name,
     }, meta.html),

@@ -1,7 +1,7 @@
 // Lines between words, of one head or of several: queries on the left, keys on the right, and a line for each weight that stands out.
 
 import { formatWeight } from "./codes.js";
-import { channels, cssColour, inkOn } from "./colour.js";
+import { blend, cssColour, inkOn } from "./colour.js";
 import { createElement } from "./dom.js";
 import { corners, drawInFrames, fitText, paintItems, screenPen, textWidth, wrapText } from "./drawing.js";
 import { quoted } from "./text_names.js";
@@ -17,16 +17,6 @@ const [ROW, LOW_ROW, FEW] = [20, 16, 26];
 const [WORD_SIZE, HEADING] = [13, 20];
 /** Pixels between the lines of two heads at the same words, and from the pointer to a line that it selects. */
 const [APART, NEAR] = [3, 6];
-/** Colours of heads that people with colour blindness can tell apart, on light and dark backgrounds. */
-const HEADS = {
-  light: ["#0072b2", "#c44900", "#00795a", "#a3307f", "#7a5c00", "#5b46c8"],
-  dark: ["#56b4e9", "#ff9d5c", "#3ecf9a", "#f08cc8", "#e6c229", "#b9a5ff"],
-};
-/** Maximum number of heads whose lines are drawn together. */
-export const MOST_HEADS = HEADS.light.length;
-
-/** @param {number} index of a head @param {boolean} dark */
-export const headColour = (index, dark) => HEADS[dark ? "dark" : "light"][index];
 
 /** A head whose lines are drawn.
  *  @typedef {Object} LineHead
@@ -247,10 +237,4 @@ function windowOf(count, around, before) {
   const shown = Math.min(count, MAX_WORDS);
   if (before && before[1] === shown && before[0] + shown <= count && around >= before[0] && around < before[0] + shown) return before;
   return [Math.max(0, Math.min(count - shown, around - Math.floor(shown / 2))), shown];
-}
-
-/** Return a colour over paper, which figures need in place of opacity. @param {string} colour @param {string} paper @param {number} alpha */
-function blend(colour, paper, alpha) {
-  const [over, under] = [colour, paper].map(channels);
-  return `rgb(${over.map((one, i) => Math.round(alpha * one + (1 - alpha) * under[i])).join(" ")})`;
 }

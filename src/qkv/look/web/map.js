@@ -1,6 +1,6 @@
 // One map on a canvas, with queries as rows and keys as columns; it supports hover, a keyboard cursor, zoom and pan.
 
-import { axisItems, curveDepths, labelAt } from "./axes.js";
+import { axisItems, curveDepths } from "./axes.js";
 import { createElement } from "./dom.js";
 import { paletteFor, pixels } from "./colour.js";
 import { corners, drawInFrames, imageCanvas, paintItems, screenPen } from "./drawing.js";
@@ -62,6 +62,8 @@ export class MapView {
     /** size of the text, in proportion to its usual one */
     this.scale = 1;
     this.version = 0;
+    /** the rows and the columns that have labels @type {number[][]} */
+    this.labelled = [[], []];
     this.dragged = /** @type {number[] | null} */ (null);
     this.canvas.addEventListener("pointermove", (event) => this.#onPointerMove(event));
     this.canvas.addEventListener("pointerdown", (event) => this.#onPointerDown(event));
@@ -189,12 +191,13 @@ export class MapView {
     const { canvas, box, part, scale, selected } = this;
     const style = getComputedStyle(canvas);
     const more = curveDepths(mapData, scale * LABEL, this.#rooms).map((one) => one.more);
-    const { items, labelled: [rows, columns] } = axisItems(mapData, box, part, {
+    const { items, labelled } = axisItems(mapData, box, part, {
       size: scale * LABEL, nameSize: scale * LABEL, names: ["← query (attends)", "key (attended) →"], gap: 5, room: [this.#rooms[0] + more[0], this.#rooms[1] + more[1]],
       selected, mark: style.getPropertyValue("--mark").trim(),
     });
     paintItems(pen, [{ kind: "shape", points: corners(box.x, box.y, box.width, box.height), stroke: style.color }, ...items], style.color, 0.5);
-    Object.assign(canvas.dataset, { rows: rows.join(), columns: columns.join() });
+    this.labelled = labelled;
+    Object.assign(canvas.dataset, { rows: labelled[0].join(), columns: labelled[1].join() });
   }
 
   /** Return the picture of the visible part, which changes only with the part, the weights and the colours.
@@ -261,10 +264,20 @@ export class MapView {
     return inside && event.clientX - edge.left >= box.x && event.clientY - edge.top <= box.y + box.height ? [row, column] : null;
   }
 
-  /** Return the row or the column of the label under the pointer, or null. @param {MouseEvent} event */
+  /** Return the row and null, or null and the column, of the label under the pointer; null: there is none.
+   *  @param {MouseEvent} event @returns {[number, null] | [null, number] | null} */
   #labelAt(event) {
-    const { left, top } = this.canvas.getBoundingClientRect();
-    return this.mapData && labelAt(this.canvas, this.box, this.part, event.clientX - left, event.clientY - top, this.scale * LABEL);
+    const { canvas, box, part, scale } = this;
+    const edge = canvas.getBoundingClientRect();
+    const [x, y] = [event.clientX - edge.left, event.clientY - edge.top];
+    const name = 1.4 * scale * LABEL; // of an axis, outside its labels
+    const axis = x < box.x && x > name ? 0 : y > box.y + box.height && y < canvas.clientHeight - name ? 1 : -1;
+    if (axis < 0) return null;
+    const cell = (axis ? box.width : box.height) / part[axis + 2];
+    const at = part[axis] + (axis ? x - box.x : y - box.y) / cell - 0.5;
+    const nearest = this.labelled[axis].reduce((a, b) => (Math.abs(b - at) < Math.abs(a - at) ? b : a), -Infinity);
+    if (cell * Math.abs(nearest - at) > Math.max(1.15 * scale * LABEL, cell) / 2) return null;
+    return axis ? [null, nearest] : [nearest, null];
   }
 
   /** Show `factor` times as many tokens; the pair `fixed` keeps its place on the screen. @param {number} factor @param {[number, number]} fixed */

@@ -4,17 +4,15 @@ import { certainDigits, MASKED } from "./codes.js";
 import { createElement, createSelect, download } from "./dom.js";
 import { drawingToPng, drawingToSvg } from "./drawing.js";
 import { gridFigure, mapsFigure } from "./figure.js";
-import { drawingToPdf } from "./pdf.js";
 
 /** Maximum number of weights in a JSON file. */
 const MAX_WEIGHTS = 1_000_000;
-const WIDTHS = /** @type {[string, string][]} */ ([["3.5", "one column (3.5 in)"], ["7.2", "two columns (7.2 in)"], ["", "other width"]]);
 const CONTENTS = /** @type {[string, string][]} */ ([["map", "this map"], ["grid", "all heads"]]);
 const MIN_INCHES = 1.5;
 const MAX_INCHES = 50;
 
 /** What the controls save.
- *  @typedef {{details: () => import("./detail.js").Detail[], overview: import("./overview.js").Overview, source: import("./source.js").Source,
+ *  @typedef {{details: () => import("./detail.js").Detail[], overview: import("./overview.js").Overview,
  *    name: () => string, title: () => string, report: (text: string) => void, notify: (text: string) => void, link: () => string,
  *    lacking: string[], element: HTMLElement}} Saved
  *  `details` are the visible maps, the selected one first; `name` is a file name without suffix, `title` that of the grid;
@@ -23,12 +21,10 @@ const MAX_INCHES = 50;
 /** Create the controls. @param {Saved} saved @param {string} [html] address of the page as one file */
 export function saveControls(saved, html) {
   let content = "map";
-  const limits = { min: MIN_INCHES, max: MAX_INCHES, step: "any", value: 3.5 };
-  const inches = createElement("input", { type: "number", ...limits, class: "number", hidden: true, "aria-label": "Width in inches" });
-  const width = createSelect("Width", WIDTHS, "3.5", (value) => {
-    inches.hidden = value !== "";
-    if (value) inches.value = value;
+  const inches = createElement("input", {
+    type: "number", class: "number", min: MIN_INCHES, max: MAX_INCHES, step: "any", value: 3.5, title: "One column: 3.5, two columns: 7.2",
   });
+  const label = createElement("span", { text: "Width in inches" });
   const buttons = /** @type {("pdf" | "svg" | "png" | "json")[]} */ (["pdf", "svg", "png", "json"]).map((kind) =>
     createElement("button", {
       text: kind.toUpperCase(), "aria-label": `Save as ${kind.toUpperCase()}`,
@@ -46,8 +42,8 @@ export function saveControls(saved, html) {
     },
   });
   return createElement("div", { class: "save", role: "group", "aria-label": "Save" }, [
-    createSelect("Save", CONTENTS, content, (value) => { content = value; }), width, inches, ...buttons,
-    html ? link : null,
+    createSelect("Save", CONTENTS, content, (value) => { content = value; }),
+    createElement("label", { class: "control" }, [label, inches]), ...buttons, html ? link : null,
   ]);
 }
 
@@ -66,10 +62,28 @@ async function save(saved, grid, inches, kind) {
   const drawing = grid ? gridFigure(saved.overview, saved.title(), inches, theme)
     : overlaid.length ? lines.figure(inches, theme, title.textContent || "") : mapsFigure(details, inches, theme);
   const name = grid ? "attention-heads" : saved.name();
+  saved.notify(kind === "pdf" ? "Choose “Save as PDF” as the printer: its page is the figure." : `${name}.${kind} is saved.`);
   if (kind === "svg") download(`${name}.svg`, drawingToSvg(drawing), "image/svg+xml");
   else if (kind === "png") download(`${name}.png`, await drawingToPng(drawing), "image/png");
-  else download(`${name}.pdf`, await drawingToPdf(drawing, await saved.source.font()), "application/pdf");
-  saved.notify(`${name}.${kind} is saved.`);
+  else await printDrawing(drawing, name);
+}
+
+/** Let the browser print a figure on a page of its size, which it saves as a PDF file with text in any script.
+ *  @param {import("./drawing.js").Drawing} drawing @param {string} name of the file, without suffix */
+async function printDrawing(drawing, name) {
+  document.querySelector("iframe.printed")?.remove();
+  const style = { position: "fixed", visibility: "hidden" };
+  const frame = createElement("iframe", { class: "printed", "aria-hidden": "true", style, srcdoc: drawingToSvg(drawing) });
+  const loaded = new Promise((resolve) => frame.addEventListener("load", resolve));
+  document.body.append(frame);
+  await loaded; // with its images
+  const inside = /** @type {any} */ (frame.contentWindow);
+  const sheet = new inside.CSSStyleSheet(); // style elements are against the policy of the page
+  const size = `${drawing.width / 72}in ${drawing.height / 72}in`;
+  sheet.replaceSync(`@page { size: ${size}; margin: 0; } body { margin: 0; } svg { display: block; }`);
+  inside.document.adoptedStyleSheets = [sheet];
+  inside.document.title = name;
+  inside.print();
 }
 
 /** @param {import("./detail.js").Detail} detail */

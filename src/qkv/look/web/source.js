@@ -2,7 +2,7 @@
 
 import { codesOf, dequantize } from "./codes.js";
 import { toKernel } from "./kernel.js";
-import { fromJson, interleave, partOpener } from "./unpack.js";
+import { fromJson, interleave, openPart, partOf } from "./unpack.js";
 import { Vectors } from "./vectors.js";
 
 /** Number of keys that are listed for a query of a tiled map. */
@@ -22,7 +22,6 @@ export const TILE_SIZE = 256;
  *  @property {Request} row of a head and query: key and weight of the keys of largest weight
  *  @property {Request} counts of a head of a tiled map: number of keys of each query, and the bound of the relative error of its weights
  *  @property {Request} [sentences] of a head of a tiled map: weights between its sentences
- *  @property {() => Promise<import("./pdf.js").Font>} font the font of PDF files
  *  @property {Request} pixels red, green and blue of the image of a view
  *  @property {Request} rows of a view, first query and the one after the last: their `Weights` in all heads
  *  @property {Request} valueNorms of a view and layer: norms of the values, heads × keys
@@ -60,7 +59,6 @@ function fromRequests(meta, send) {
     effect: (view, query, heads) => json("effect", view, query, ...heads.flat()),
     pair: (...place) => json("pair", ...place),
     weight: (...place) => json("weight", ...place),
-    font: () => json("font", 0),
   };
 }
 
@@ -95,26 +93,25 @@ export function fromKernel(meta, model) {
 
 /** Create a source from the parts of an exported file, each of which is unpacked on first use. A layer has a part
  *  `vectors/…` with its queries and keys, or `layer/…` with the codes of its weights.
- *  @param {any} meta @param {(name: string) => string} part @returns {Source} */
-export function fromParts(meta, part) {
-  const open = partOpener(part);
-  const vectors = (/** @type {number} */ view, /** @type {number} */ layer) => open(`vectors/${view}/${layer}`, (bytes) => new Vectors(bytes));
+ *  @param {any} meta @returns {Source} */
+export function fromParts(meta) {
+  const vectors = (/** @type {number} */ view, /** @type {number} */ layer) => openPart(`vectors/${view}/${layer}`, (bytes) => new Vectors(bytes));
   const count = (/** @type {any} */ side) => side.count ?? side.tokens.length;
-  const digits = meta.views.some((/** @type {any} */ view, /** @type {number} */ i) => view.layers.some((/** @type {any} */ _, /** @type {number} */ j) => part(`vectors/${i}/${j}`)))
+  const digits = meta.views.some((/** @type {any} */ view, /** @type {number} */ i) => view.layers.some((/** @type {any} */ _, /** @type {number} */ j) => partOf(`vectors/${i}/${j}`)))
     ? "Weights are computed from the rounded queries and keys in this file, and printed with the digits that are certain, at most three." : undefined;
   /** Return weights of some queries of a head. */
   const weights = async (/** @type {number} */ view, /** @type {number} */ layer, /** @type {number} */ head, /** @type {number} */ start, /** @type {number} */ stop) => {
     const { queries, keys, ranges } = meta.views[view];
-    if (part(`vectors/${view}/${layer}`)) {
+    if (partOf(`vectors/${view}/${layer}`)) {
       const found = await vectors(view, layer);
       return { weights: found.weights(head, start, stop), error: found.heads[head].error };
     }
-    const codes = await open(`layer/${view}/${layer}`, (bytes) => codesOf(interleave(bytes, 2)));
+    const codes = await openPart(`layer/${view}/${layer}`, (bytes) => codesOf(interleave(bytes, 2)));
     const [width, first] = [count(keys || queries), head * count(queries)];
     return { weights: dequantize(codes.subarray((first + start) * width, (first + stop) * width), ranges[layer][head].exponent), error: 0 };
   };
   // The parts of a file have the names and the bytes of requests; those that need the running model are missing.
-  const requests = fromRequests(meta, (what, ...place) => open(`${what}/${place.join("/")}`, (bytes) => bytes));
+  const requests = fromRequests(meta, (what, ...place) => openPart(`${what}/${place.join("/")}`, (bytes) => bytes));
   return {
     ...requests, digits, flow: undefined, differences: undefined, effect: undefined, weight: undefined, sentences: undefined,
     map: (view, layer, head) => weights(view, layer, head, 0, count(meta.views[view].queries)),
@@ -127,7 +124,7 @@ export function fromParts(meta, part) {
         await new Promise((done) => setTimeout(done));
         return (await vectors(view, layer)).tile(head, TILE_SIZE, 2 ** level, y, x);
       }
-      const codes = await open(`tiles/${view}/${layer}`, (bytes) => codesOf(interleave(bytes, 2)));
+      const codes = await openPart(`tiles/${view}/${layer}`, (bytes) => codesOf(interleave(bytes, 2)));
       const tilesOf = (/** @type {number} */ at) => overview.map((/** @type {number} */ cells) => Math.ceil(cells / (TILE_SIZE * 2 ** (at - base))));
       let [own, index] = [0, 0];
       for (let at = base; at <= levels; at++) {
@@ -150,10 +147,6 @@ export function fromParts(meta, part) {
     pair: async (view, layer, head, query, key) => {
       const found = (await vectors(view, layer)).pair(head, query, key);
       return { ...found, value_norm: meta.views[view].values?.[layer] ? (await requests.valueNorms(view, layer))[head][key] : null };
-    },
-    font: async () => {
-      if (!part("font/0")) throw new Error("This file has no font for PDF. Save as SVG, or export the page again with matplotlib installed.");
-      return requests.font();
     },
   };
 }

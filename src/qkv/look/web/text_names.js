@@ -23,9 +23,6 @@ function sharedLength(one, other) {
 /** Letters that are written from right to left. */
 const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
 
-/** @param {string} text */
-export const isRightToLeft = (text) => RIGHT_TO_LEFT.test(text);
-
 /** Return a text in quotation marks. A text from right to left is isolated, so that it does not reverse the sentence around it.
  *  @param {string} text */
-export const quoted = (text) => (isRightToLeft(text) ? `“\u2068${text}\u2069”` : `“${text}”`);
+export const quoted = (text) => (RIGHT_TO_LEFT.test(text) ? `“\u2068${text}\u2069”` : `“${text}”`);

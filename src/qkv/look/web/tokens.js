@@ -3,7 +3,6 @@
 import { formatWeight } from "./codes.js";
 import { cssColour, inkOn } from "./colour.js";
 import { createElement, createTable, moveSelection, placeOfKey } from "./dom.js";
-import { quoted } from "./text_names.js";
 
 /** Maximum number of tokens shown; in a longer text, the tokens around the selected token are shown. */
 export const MAX_TOKENS = 560;
@@ -98,10 +97,10 @@ export class Tokens {
 
 /** Show the keys with the largest weights for a query as a table, which screen readers can read. Its rows are buttons,
  *  between which the arrow keys move.
- *  @param {HTMLElement} place @param {string} query
- *  @param {{name: string, key: number, position: number, weight: number, error: number, text?: string}[]} rows @param {(key: number) => void} onSelect
- *  @param {[string, string]} [titles] heading of the last column and caption */
-export function fillTable(place, query, rows, onSelect, titles = ["weight", `${quoted(query)} attends to`]) {
+ *  @param {HTMLElement} place
+ *  @param {{name: string, key: number, position: number, weight: number, error: number, text?: string}[]} rows
+ *  @param {(key: number) => void} onSelect @param {string[]} titles heading of the last column and caption */
+export function fillTable(place, rows, onSelect, titles) {
   const lines = rows.map(({ name, key, position, weight, error, text }) => {
     const line = createElement("tr", {}, [
       createElement("th", { scope: "row" }, [createElement("button", { text: name, tabindex: -1 })]),

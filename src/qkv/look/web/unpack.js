@@ -19,14 +19,13 @@ export async function unpack(text) {
 /** Return the text of a part of this file; empty: there is none. @param {string} name */
 export const partOf = (name) => document.getElementById(name)?.textContent || "";
 
-/** Return a function that unpacks and reads a part on first use. @param {(name: string) => string} part
- *  @returns {<T>(name: string, read: (bytes: Uint8Array) => T) => Promise<T>} */
-export function partOpener(part) {
-  const opened = /** @type {Map<string, Promise<any>>} */ (new Map());
-  return (name, read) => {
-    if (!opened.has(name)) opened.set(name, unpack(part(name)).then(read));
-    return /** @type {Promise<any>} */ (opened.get(name));
-  };
+const opened = /** @type {Map<string, Promise<any>>} */ (new Map());
+
+/** Unpack and read a part of this file on first use.
+ *  @template T @param {string} name @param {(bytes: Uint8Array) => T} read @returns {Promise<T>} */
+export function openPart(name, read) {
+  if (!opened.has(name)) opened.set(name, unpack(partOf(name)).then(read));
+  return /** @type {Promise<any>} */ (opened.get(name));
 }
 
 /** Parse the bytes of a JSON text. @param {Uint8Array} bytes */
@@ -41,4 +40,10 @@ export function interleave(planes, size) {
   const words = new Uint8Array(planes.length);
   for (let byte = 0; byte < size; byte++) for (let i = 0; i < count; i++) words[size * i + byte] = planes[byte * count + i];
   return words;
+}
+
+/** @param {string} text numbers of two bytes, in base64 @returns {Uint16Array} */
+export function unpackPositions(text) {
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  return new Uint16Array(bytes.buffer, 0, bytes.length >> 1);
 }

@@ -30,8 +30,15 @@ from qkv.core.typing import Float, Int, Tensor
 from qkv.kernels.runtime.faster_ops import LARGEST_FACTOR, faster_ops
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.kernels.runtime.workspace import Workspace
-from qkv.kernels.tiled.logits.base import Gradients, Shift, TileLogits, TileTensor, Traced, scale_and_shift_
-from qkv.kernels.tiled.logits.centering import center_sides
+from qkv.kernels.tiled.logits.base import (
+    Gradients,
+    Shift,
+    TileLogits,
+    TileTensor,
+    Traced,
+    center_sides,
+    scale_and_shift_,
+)
 from qkv.scores.forms import Tanh
 
 ELEMENTWISE_BYTES = 1 << 20

@@ -18,8 +18,16 @@ from qkv.core.typing import Float, PairTensor, Tensor
 from qkv.kernels.runtime.faster_ops import FasterOps, add_matmul_
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.kernels.runtime.workspace import Workspace
-from qkv.kernels.tiled.logits.base import Gradients, RowSlices, Shift, TileLogits, TileTensor, Traced, scale_and_shift_
-from qkv.kernels.tiled.logits.centering import center_sides
+from qkv.kernels.tiled.logits.base import (
+    Gradients,
+    RowSlices,
+    Shift,
+    TileLogits,
+    TileTensor,
+    Traced,
+    center_sides,
+    scale_and_shift_,
+)
 
 _NARROW = 20.0
 """Largest half range of the narrower of g and h, after it was centered at 0 and the other shifted in return."""

@@ -27,7 +27,8 @@ from qkv.kernels.triton.program_kernel import (
     refuse_second_derivative,
 )
 from qkv.kernels.triton.traced.recording import KEYS, QUERIES, Operation, Recorded, Recording, TraceError
-from qkv.kernels.triton.traced.score_trace import ScoreTrace, load_programs, trace_score
+from qkv.kernels.triton.traced.score_trace import ScoreTrace, trace_score
+from qkv.kernels.triton.traced.source import load_programs
 from qkv.kernels.triton.traced.translation import Input
 from qkv.plan.problem import Problem
 from qkv.scores.forms import Form, Gated, Tanh

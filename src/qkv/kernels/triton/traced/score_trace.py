@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import linecache
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -96,8 +94,6 @@ def _names(code: CodeType) -> set[str]:
 _MAX_TRACES = 128
 """Largest number of traces that are kept; the oldest is dropped first."""
 _TRACES: OrderedDict[Hashable, ScoreTrace | TraceError] = OrderedDict()
-_MODULES: dict[str, dict[str, Any]] = {}
-"""Names of the programs of each source text."""
 _LOCK = Lock()
 
 
@@ -177,19 +173,3 @@ def _without_data(part: Part) -> Part:
         return torch.empty(tuple(x.shape), dtype=dtype, device="meta")
 
     return part.map_arrays(empty)
-
-
-def load_programs(source: Source) -> dict[str, Any]:
-    """Return the programs of a source text by name: attend, differentiate_queries and differentiate_keys.
-
-    Triton reads the text of a function from its file. The text has none, so it is put into the cache of lines from
-    which Python's `inspect` reads, as interactive shells do; tracebacks show it, too.
-    """
-    name = f"<qkv programs {hashlib.sha256(source.text.encode()).hexdigest()[:16]}>"
-    with _LOCK:
-        if name not in _MODULES:
-            linecache.cache[name] = len(source.text), None, source.text.splitlines(keepends=True), name
-            found: dict[str, Any] = {"__name__": "qkv.kernels.triton.traced.generated"}
-            exec(compile(source.text, name, "exec"), found)  # text that this package generated
-            _MODULES[name] = found
-        return _MODULES[name]

@@ -7,8 +7,12 @@ additive ones. Arrays with one number for each feature are (element, feature, ro
 
 from __future__ import annotations
 
+import hashlib
+import linecache
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import Lock
+from typing import Any
 
 from qkv.kernels.triton.program_kernel import power_of_two
 from qkv.kernels.triton.traced.graph import Graph, Node, input_gradients
@@ -138,6 +142,27 @@ def program_source(translation: Translation) -> Source:
     )
     inputs = range(len(translation.inputs))
     return Source(text + "\n", forward, backward, tuple(n in found for n in inputs))
+
+
+_MODULES: dict[str, dict[str, Any]] = {}
+"""Names of the programs of each source text."""
+_LOCK = Lock()
+
+
+def load_programs(source: Source) -> dict[str, Any]:
+    """Return the programs of a source text by name: attend, differentiate_queries and differentiate_keys.
+
+    Triton reads the text of a function from its file. The text has none, so it is put into the cache of lines from
+    which Python's `inspect` reads, as interactive shells do; tracebacks show it, too.
+    """
+    name = f"<qkv programs {hashlib.sha256(source.text.encode()).hexdigest()[:16]}>"
+    with _LOCK:
+        if name not in _MODULES:
+            linecache.cache[name] = len(source.text), None, source.text.splitlines(keepends=True), name
+            found: dict[str, Any] = {"__name__": "qkv.kernels.triton.traced.generated"}
+            exec(compile(source.text, name, "exec"), found)  # text that this package generated
+            _MODULES[name] = found
+        return _MODULES[name]
 
 
 @dataclass(frozen=True)
