@@ -65,6 +65,16 @@ def test_equal_directions_have_no_spread_and_opposite_ones_a_large_one():
     assert found[1].spread > 360
 
 
+@pytest.mark.parametrize("scatter", [20.0, 100.0])
+def test_the_standard_error_of_a_direction_is_how_far_it_is_from_that_of_many_rows(scatter):
+    draw, places = np.random.default_rng(0), np.repeat(np.arange(100), 400)
+    winds = (350 + scatter * draw.normal(size=len(places))) % 360
+    found = Database.open({"place": list(map(str, places)), "wind": winds}, "place", "wind", cyclic={"wind": 360})
+    answer = found.ask([str(place) for place in range(100)])
+    away = (np.array(answer.value) - 350 + 180) % 360 - 180
+    assert np.sqrt(np.mean((away / answer.standard_error) ** 2)) == pytest.approx(1, abs=0.25)
+
+
 @pytest.mark.parametrize("memory", ["512 MiB", 1000])
 def test_a_store_answers_as_the_table_does(tmp_path, memory):
     rows = drawn(300) | {"wind": np.random.default_rng(1).uniform(0, 360, 300)}

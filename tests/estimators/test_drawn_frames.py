@@ -1,5 +1,6 @@
 """Estimators that are fitted to a drawn table in one container predict alike for every container, and after saving."""
 
+import datetime as dt
 import pickle
 import random
 import warnings
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
+from qkv.errors import DataError
 from qkv.estimators import AttentionClassifier, AttentionRegressor
 from tests.database.drawn_tables import CELLS, containers, drawn_cells
 from tests.effort import cases
@@ -42,3 +44,17 @@ def test_predictions_do_not_depend_on_the_containers_of_the_fit_and_of_the_queri
                 assert predictions.tolist() == wanted.tolist(), (seed, kinds, name)
             else:
                 np.testing.assert_allclose(predictions, wanted, rtol=1e-5, atol=1e-6, err_msg=f"{seed} {kinds} {name}")
+
+
+def test_lists_of_dates_are_read_and_other_tables_name_what_to_pass():
+    pandas = pytest.importorskip("pandas")
+    rows = [[dt.date(2020, 1, day), day % 3] for day in range(1, 20)]
+    frame = pandas.DataFrame({"day": pandas.to_datetime([day for day, _ in rows]), "rest": [rest for _, rest in rows]})
+    model, expected = (AttentionRegressor("none").fit(table, range(19)) for table in (rows, frame))
+    np.testing.assert_allclose(model.predict(rows), expected.predict(frame))
+    for table, said in (
+        (frame.to_dict("list"), "got a dict. Pass, for example, pandas.DataFrame"),
+        (frame.rename(columns={"rest": "day"}), "got 'day' repeatedly. Rename one"),
+    ):
+        with pytest.raises(DataError, match=said):
+            AttentionRegressor("none").fit(table, range(19))

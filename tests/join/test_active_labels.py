@@ -127,7 +127,7 @@ def test_a_pair_within_one_table_is_asked_once():
     [
         (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, SAME, labels=SAME), "labels must be None"),
         (lambda: SoftJoin(ON).informative_pairs(1), "Call fit(left, right)"),
-        (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS).informative_pairs(0), "count must be at least 1"),
+        (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS).informative_pairs(0), "count must be an integer of at least 1"),
         (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, labels=[{"left": 0, "right": 0}]), "must have the column match"),
     ],
 )

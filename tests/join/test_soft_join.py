@@ -84,7 +84,7 @@ def test_collected_matches_have_the_weights_among_all_pairs():
     rows, keys = np.repeat([0, 1], 300), np.tile(np.arange(300), 2)
     logits = np.full(600, -9.0)
     logits[[5, 7, 301]] = [4.0, 3.0, 1.0]
-    edges = collect_matches([(rows, keys, logits)], 3)
+    edges = collect_matches([(rows, keys, logits)], 3, 0.01, by_weight=False)
     whole, _ = attention_weights(rows, logits)
     assert list(zip(edges.rows.tolist(), edges.keys.tolist(), strict=True)) == [(0, 5), (0, 7), (1, 1)]
     np.testing.assert_allclose(edges.weights, whole[[5, 7, 301]])
@@ -160,6 +160,18 @@ def test_equal_cells_have_similarity_one_and_missing_cells_are_marked():
 def test_the_kind_of_a_column_is_inferred(cells, kind):
     table = pa.table({"a": cells})
     assert read_columns(table, table, ("a",))[0].kind == kind
+
+
+def test_numbers_of_any_size_join_alike_and_unread_cells_are_counted():
+    names, sizes = [row["name"] for row in crowd(3)[0]], np.random.default_rng(0).normal(size=60).round(3)
+    plain, huge = (
+        SoftJoin("name,size").join({"name": names, "size": cells}, {"name": names[::-1], "size": cells[::-1]})
+        for cells in (sizes, sizes * 2.0**1022)
+    )
+    np.testing.assert_allclose(plain.table["weight"], huge.table["weight"])
+    texts = [*map(str, sizes[2:]), "soon", "-"]
+    joined = SoftJoin("name,size").join({"name": names, "size": texts}, {"name": names, "size": sizes})
+    assert joined.notes[-1] == "1 cells of size count as missing, each no number"
 
 
 def test_codes_beyond_the_digits_of_a_float_stay_different():
@@ -254,17 +266,18 @@ def test_a_table_that_is_given_twice_is_joined_as_its_copy():
 
 def test_one_to_one_has_no_row_twice_and_many_may():
     left, right, _ = crowd(8)
-    twice = [*right, *right[:20]]
-    many = SoftJoin().join(left, twice, many=True)
-    single = SoftJoin().join(left, twice, one_to_one=True)
-    assert len(many) > len(single)
-    assert max(np.bincount(many.rows)) == 2
+    join = SoftJoin().fit(left, right)
+    left, right = [*left, *[left[1]] * 120], [*right, *[right[1]] * 120]
+    many, single = (join.join(left, right, many=several, one_to_one=not several) for several in (True, False))
+    assert (np.bincount(many.rows)[60:] == 121).all()
     assert max(np.bincount(single.rows)) == max(np.bincount(single.keys)) == 1
+    assert set(range(60, 180)) <= set(single.rows.tolist())
 
 
-def test_weights_and_no_match_add_up_to_one():
+def test_weights_and_no_match_add_up_to_one_in_any_order_of_the_rows():
     left, right, _ = crowd(9)
-    joined = SoftJoin().join(left, right, threshold=0.01)
+    joined, turned = (SoftJoin().join(left[::s], right[::s], threshold=0.01) for s in (1, -1))
+    np.testing.assert_allclose(joined.no_match, turned.no_match[::-1], atol=1e-9)
     total = np.bincount(joined.rows, joined.weights, len(left)) + joined.no_match
     # What is left are pairs under a hundredth.
     assert (total <= 1 + 1e-9).all()
@@ -454,7 +467,10 @@ def test_labels_are_read_by_number_and_by_id():
         (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"left": 0, "right": 0, "match": 7}]), "must be 0 or 1, got 7"),
         (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"left": 0, "right": 0, "match": 1}]), "got 1 matches among 1"),
         (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, valid=SAME), "Pass the training pairs"),
-        (lambda: SoftJoin(ON).join(PEOPLE, GUESTS, threshold=0.0), "threshold must be above 0"),
+        (lambda: SoftJoin(ON).join(PEOPLE, GUESTS, threshold=0.0), "threshold must be a number above 0"),
+        (lambda: SoftJoin(ON).join(PEOPLE, GUESTS, threshold="0.5"), "threshold must be a number above 0"),
+        (lambda: SoftJoin(ON).join(PEOPLE, GUESTS, candidates=0), "candidates must be an integer of at least 1"),
+        (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"left": "²", "right": 0}]), "must be an integer from 0 to 23"),
         (lambda: SoftJoin(ON).join(PEOPLE, GUESTS, one_to_one=True, many=True), "must not both be True"),
         (lambda: SoftJoin("name,name"), "each left column at most once"),
         (lambda: SoftJoin(""), "each left column at most once"),

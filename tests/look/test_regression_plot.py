@@ -7,7 +7,7 @@ pytest.importorskip("matplotlib")
 
 from qkv import look
 from qkv.database import Database
-from qkv.errors import DataError, OptionError
+from qkv.errors import DataError, KindError, OptionError
 
 X = np.linspace(0, 6, 80)
 TABLE = {"age": list(range(20, 70)), "income": [10 + each % 7 for each in range(50)]}
@@ -62,11 +62,28 @@ def test_without_a_query_a_fitted_row_is_used_and_columns_go_by_index_too(model)
 
 
 @pytest.mark.parametrize(
-    ("feature", "says"), [("colour", "holds text"), ("size", "got 'size'"), (7, "from 0 to 1"), (True, "got True")]
+    ("feature", "says"),
+    [
+        ("colour", "holds text"),
+        ("size", "got 'size'"),
+        (7, "from 0 to 1"),
+        (True, "got True"),
+        (TABLE, "got an object"),
+    ],
 )
 def test_a_column_that_cannot_be_drawn_is_refused(model, feature, says):
-    with pytest.raises(OptionError, match=says):
+    with pytest.raises((OptionError, KindError), match=says):
         look.plot_regression(model, feature)
+
+
+def test_a_classifier_and_an_empty_column_are_refused(model):
+    from qkv.estimators import AttentionClassifier
+
+    x, y = np.c_[np.arange(9.0), np.full(9, np.nan)], np.arange(9) % 2
+    with pytest.raises(KindError, match="must be an AttentionRegressor, got an object of type AttentionClassifier"):
+        look.plot_regression(AttentionClassifier("none").fit(x, y), 0)
+    with pytest.raises(OptionError, match="column 1, which is empty"):
+        look.plot_regression(type(model)("none").fit(x, y), 1)
 
 
 def test_several_queries_are_refused(model):

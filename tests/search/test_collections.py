@@ -72,6 +72,8 @@ def test_queries_without_judgements_are_skipped_and_counted(smart):
 def test_cisis_judgements_are_read_in_their_own_columns(tmp_path):
     (tmp_path / "rel").write_text("     1     28\t0\t0.000000\n     1     35\t0\t0.000000\n")
     assert read_judgements(tmp_path / "rel") == {"1": {"28": 1, "35": 1}}
+    (tmp_path / "rel").write_text("1 28 -1\n1 35 0\n1 41 3\n")  # no scale of relevance contains 0
+    assert read_judgements(tmp_path / "rel") == {"1": {"28": 1, "35": 0, "41": 1}}
 
 
 def test_the_document_0_keeps_its_number(tmp_path):
@@ -156,6 +158,8 @@ def test_unreadable_files_raise_errors_that_name_the_line(tmp_path, beir):
     wrong(tmp_path / "a.txt", b"", read_texts, "got an empty or blank file")
     wrong(tmp_path / "q", b"q1 0 d1\nq1 0\n\nq2 0 d2 high 5\n", read_judgements, "line 4 .* must be a judgement")
     wrong(tmp_path / "q", b"\n", read_judgements, "at least one judgement, got none")
+    wrong(tmp_path / "q", b"q1 0 d1 1\nq1 0 d1 0\n", read_judgements, "got 1 and 0 for query q1 and document d1")
+    wrong(tmp_path / "run", b"q1 Q0 d1 1 2 me\nq1 Q0 d1 2 1 me\n", read_run, "got 2.0 and 1.0 for query q1")
     wrong(tmp_path / "run", b"q1 Q0 d1 1 high me\n", read_run, "line 1 .* must be a line of a TREC run")
     wrong(tmp_path / "t.csv", b"a,b\nx,y\n", read_texts, "got 2 columns of strings.*--text")
     wrong(tmp_path / "t.csv", b"a,b\n1,2\n", read_texts, "got 0 columns of strings")

@@ -116,7 +116,7 @@ def _score(text: str, query_width: int, key_width: int) -> Score:
     from qkv.database.keys.part_registry import parse_score
 
     name, _, number = text.lower().replace("_", "-").partition(":")
-    hidden = int(number) if number.isdigit() and int(number) else _HIDDEN
+    hidden = int(number) if number.isdecimal() and int(number) else _HIDDEN
     learned: dict[str, Callable[[], Score]] = {
         "additive": lambda: scores.Additive(
             zeros((hidden, query_width)), zeros((hidden, key_width)), zeros(hidden), zeros(hidden)
@@ -136,7 +136,7 @@ def _mask(causal: bool, window: str | None) -> Mask | None:
     masks: list[Mask] = [Causal()] if causal else []
     if window is not None:
         before, comma, after = window.partition(",")
-        if not comma or not before.strip().isdigit() or not after.strip().isdigit():
+        if not comma or not before.strip().isdecimal() or not after.strip().isdecimal():
             raise OptionError(
                 f"--window must be two non-negative integers separated by a comma, got {window!r}. "
                 "For example, write --window 128,0."
@@ -151,7 +151,7 @@ def _readout(text: str) -> Readout:
     name, _, number = text.partition(":")
     plain = {kind.lower(): getattr(readouts, kind) for kind in ("Entropy", "LogSumExp", "Dense", "TopWeights")}
     kind = plain.get(name.lower().replace("-", ""))
-    if kind is None or (number and not number.isdigit()):
+    if kind is None or (number and not number.isdecimal()):
         raise OptionError(
             f"--readout must be entropy, log-sum-exp, dense, or top-weights:K with an integer K, got {text!r}. "
             "For example, write --readout top-weights:10."

@@ -196,18 +196,29 @@ def with_uuid_texts(table: pa.Table) -> pa.Table:
 
 
 def with_category_texts(table: pa.Table) -> pa.Table:
-    """Return a table with texts as the values of dictionaries, so that categories of numbers are not averaged."""
+    """Return a table with texts as the values of dictionaries, so that numbers and times in them are not averaged."""
     for index, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type) and cell_kind(field.type) == "number":
+        if pa.types.is_dictionary(field.type) and cell_kind(field.type) not in ("text", "boolean", "null", ""):
             type_ = pa.dictionary(field.type.index_type, pa.string())
             chunks = []
             for chunk in table.column(index).chunks:
-                texts = [None if cell is None else format_key(cell) for cell in to_python(chunk.dictionary)]
+                texts = [None if cell is None else category_text(cell) for cell in to_python(chunk.dictionary)]
                 chunks.append(pa.DictionaryArray.from_arrays(chunk.indices, pa.array(texts, pa.string())))
-            said = "holds categories, whose numbers are texts and not averaged"
+            said = f"holds categories, whose {cell_kind(field.type)}s are texts and not averaged"
             table = table.set_column(index, field.with_type(type_), pa.chunked_array(chunks, type_))
             table = with_metadata(table, field.name, READING, said)
     return table
+
+
+def category_text(cell: object) -> str:
+    """Return a category as a text: a timestamp at midnight as its day, texts and others as `format_key` does.
+
+    Example:
+        >>> category_text(dt.datetime(2024, 5, 1)), category_text(2.0)
+        ('2024-05-01', '2')
+    """
+    text = format_key(cell)
+    return text if isinstance(cell, str) else text.removesuffix(" 00:00:00")
 
 
 def metadata_text(schema: pa.Schema, name: str, key: bytes) -> str:

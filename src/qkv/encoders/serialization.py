@@ -73,7 +73,7 @@ def as_encoder(encoder: object, progress: Progress | None = None) -> Encoder:
 def _encoder_by_name(text: str, progress: Progress | None) -> Encoder:
     name, _, number = text.partition(":")
     if name in ("latent", "latent-tfidf"):
-        if number and not (number.isdigit() and int(number)):
+        if number and not (number.isdecimal() and int(number)):
             raise OptionError(
                 f"encoder must have a number of at least 1 after the colon, got {text!r}. Write it like '{name}:100'."
             )

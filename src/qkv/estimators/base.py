@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
@@ -40,7 +40,7 @@ from qkv.estimators.features import (
     require_kinds,
 )
 from qkv.estimators.fitted_rows import FittedRows, RowExplanation
-from qkv.estimators.input_columns import is_frame, read_table
+from qkv.estimators.input_columns import column_names, is_frame, read_table
 from qkv.estimators.metric import METRICS, Metric, Parameters
 from qkv.estimators.metric_learning import TrainedMetric, as_tensors, embed_rows, residuals, train_metric
 from qkv.estimators.row_tree import MIN_TREE_ROWS, RowTree, build_row_trees
@@ -320,7 +320,12 @@ class AttentionEstimator(SavedEstimator, ABC):
     def _read_columns(self, X: ArrayLike, reset: bool) -> tuple[list[Shaped[np.ndarray, " rows"]], list[str]]:
         """Return the columns and their kinds, which must be those of `fit` unless `reset` is True."""
         X = X.collect() if type(X).__name__ == "LazyFrame" else X
+        mapping = isinstance(X, Mapping) and not hasattr(X, "shape")  # some sparse arrays are mappings
+        if mapping or (isinstance(X, list) and any(isinstance(row, Mapping) for row in X)):
+            what = "a list of records" if isinstance(X, list) else f"a {type(X).__name__}"
+            raise DataError(f"X must be a frame or an array, got {what}. Pass, for example, pandas.DataFrame(X).")
         if is_frame(X):
+            column_names(X)  # before scikit-learn reads the names
             validate_data(self, X, reset=reset, skip_check_array=True)
             columns, kinds = read_table(X)
             if not columns or len(columns[0]) == 0:
@@ -457,12 +462,11 @@ class AttentionEstimator(SavedEstimator, ABC):
 
 
 def _has_objects(X: ArrayLike) -> bool:
-    """Return whether `X` is an array of objects or strings, or a list in which some cell is a string."""
+    """Return whether `X` is an array of objects or strings, or a list in which some cell is a text or a time."""
     if isinstance(X, np.ndarray):
         return X.dtype.kind in "OUS"
-    return isinstance(X, list) and any(
-        isinstance(cell, str) for row in X if isinstance(row, list | tuple) for cell in row
-    )
+    types = {type(cell) for row in X if isinstance(row, list | tuple) for cell in row} if isinstance(X, list) else ()
+    return any(object_kind(type_) in ("text", "date", "time", "duration") for type_ in types)
 
 
 def require_values(values: ArrayLike, name: str = "y") -> None:

@@ -29,6 +29,18 @@ def is_frame(X: object) -> bool:
     )
 
 
+def column_names(X: Any) -> list[object]:
+    """Return the names of the columns of a frame.
+
+    Raises:
+        DataError: two columns have the same name.
+    """
+    names = list(X.column_names if hasattr(X, "column_names") else X.columns)
+    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+        raise DataError(f"columns of X must have different names, got {twice[0]!r} repeatedly. Rename one of them.")
+    return names
+
+
 def read_columns(X: Any) -> list[Shaped[np.ndarray, " rows"]]:
     """Return the columns of a table as arrays, as `read_table` does, without their kinds."""
     return read_table(X)[0]
@@ -52,7 +64,7 @@ def read_table(X: Any) -> tuple[list[Shaped[np.ndarray, " rows"]], list[str]]:
         names: list[object] = [f"column {n}" for n in range(X.shape[1])]
         cells = [(X[:, n], False) for n in range(X.shape[1])]
     else:
-        names = list(X.column_names if hasattr(X, "column_names") else X.columns)
+        names = column_names(X)
         cells = [_cells(X[name]) for name in names]
     read = [_as_numbers(column, name, zoned) for (column, zoned), name in zip(cells, names, strict=True)]
     return [column for column, _ in read], [kind for _, kind in read]

@@ -201,7 +201,7 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
             >>> bool(low[0] < np.sin(1.5) < high[0])
             True
         """
-        if not 0.0 < level < 1.0:
+        if not isinstance(level, int | float | np.floating) or not 0.0 < level < 1.0:
             raise OptionError(f"level must be above 0 and below 1, got {level!r}. Pass 0.9 for 90 %.")
         self._check_rows()
         features = self._query_features(X)
@@ -257,8 +257,8 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         """
         self._check_rows()
         outputs = len(self.y_mean_)
-        if not 0 <= output < outputs:
-            raise OptionError(f"output must be an integer from 0 to {outputs - 1}, got {output}.")
+        if isinstance(output, bool) or not isinstance(output, int | np.integer) or not 0 <= output < outputs:
+            raise OptionError(f"output must be an integer from 0 to {outputs - 1}, got {output!r}.")
         explanation = self._explain(X, top, output)
         return explanation._replace(values=explanation.values * self.y_scale_[output] + self.y_mean_[output])
 

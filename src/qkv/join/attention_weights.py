@@ -15,18 +15,15 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
+from scipy.special import expit
 
 from qkv.core.typing import Bool, Float
-from qkv.join.blocking import top_per_row
 from qkv.join.compared_columns import PairIntegers, PairNumbers
-
-_MAX_PER_ROW = 100
-_MIN_PROBABILITY = 0.01
 
 
 @dataclass(frozen=True, eq=False)
 class CandidateMatches:
-    """Candidate pairs with a match probability of at least 0.01, up to the 100 most probable of each left row.
+    """Candidate pairs whose probability of a match, or weight, is at least a threshold.
 
     Attributes:
         rows, keys, logits: left row, right row and log odds of each pair, sorted by left row.
@@ -41,18 +38,22 @@ class CandidateMatches:
     no_match: Float[np.ndarray, " rows"]
 
 
-def collect_matches(batches: Iterable[tuple[PairIntegers, PairIntegers, PairNumbers]], rows: int) -> CandidateMatches:
+def collect_matches(
+    batches: Iterable[tuple[PairIntegers, PairIntegers, PairNumbers]], rows: int, threshold: float, by_weight: bool
+) -> CandidateMatches:
     """Collect the probable matches from batches `(rows, keys, logits)` of candidate pairs.
 
-    All candidate pairs of a left row must be in the same batch.
+    Args:
+        batches: candidate pairs; all of a left row are in the same batch.
+        rows: number of left rows.
+        threshold: smallest probability of a match, or smallest weight.
+        by_weight: whether the weight decides, which is at most the probability.
     """
-    min_logit = np.log(_MIN_PROBABILITY / (1 - _MIN_PROBABILITY))
     no_match = np.ones(rows)
     near_pairs = [(np.zeros(0, int), np.zeros(0, int), np.zeros(0), np.zeros(0))]
     for own, keys, logits in batches:
         weights, no_match[own] = attention_weights(own, logits)
-        near = np.flatnonzero(logits >= min_logit)
-        near = near[top_per_row(own[near], logits[near], _MAX_PER_ROW)]
+        near = np.flatnonzero((weights if by_weight else expit(logits)) >= threshold)
         near_pairs.append((own[near], keys[near], logits[near], weights[near]))
     near_rows, near_keys, near_logits, near_weights = (np.concatenate(parts) for parts in zip(*near_pairs, strict=True))
     return CandidateMatches(near_rows, near_keys, near_logits, near_weights, no_match)

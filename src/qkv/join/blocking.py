@@ -118,10 +118,14 @@ class CandidatePairs:
     def random(self, count: int, seed: int = 0) -> Float[np.ndarray, "pairs similarities"]:
         """Return the comparison vectors of `count` random pairs, drawn with replacement from all pairs.
 
-        In a join of a table with itself, pairs of a row with itself are left out, so that fewer may be returned.
+        If there are fewer pairs, each is returned equally often, whatever the order of the rows. In a join of a table
+        with itself, pairs of a row with itself are left out, so that fewer may be returned.
         """
-        draw = np.random.default_rng(seed)
-        rows, keys = draw.integers(self.rows, size=count), draw.integers(self.keys, size=count)
+        if (pairs := self.rows * self.keys) > count:
+            draw = np.random.default_rng(seed)
+            rows, keys = draw.integers(self.rows, size=count), draw.integers(self.keys, size=count)
+        else:
+            rows, keys = np.divmod(np.tile(np.arange(pairs), count // pairs), self.keys)
         allowed = self._allowed(rows, keys)
         return self.measures.compute(PairList(rows[allowed], keys[allowed]))
 

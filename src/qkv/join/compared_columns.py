@@ -41,6 +41,8 @@ _WORD = re.compile(r"[^\W_]+")
 _NUMBER = re.compile(r"^[^\w+-]*([+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)\s*[^\w]*$")
 _MIN_SHARE = 0.9
 _MIN_DIGITS = 4
+_LARGE_EXPONENT = 500
+"""Exponent of two from which on the squares of a sum of numbers may overflow."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +53,7 @@ class ComparedColumn:
         name, kind: name and kind of the column.
         left, right: cells `(rows,)`: normalized strings, or float64.
         left_missing, right_missing: boolean arrays `(rows,)` that are True for missing cells.
-        reading: how texts are read as dates, as a sentence; "" if none are.
+        reading: how texts are read as dates, and which cells cannot be read, as a sentence; "" if there are none.
     """
 
     name: str
@@ -115,7 +117,25 @@ def _compare_columns(left: Column, right: Column, kind: ComparedAs | None) -> Co
     reading = f"texts of {left.name} are read as dates in the format {forms}" if forms else ""
     if kind == "date" and not texts and len({getattr(column.type, "tz", None) is None for column in (left, right)}) > 1:
         reading = f"{left.name} has a time zone in one table; timestamps without one are compared as if in UTC"
+    if unread := _unread(left, left_missing) + _unread(right, right_missing):
+        noun = "number" if kind == "number" else "date of the years 1 to 9999"
+        reading += "; " * bool(reading) + f"{unread:,} cells of {left.name} count as missing, each no {noun}"
+    if kind == "number":
+        left_cells, right_cells = _scaled(left_cells, right_cells)
     return ComparedColumn(left.name, kind, left_cells, right_cells, left_missing, right_missing, reading)
+
+
+def _unread(column: Column, missing: Bool[np.ndarray, " rows"]) -> int:
+    """Return the number of cells with a word or a date that count as missing."""
+    if column.original is not None:
+        return sum(_WORD.search(text) is not None for text in _as_texts(column)[missing])
+    return int(missing.sum()) - column.source.null_count if column.kind == "timestamp" and column.source else 0
+
+
+def _scaled(*columns: Float[np.ndarray, " rows"]) -> list[Float[np.ndarray, " rows"]]:
+    """Return numbers of which squares overflow divided by a power of two: all measures compare ratios of numbers."""
+    exponent = int(np.frexp(max(np.abs(cells).max(initial=0.0) for cells in columns))[1])
+    return [np.ldexp(cells, -exponent) if exponent > _LARGE_EXPONENT else cells for cells in columns]
 
 
 def _kind(left: Column, right: Column) -> ComparedAs:
@@ -194,7 +214,8 @@ def _convert(column: Column, kind: ComparedAs) -> tuple[Shaped[np.ndarray, " row
     raw = _as_texts(column)
     if kind == "number":
         numbers = np.array([_number(text) for text in raw], dtype=np.float64)  # NaN for None
-        return np.nan_to_num(numbers), np.isnan(numbers)
+        missing = ~np.isfinite(numbers)
+        return np.where(missing, 0.0, numbers), missing
     normalize = clean if kind == "text" else _remove_separators
     cells = np.array([normalize(text) for text in raw], dtype=object)
     return cells, cells == ""

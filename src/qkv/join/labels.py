@@ -114,7 +114,7 @@ def _rows(cells: list[object], ids: dict[str, int] | None, size: int, where: str
             raise DataError(
                 f"the id in {line} must occur in the id column of its table, got {cell!r}. Correct or remove the pair."
             )
-        if ids is None and not (text.isdigit() and int(text) < size):
+        if ids is None and not (text.isdecimal() and int(text) < size):
             raise DataError(
                 f"the row number in {line} must be an integer from 0 to {size - 1}, got {cell!r}. Number rows from 0, "
                 "or name the column of ids: id='…' in Python, --id COLUMN on the command line."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from scipy.special import expit
+from scipy.special import expit, logit
 
 from qkv.core.typing import Bool, Float, Int
 from qkv.errors import DataError, OptionError
@@ -171,29 +171,40 @@ class JoinResult:
         return rows.tolist(), keys.tolist()
 
 
+def check_selection(threshold: object, one_to_one: bool, many: bool) -> None:
+    """Check the options by which matches are selected.
+
+    Raises:
+        OptionError: the threshold is no number in (0, 1], or both `one_to_one` and `many` are set.
+    """
+    if (
+        isinstance(threshold, bool)
+        or not isinstance(threshold, int | float | np.floating)
+        or not 0.0 < threshold <= 1.0
+    ):
+        raise OptionError(
+            f"threshold must be a number above 0 and at most 1, got {threshold!r}. Pass, for example, 0.5."
+        )
+    if one_to_one and many:
+        raise OptionError(
+            "one_to_one and many must not both be True, got True for both. Set one_to_one=False to allow several "
+            "matches per row, or many=False to allow at most one."
+        )
+
+
 def matched(
     edges: CandidateMatches, threshold: float, one_to_one: bool, many: bool, self_join: bool
 ) -> tuple[PairIntegers, PairIntegers, PairNumbers, PairNumbers]:
     """Select the candidate pairs that match, and return their `(rows, keys, weights, probabilities)`.
 
     If a table is joined with itself, a pair occurs once, with the smaller of its weights in both directions.
-
-    Raises:
-        OptionError: the threshold is outside (0, 1], or both `one_to_one` and `many` are set.
     """
-    if not 0.0 < threshold <= 1.0:
-        raise OptionError(f"threshold must be above 0 and at most 1, got {threshold:g}. Pass, for example, 0.5.")
-    if one_to_one and many:
-        raise OptionError(
-            "one_to_one and many must not both be True, got True for both. Set one_to_one=False to allow several "
-            "matches per row, or many=False to allow at most one."
-        )
     rows, keys, logits, weights = edges.rows, edges.keys, edges.logits, edges.weights
     if self_join:
         rows, keys, logits, weights = _merge_directions(rows, keys, logits, weights)
     probability = expit(logits)
     if one_to_one:
-        needed = np.log(threshold / (1.0 - threshold)) if threshold < 1.0 else np.inf
+        needed = logit(min(threshold, np.nextafter(1.0, 0.0)))
         selected = _assign_one_to_one(rows, keys, logits - needed, self_join)
     else:
         selected = (probability if many else weights) >= threshold

@@ -10,6 +10,7 @@ from typing import Self, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from qkv.core.checks import check_integers
 from qkv.core.progress import Progress
 from qkv.core.typing import Float
 from qkv.database.io.sources import describe, read, require_columns
@@ -23,7 +24,7 @@ from qkv.join.comparison_vectors import ComparisonVectors, PairList, append_log_
 from qkv.join.expectation_maximization import estimate_log_odds, estimation_sample
 from qkv.join.labels import Labels, read_labels, row_numbers
 from qkv.join.model import JoinModel
-from qkv.join.result import JoinResult, Match, matched
+from qkv.join.result import JoinResult, Match, check_selection, matched
 from qkv.join.supervised import LabelledSample, fit_labelled
 from qkv.join.unsupervised import estimate_without_labels
 
@@ -170,8 +171,7 @@ class SoftJoin:
         Raises:
             OptionError: `count` is less than 1, or the join was not fitted with tables alone or with `labels`.
         """
-        if count < 1:
-            raise OptionError(f"count must be at least 1, got {count}. Pass, for example, 10.")
+        check_integers(count=count)
         learner = self._active_learner()
         pairs = learner.informative(count, set(skip))
         return [Match(row, key, *learner.scores(row, key)) for row, key in pairs]
@@ -206,6 +206,7 @@ class SoftJoin:
             DataError: a table cannot be read, or a column is missing or of a kind that cannot be compared.
             OptionError: the threshold is outside (0, 1], or both `one_to_one` and `many` are true.
         """
+        check_selection(0.5 if threshold is None else threshold, one_to_one, many)
         tables, on, ids = self._read(left, right)
         candidate_pairs = _candidate_pairs(tables, on, self.model, candidates)
         model = self.model or estimate_without_labels(candidate_pairs, on, progress).model
@@ -215,7 +216,8 @@ class SoftJoin:
             for rows, keys, found in candidate_pairs.batches(progress):
                 yield rows, keys, model.logits(candidate_pairs.measures, found)
 
-        edges = collect_matches(scored(), candidate_pairs.rows)
+        by_weight = not (one_to_one or many or candidate_pairs.self_join)
+        edges = collect_matches(scored(), candidate_pairs.rows, threshold, by_weight)
         pairs = matched(edges, threshold, one_to_one, many, candidate_pairs.self_join)
         readings = (field.reading for field in candidate_pairs.measures.fields if field.reading)
         notes = (*model.notes, candidate_pairs.note, *readings)
@@ -285,6 +287,7 @@ class SoftJoin:
 def _candidate_pairs(
     tables: tuple[pa.Table, pa.Table], on: _ColumnPairs, model: JoinModel | None, candidates: int | None
 ) -> CandidatePairs:
+    check_integers(candidates=candidates)
     left, right = tables
     names = tuple(name for name, _ in on)
     # The right columns get the names of the left ones.

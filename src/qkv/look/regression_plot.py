@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.errors import DataError, OptionError
+from qkv.core.checks import describe
+from qkv.errors import DataError, KindError, OptionError
 from qkv.estimators.features import Features, decode_columns, encode_columns
 from qkv.look.figure import DATA_COLOR, draw_answer, draw_curve, draw_weighted_points, new_figure, style_figure
 
@@ -45,7 +46,8 @@ def plot_regression(
         dark: draw light lines on a dark background.
 
     Raises:
-        OptionError: the column does not exist or is not numeric.
+        KindError: the model is no regressor, or `feature` is neither a name nor an index.
+        OptionError: the column does not exist, is not numeric or is empty, or `output` does not exist.
         DataError: the query is not one row.
         NotFittedError: the model is not fitted (scikit-learn's error).
         MissingPackageError: matplotlib is not installed.
@@ -60,13 +62,20 @@ def plot_regression(
     """
     from sklearn.utils.validation import check_is_fitted
 
+    from qkv.estimators import AttentionRegressor
+
+    if not isinstance(model, AttentionRegressor):
+        raise KindError(f"model must be an AttentionRegressor, got {describe(model)}. Pass a fitted regressor.")
     check_is_fitted(model, "keys_")
     plan, rows = model.features_, model.rows_
     fitted = decode_columns(plan, Features(rows["numbers"], rows["codes"]))
     index, name = _column_index(model, feature)
     if fitted[index].dtype == object:
         raise OptionError(f"feature must be a numeric column, got {name}, which holds text. Choose another column.")
+    if np.isnan(fitted[index]).all():
+        raise OptionError(f"feature must be a column with numbers, got {name}, which is empty. Choose another column.")
     features = _query_features(model, rows, query)
+    explained = model.explain_rows(features, top=len(rows["values"]), output=output)
     x, y = fitted[index], rows["values"][:, output] * model.y_scale_[output] + model.y_mean_[output]
     row = decode_columns(plan, features)
     at = float(row[index][0])
@@ -76,7 +85,6 @@ def plot_regression(
     along[index] = grid
     curve, band = _estimate(model, encode_columns(plan, along), output)
     answer, error = (float(each[0]) for each in _estimate(model, features, output))
-    explained = model.explain_rows(features, top=len(y), output=output)
     shown_at = f"{at:.3g}"
     if index in plan.get("dates", ()):  # columns of dates hold microseconds, here in the precision of float32
         day = 86_400e6
@@ -124,6 +132,9 @@ def _column_index(model: AttentionRegressor, feature: str | int) -> tuple[int, s
             known = f"one of {', '.join(names[:12])}" if names else f"an index from 0 to {count - 1}"
             raise OptionError(f"feature must be a column of the fitted table, got {feature!r}. Pass {known}.")
         return names.index(feature), feature
+    if not isinstance(feature, int | np.integer):
+        example = repr(names[0]) if names else "0"
+        raise KindError(f"feature must be the name or index of a column, got {describe(feature)}. Pass {example}.")
     if isinstance(feature, bool) or not 0 <= feature < count:
         raise OptionError(
             f"feature must be an index from 0 to {count - 1}, got {feature}. Pass the index of a numeric column."

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from qkv.errors import DataError
-from qkv.search.text_sources import parse_lines, read_file
+from qkv.search.text_sources import T, parse_lines, read_file
 
 Judgements = dict[str, dict[str, int]]
 """Grades of judged documents, by query and document; a grade above 0 is relevant."""
@@ -24,10 +24,11 @@ def read_judgements(path: Path) -> Judgements:
     """Read relevance judgements, and return grades by query and document name.
 
     Files of TREC and BEIR have grades; in other files, every pair gets the grade 1. The third column of SMART is
-    ignored: in Cranfield, it is a scale from 1 (best) to 4, or -1 for the paper from which the query was taken.
+    ignored: in Cranfield, it is a scale from 1 (best) to 4, or -1 for the paper from which the query was taken. A 0
+    beside other numbers is the grade 0.
 
     Raises:
-        DataError: a line has none of these formats, or the file contains no judgement.
+        DataError: a line has none of these formats, the file contains no judgement, or a pair has two grades.
     """
     text = read_file(path)
     found: Judgements = {}
@@ -36,6 +37,7 @@ def read_judgements(path: Path) -> Judgements:
             found.setdefault(_number(query), {}).update((_number(document), 1) for document in documents)
         return {query: grades for query, grades in found.items() if grades}
     rows = [line.split() for line in text.split("\n") if line.strip()]
+    zero = "0" if len({cells[2] for cells in rows if len(cells) == 3}) > 1 else None
     # CACM: query, document and two columns of zeros. The third column of TREC is the document.
     is_cacm = bool(rows) and all(len(cells) == 4 and cells[2:] == ["0", "0"] for cells in rows)
 
@@ -45,14 +47,23 @@ def read_judgements(path: Path) -> Judgements:
             return query, document, round(float(grade))
         cells = line.split()
         if is_cacm or len(cells) in (2, 3) or (len(cells) == 4 and "." in cells[3]):
-            return _number(cells[0]), _number(cells[1]), 1
+            return _number(cells[0]), _number(cells[1]), int(cells[2:] != [zero])
         query, _, document, grade = cells
         return query, document, int(grade)
 
     remedy = "a query, a document and a grade in the format of TREC, BEIR or SMART"
     for query, document, grade in parse_lines(path, "judgement", remedy, parse, ("query-id", "query_id", "qid")):
-        found.setdefault(query, {})[document] = grade
+        _add(found, query, document, grade, path)
     return found
+
+
+def _add(found: dict[str, dict[str, T]], query: str, document: str, number: T, path: Path) -> None:
+    """Add the grade or score of a document to those of a query, which must not have another one."""
+    if found.setdefault(query, {}).setdefault(document, number) != number:
+        raise DataError(
+            f"the file {str(path)!r} must have one number for each query and document, got {found[query][document]} "
+            f"and {number} for query {query} and document {document}. Remove one of the lines."
+        )
 
 
 def require_judgements(files: Sequence[Path], name: str) -> tuple[Path, Judgements] | None:
@@ -137,7 +148,7 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
     """Read a TREC run, and return the scores of documents by query and document name.
 
     Raises:
-        DataError: a line does not have the format of a TREC run, or the file contains no line.
+        DataError: a line does not have the format of a TREC run, the file contains no line, or a pair has two scores.
     """
 
     def parse(line: str) -> tuple[str, str, float]:
@@ -148,5 +159,5 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
 
     found: dict[str, dict[str, float]] = {}
     for query, document, score in parse_lines(path, "line of a TREC run", "query Q0 document rank score name", parse):
-        found.setdefault(query, {})[document] = score
+        _add(found, query, document, score, path)
     return found

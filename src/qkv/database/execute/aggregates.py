@@ -83,7 +83,8 @@ class Aggregate:
         spread: the spread of the values; None where weights have both signs.
         probabilities: the shares of a vote, the largest first; empty for averages.
         center: the average in the unit of the column; None for vectors and votes.
-        deviation: the spread in the unit of the column; for votes, that of the indicator of the winning label.
+        deviation: the spread in the unit of the column, by which the standard error is computed; for votes, that of the
+            indicator of the winning label.
         fit: what a line through the rows adds; None for the weighted mean.
     """
 
@@ -393,8 +394,8 @@ def average_aggregate(column: Column, value: Float[np.ndarray, " width"], deviat
     if column.kind == "vector":
         return Aggregate(value, deviation, deviation=deviation)
     if column.kind == "cyclic":
-        spread = None if deviation is None else _circular_deviation(value, column.period)
-        return Aggregate(float(column.numbers(value)), spread, deviation=spread)
+        spread, across = (None, None) if deviation is None else _circular_deviations(value, column.period)
+        return Aggregate(float(column.numbers(value)), spread, deviation=across)
     center = float(value[0])
     if column.kind == "number":
         return Aggregate(center, deviation, center=center, deviation=deviation)
@@ -402,15 +403,18 @@ def average_aggregate(column: Column, value: Float[np.ndarray, " width"], deviat
     return Aggregate(column.timestamp(center), duration, center=center, deviation=deviation)
 
 
-def _circular_deviation(mean: Float[np.ndarray, " 2"], period: float) -> float:
-    """Return the circular standard deviation of points on a circle with some mean, r √(−2 log(|mean| / r)).
+def _circular_deviations(mean: Float[np.ndarray, " 2"], period: float) -> tuple[float, float]:
+    """Return the circular standard deviation of points on a circle with some mean, and that of the mean's direction.
 
-    Source: Mardia, Jupp (2000), Directional statistics, section 2.3.
+    With the radius r and R = |mean| / r, they are r √(−2 log R) and r √((1 − R⁴) / 2) / R. The second one over √n is
+    the standard error of the direction of n points of a wrapped normal distribution. Both are equal for small ones.
+
+    Source: Mardia, Jupp (2000), Directional statistics, sections 2.3 and 4.8.
     """
     radius = period / (2 * np.pi)
     length = min(float(np.linalg.norm(mean)) / radius, 1.0)
     length = 1.0 if length > 1.0 - _ROUNDING * 10 else max(length, _ROUNDING)
-    return float(radius * np.sqrt(-2.0 * np.log(length)))
+    return float(radius * np.sqrt(-2.0 * np.log(length))), float(radius * np.sqrt((1.0 - length**4) / 2.0) / length)
 
 
 def vote_aggregate(

@@ -159,12 +159,14 @@ def _stated_types(path: str) -> dict[str, pa.DataType]:
             )
     zoned = {field.name for field in schema if getattr(field.type, "tz", None) not in (None, "UTC")}
     stated = {field.name: field.type for field in schema if field.name in zoned or pa.types.is_duration(field.type)}
-    dictionaries = {field.name for field in schema if pa.types.is_dictionary(field.type)}
-    # Parquet has no dictionaries of numbers.
+    stated |= {field.name: field.type for field in schema if pa.types.is_dictionary(field.type)}
+    # Parquet has dictionaries of texts alone.
     pandas = (schema.pandas_metadata or {}).get("columns", ())
-    numbers = {field.name for field in schema if cell_kind(field.type) == "number"}
-    dictionaries |= {c["field_name"] for c in pandas if c["pandas_type"] == "categorical"} & numbers
-    return stated | dict.fromkeys(dictionaries, pa.dictionary(pa.int32(), pa.string()))
+    categories = {column["field_name"] for column in pandas if column["pandas_type"] == "categorical"}
+    others = [
+        field for field in schema if cell_kind(field.type) not in ("text", "boolean") and field.name in categories
+    ]
+    return stated | {field.name: pa.dictionary(pa.int32(), field.type) for field in others}
 
 
 def _with_types(table: pa.Table, types: Mapping[str, pa.DataType]) -> pa.Table:
@@ -173,10 +175,12 @@ def _with_types(table: pa.Table, types: Mapping[str, pa.DataType]) -> pa.Table:
         place = table.schema.get_field_index(name)
         if place >= 0:
             column = table.column(name)
-            if pa.types.is_timestamp(column.type):
-                type_ = pa.timestamp(column.type.unit, type_.tz)
             category = pa.types.is_dictionary(type_)
-            table = table.set_column(place, name, column.dictionary_encode() if category else column.cast(type_))
+            plain = type_.value_type if category else type_
+            if pa.types.is_timestamp(column.type):
+                plain = pa.timestamp(column.type.unit, plain.tz)
+            column = column.cast(plain)
+            table = table.set_column(place, name, column.dictionary_encode() if category else column)
     return with_category_texts(table)
 
 

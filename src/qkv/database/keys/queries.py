@@ -19,12 +19,11 @@ import pyarrow as pa
 
 from qkv.core.arrays import plain_array
 from qkv.core.cell_kinds import cell_kind, is_missing, object_kind, plain_scalar
-from qkv.core.formatting import format_key
 from qkv.core.progress import checkpoint
 from qkv.core.times import numeric_order
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.encoders import arrow_columns, exact_cells
-from qkv.encoders.arrow_columns import to_python, to_records
+from qkv.encoders.arrow_columns import category_text, to_python, to_records
 from qkv.encoders.columns import Column, fold, points_on_circle
 from qkv.errors import QueryError
 
@@ -265,7 +264,7 @@ def _parse_cell(value: Any, column: Column, folded: bool) -> Cell:
     if column.traits.text:
         value = _text(value)
         if column.kind == "category" and object_kind(type(value)):
-            value = format_key(value)  # of a category that is a number, see `with_category_texts`
+            value = category_text(value)  # of a category that is no text, see `with_category_texts`
         if not isinstance(value, str):
             raise _kind_error(value, column)
         return (fold(value) if folded else value) or None
