@@ -343,6 +343,10 @@ def test_an_empty_cache_can_be_saved_copied_and_reordered(tmp_path: Path) -> Non
     keys, _ = again.append(x, x)
     assert torch.equal(keys, x)
     assert again.key_value()[0].shape == x.shape
+    padded = KeyValueCache(lengths=torch.tensor([0, 0]))
+    padded.append(x, x)
+    padded.save(tmp_path / "padding")
+    assert KeyValueCache.load(tmp_path / "padding").start.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
