@@ -53,6 +53,7 @@ def made(seed: int, *shapes: tuple[int, ...]) -> Inputs:
 
 
 SELF = (made(0, (2, 5, 16)), made(1, (3, 8, 16)), ({0: D, 1: D},))
+NAMED = (*SELF[:2], ({0: D, 1: torch.export.Dim("length")},))
 CROSS = (made(0, (2, 5, 16), (2, 7, 16)), made(1, (3, 6, 16), (3, 11, 16)), ({0: D, 1: D}, {0: D, 1: D}))
 PADDED = ((*SELF[0], torch.tensor([3, 5])), (*SELF[1], torch.tensor([8, 1, 0])), ({0: D, 1: D}, {0: D}))
 
@@ -83,7 +84,7 @@ MORE: dict[str, Case] = {
     "blocks of a mask": (heads(mask=~masks.Window(2, 1) | masks.Causal()), SELF, True),
     "norm and gate": (heads(query_key_norm="rms", extensions=["output_gate"]), SELF, True),
     "temperature": (heads(extensions=["temperature"]), SELF, True),
-    "extra keys": (heads(extensions=["learned_key", "zero_key"], mask=masks.Causal()), SELF, True),
+    "extra keys": (heads(extensions=["learned_key", "zero_key"], mask=masks.Causal()), NAMED, True),
     "ALiBi": (heads(score=nn.ALiBi, mask=masks.Causal()), SELF, True),
     "bilinear": (heads(score=nn.Bilinear), SELF, True),
     "cosine": (heads(score=nn.Cosine), SELF, True),

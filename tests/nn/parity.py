@@ -27,13 +27,13 @@ class Config:
     key_padding_mask: str
     need_weights: str
     batch_first: bool
-    batched: bool
+    batch: int  # 0: no batch axis
     training: bool
 
 
 MODULES = list(itertools.product((True, False), (None, 6), (None, 10), (False, True), (False, True)))
 MASKS = list(itertools.product(("none", "bool 2", "float 2", "bool 3", "float 3"), ("none", "bool", "float")))
-CALLS = list(itertools.product(("no", "average", "per head"), (True, False), (True, False), (True, False)))
+CALLS = list(itertools.product(("no", "average", "per head"), (True, False), (BATCH, 1, 0), (True, False)))
 EVERY = [Config(*m, *masks, *call) for m in MODULES for masks in MASKS for call in CALLS]
 # Each module with each pair of masks; the ways to call it take turns, with strides that reach all of them.
 SOME = [
@@ -61,12 +61,12 @@ def compare(config: Config, dtype: torch.dtype) -> None:
     theirs.train(config.training)
     ours = nn.MultiHeadAttention.from_torch(theirs)
     assert ours.training == config.training
-    lead = (BATCH,) if config.batched else ()
+    lead = (config.batch,) if config.batch else ()
     inputs = [
         torch.randn(*lead, length, width or WIDTH, dtype=dtype)
         for length, width in ((Q, None), (K, config.kdim), (K, config.vdim))
     ]
-    attn_mask = _mask(config.attn_mask, (BATCH if config.batched else 1) * HEADS, dtype)
+    attn_mask = _mask(config.attn_mask, max(1, config.batch) * HEADS, dtype)
     padding = _padding(config.key_padding_mask, lead, dtype)
     factor = torch.randn(*lead, Q, WIDTH, dtype=dtype)
     sides = []
@@ -108,7 +108,7 @@ def _padding(kind: str, lead: tuple[int, ...], dtype: torch.dtype) -> Tensor | N
 def _theirs(
     module: torch.nn.MultiheadAttention, config: Config, inputs: list[Tensor], masks: list[Any]
 ) -> tuple[Tensor, Tensor | None]:
-    turned = config.batched and not config.batch_first
+    turned = config.batch and not config.batch_first
     query, key, value = (x.transpose(0, 1) if turned else x for x in inputs)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Support for mismatched key_padding_mask")

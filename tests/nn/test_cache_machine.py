@@ -1,6 +1,7 @@
 """Random sequences of cache operations give the outputs of plain attention over the tokens of each sequence."""
 
 import tempfile
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def _additive() -> scores.Score:
     generator = torch.Generator().manual_seed(1)
     weights = torch.randn(2, HEADS, 3, WIDTH, generator=generator, dtype=torch.float64)
     vector = torch.randn(HEADS, 3, generator=generator, dtype=torch.float64)
-    return scores.Additive(weights[0].clone(), weights[1].clone(), None, vector)
+    return scores.Additive(weights[0].clone(), weights[1].clone(), None, torch.nn.Parameter(vector))
 
 
 def _bandwidths() -> scores.Score:
@@ -67,6 +68,12 @@ def _quantized(x: Any) -> Any:
     scale = rows.abs().amax(-1, keepdim=True) / 127
     rounded = torch.where(scale == 0, 0, (rows / scale).round() * scale)
     return torch.where(scale.isfinite(), rounded, torch.nan).flatten(-2)
+
+
+def _saved_and_loaded(cache: KeyValueCache) -> KeyValueCache:
+    with tempfile.TemporaryDirectory() as folder:
+        cache.save(f"{folder}/cache")
+        return KeyValueCache.load(f"{folder}/cache")
 
 
 class Machine(RuleBasedStateMachine):
@@ -184,10 +191,10 @@ class CacheMachine(Machine):
             self.caches[at] = (cache, [sequences[i] for i in index])
 
     @precondition(lambda self: len(self.caches) < 4)
-    @rule(data=st.data(), share=st.booleans())
-    def fork(self, data: Any, share: bool) -> None:
+    @rule(data=st.data(), again=st.sampled_from([KeyValueCache.fork, KeyValueCache.copy, deepcopy, _saved_and_loaded]))
+    def fork(self, data: Any, again: Any) -> None:
         cache, sequences = self.caches[self.draw(data)]
-        self.caches.append((cache.fork() if share else cache.copy(), sequences))
+        self.caches.append((again(cache), sequences))
 
     @rule(data=st.data())
     def compare(self, data: Any) -> None:
@@ -198,7 +205,7 @@ class CacheMachine(Machine):
         if not cache.chunks:
             return
         first = cache.chunks[0].start
-        for kept, side in zip(cache.key_value(), (1, 2), strict=True):
+        for kept, side in zip(_saved_and_loaded(cache).key_value(), (1, 2), strict=True):
             for b, sequence in enumerate(sequences):
                 want = sequence[side][first:]
                 got = concat_chunks(kept)[b, :, : len(want)].transpose(0, 1).flatten(1)

@@ -65,9 +65,11 @@ def test_a_parameter_that_changes_in_place_projects_all_keys_again() -> None:
     with torch.no_grad():
         attention(x[:, :8], cache=cache)
         attention(x[:, 8:9], cache=cache)
+        caches = [copy.deepcopy(cache), cache]
         attention.score.key_weight.data.mul_(-2.0)  # leaves the version of the parameter unchanged
-        got = attention(x[:, 9:10], cache=cache)
-    torch.testing.assert_close(got, whole(attention, x)[:, 9:10], rtol=1e-5, atol=1e-6)
+        for each in caches:
+            got = attention(x[:, 9:10], cache=each)
+            torch.testing.assert_close(got, whole(attention, x)[:, 9:10], rtol=1e-5, atol=1e-6)
 
 
 def test_the_mean_of_the_keys_is_renewed_when_their_number_has_grown_by_a_quarter() -> None:

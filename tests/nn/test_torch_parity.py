@@ -35,7 +35,7 @@ def test_the_short_sweep_covers_every_call_with_every_mask() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_configuration_agrees(dtype: torch.dtype) -> None:
     torch.manual_seed(1)
-    assert len(EVERY) == 32 * 15 * 24
+    assert len(EVERY) == 32 * 15 * 36
     for config in EVERY:
         compare(config, dtype)
 

@@ -87,6 +87,8 @@ def align_array(x: Array, own_axes: int, batch_axes: int, groups: Groups, per_he
         return x
     shape = tuple(x.shape)
     lead, core = shape[:own_axes], shape[own_axes:]
+    while own_axes > batch_axes + 1 and lead[0] == 1:  # a batch of one, for inputs without a batch axis
+        lead, own_axes = lead[1:], own_axes - 1
     if own_axes == 1 and (per_head or batch_axes == 0):
         lead = (1,) * batch_axes + lead
     elif own_axes == batch_axes:

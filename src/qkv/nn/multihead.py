@@ -90,7 +90,9 @@ class ExtraKeysMask(Mask):
 
     def allowed(self, tile: Tile, reference: Shaped[Array, "*_"]) -> Bool[Array, "*batch q k"]:
         k = tile.k_total - self.extra
-        inner = dataclasses.replace(tile, cols=(min(tile.cols[0], k), min(tile.cols[1], k)), k_total=k)
+        # torch.export cannot decide min(n, n + 1) for an unknown n.
+        stop = k if tile.cols[1] == tile.k_total else min(tile.cols[1], k)
+        inner = dataclasses.replace(tile, cols=(min(tile.cols[0], k), stop), k_total=k)
         extra = tile.cols[1] - tile.cols[0] - (inner.cols[1] - inner.cols[0])
         xp = namespace(reference)
         allowed = self.mask.allowed(inner, reference)

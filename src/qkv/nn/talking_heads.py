@@ -72,7 +72,9 @@ def _mix_heads(
     if mix.ndim > 2:  # the last batch axis is that of the heads, which have one matrix together
         mix = mix.squeeze(-3)
     clean = torch.where(out, torch.zeros_like(x), x)
-    mixed = torch.einsum("...hg,...gqk->...hqk", mix, clean)
+    # A product, because onnxruntime crashes at an einsum whose ellipsis stands for no axis.
+    product = mix @ clean.flatten(-2)
+    mixed = product.reshape(*product.shape[:-1], *clean.shape[-2:])
     return torch.where(out, torch.full_like(mixed, fill), mixed)
 
 

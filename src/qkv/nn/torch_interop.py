@@ -129,7 +129,7 @@ def torch_masks(
                 f"{tuple(attn_mask.shape)}. "
                 "Leave out axes of other lengths, or repeat the mask for each head."
             )
-        if attn_mask.ndim == 3 and attn_mask.shape[0] != heads:
+        if attn_mask.ndim == 3:
             attn_mask = attn_mask.unflatten(0, (-1, heads))  # type: ignore[no-untyped-call]
         if _is_boolean("attn_mask", attn_mask):
             mask = AllowedPairs(~attn_mask)

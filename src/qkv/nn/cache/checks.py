@@ -175,9 +175,9 @@ def check_loaded(
             like = chunks[0].tensors[name]
             if x.shape[:-2] != chunks[0].tensors["key"].shape[:-2] or x.shape[-1] != like.shape[-1]:
                 raise ValueError(f"{name} must have the same shape in all chunks")
-            if x.shape[-2] != chunk.filled or x.dtype != (like.dtype if "scale" in name else dtype):
+            if x.shape[-2] != chunk.filled or not (x.is_floating_point() if "scale" in name else x.dtype == dtype):
                 raise ValueError(f"{name} must have {chunk.filled} rows of {dtype}")
     if isinstance(total, Tensor):
-        batch = tuple(chunks[0].tensors["key"].shape[:1])
+        batch = tuple(chunks[0].tensors["key"].shape[:1]) if chunks else tuple(total.shape)
         if total.dtype != torch.int64 or tuple(total.shape) != batch or int(total.min()) < 0:
             raise ValueError("total must have one number of tokens for each batch element")

@@ -155,6 +155,7 @@ def _quantize_int8(
         >>> numbers, (numbers * scale).round(decimals=3)
         (tensor([[  64, -127]], dtype=torch.int8), tensor([[ 1.0080, -2.0000]]))
     """
+    x = x if x.dtype == torch.float64 else x.float()  # float16 would round a small scale to 0
     scale = x.abs().amax(-1, keepdim=True) / 127
     scale = torch.where(scale.isfinite(), scale, torch.nan)
     steps = torch.nan_to_num(x / scale).round().clamp(-127, 127)  # a row of zeros gives 0/0

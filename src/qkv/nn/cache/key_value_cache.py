@@ -380,7 +380,7 @@ class KeyValueCache:
 
     def __len__(self) -> int:
         """Return the number of tokens appended so far, including dropped ones; the largest one if lengths differ."""
-        return self._total if isinstance(self._total, int) else int(self._total.max())
+        return self._total if isinstance(self._total, int) else max(self._total.tolist(), default=0)
 
     @property
     def nbytes(self) -> int:
@@ -432,6 +432,7 @@ class KeyValueCache:
             self.projected.take(index)
         if isinstance(self._total, Tensor):
             self._total = self._total[index]
+            self._rows.crop(len(self))  # the longest sequence may be gone
         if isinstance(self._before, Tensor):
             self._before = self._before[index]
         return self
@@ -486,6 +487,10 @@ class KeyValueCache:
         other._rows, other._finite = self._rows.copy(share), list(self._finite)
         other.projected = None if self.projected is None else self.projected.fork()
         return other
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the state for `copy.deepcopy` and `pickle`, without the projections, which the next step computes."""
+        return {**self.__dict__, "projected": None}
 
     def key_value(self) -> tuple[ChunkedTensor, ChunkedTensor]:
         """Return all keys and values in the cache, as views of its chunks.
