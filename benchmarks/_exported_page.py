@@ -26,7 +26,7 @@ def _measure(layers: int, heads: int, width: int, tokens: int, small: bool) -> d
     import transformers
 
     from qkv import look
-    from qkv.look.html_export import export_html, page_html
+    from qkv.look.html_export import export_html, html_pieces
     from qkv.look.page import Page
     from qkv.look.tiled_views import recorded_view
 
@@ -52,7 +52,7 @@ def _measure(layers: int, heads: int, width: int, tokens: int, small: bool) -> d
         view = recorded_view(model, inputs, axis, name="long", model_name="BERT", layers=None)
     else:
         view, *_ = look.model(model, inputs)
-    page_html(Page.from_views(look.View.from_weights([[[[1.0]]]], ["a"])))
+    list(html_pieces(Page.from_views(look.View.from_weights([[[[1.0]]]], ["a"]))))
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
     before = status("VmRSS")

@@ -130,7 +130,7 @@ def _busy() -> str:
 
 
 def _minilm() -> Iterator[Row]:
-    from qkv.look.html_export import page_html
+    from qkv.look.html_export import html_pieces
     from qkv.look.page import Page
     from qkv.look.text_model import load_text_model
     from qkv.look.text_views import text_views
@@ -144,7 +144,7 @@ def _minilm() -> Iterator[Row]:
         texts.append(" ".join(words))
     views = text_views(reader, texts, all_heads=False)
     for count, limit in ((1, 6.6), (2, 13.2)):
-        size = len(page_html(Page.from_views(views[:count])).encode()) / 1e6
+        size = sum(len(piece.encode()) for piece in html_pieces(Page.from_views(views[:count]))) / 1e6
         case = f"MiniLM, {72 * count} maps of a trained model, 512 tokens, exported file"
         yield Row(case, "size", size, "MB", AtMost(limit), note="the 6 × 12 heads of MiniLM for one text and for two")
 
@@ -183,7 +183,7 @@ def _files_beside(browser: Any, tokens: int, setting: Setting) -> Iterator[Row]:
     """Compare the exported page of all heads with the page of one layer that CircuitsVis writes."""
     import torch
 
-    from qkv.look.html_export import page_html
+    from qkv.look.html_export import html_pieces
     from qkv.look.page import Page
 
     layers, heads = (2, 2) if setting.quick else (12, 12)
@@ -195,7 +195,7 @@ def _files_beside(browser: Any, tokens: int, setting: Setting) -> Iterator[Row]:
         setting.say(str(error))
         return
     pages = {
-        "qkv": (page_html(Page.from_views(_view(weights))), DRAWN),
+        "qkv": ("".join(html_pieces(Page.from_views(_view(weights)))), DRAWN),
         "CircuitsVis": (theirs, f"document.querySelectorAll('canvas').length > {heads}"),
     }
     times: dict[str, list[float]] = {name: [] for name in pages}

@@ -193,6 +193,16 @@ def test_the_simulation_of_a_cluster_measures_its_parts_and_more_machines_answer
         assert times == sorted(times, reverse=True)
 
 
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.stem)
+def test_benchmarks_import_names_that_exist(path: Path) -> None:
+    """Most import where they measure, which tests do not run."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "qkv":
+            module = importlib.import_module(str(node.module))
+            for each in node.names:
+                assert hasattr(module, each.name) or importlib.util.find_spec(f"{node.module}.{each.name}"), each.name
+
+
 @pytest.mark.long
 def test_two_checkouts_are_timed_on_the_same_calls() -> None:
     words = [sys.executable, "-m", "benchmarks.revisions", str(ROOT), "additive", "--pairs", "1", "--quick"]
