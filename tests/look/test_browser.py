@@ -1,6 +1,5 @@
 """The page in Chromium: its pixels, its requests, and its use by keyboard."""
 
-import dataclasses
 import json
 from urllib.parse import urlsplit
 
@@ -368,8 +367,7 @@ def cross():
     """Three generated tokens over four words: step i attends to word i + 1."""
     weights = np.zeros((1, 1, 3, 4))
     weights[0, 0, [0, 1, 2], [1, 2, 3]] = 1
-    view = View.from_weights(weights, ["le", "chat", "dort"], ["the", "cat", "sleeps", "."], name="translated")
-    return dataclasses.replace(view, steps=True)
+    return View.from_weights(weights, ["le", "chat", "dort"], ["the", "cat", "sleeps", "."], name="translated")
 
 
 def test_generated_tokens_are_selected_in_the_list_and_by_keys(opened):

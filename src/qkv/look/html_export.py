@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from qkv.core.files import check_writable, write_atomic
+from qkv.core.threads import one_blas_thread
 from qkv.core.typing import Num
 from qkv.errors import DataError
 from qkv.look.bundle import bundle, read_web_file
@@ -52,7 +53,8 @@ def write_pieces(path: str | os.PathLike[str], pieces: Iterable[str]) -> Path:
     """Write the pieces of the HTML text of a page to a file atomically, after checking its path."""
     target = Path(path)
     check_writable(target, "the page", HTML_SUFFIXES)
-    write_atomic(target, lambda stream: stream.writelines(piece.encode() for piece in pieces), "the page")
+    with one_blas_thread():
+        write_atomic(target, lambda stream: stream.writelines(piece.encode() for piece in pieces), "the page")
     return target
 
 

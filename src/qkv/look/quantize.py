@@ -13,6 +13,7 @@ there is no weight, and weights that are not finite.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -170,17 +171,15 @@ def jsonable(value: object, digits: int = 6) -> Any:
         >>> jsonable({"a": np.array([1 / 3, np.inf]), "b": 2}, 3)
         {'a': [0.333, None], 'b': 2}
     """
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     if hasattr(value, "_asdict"):
         value = value._asdict()
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
     if isinstance(value, dict):
         return {name: jsonable(one, digits) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [jsonable(one, digits) for one in value]
-    if isinstance(value, float):
-        return float(f"{value:.{digits}g}") if np.isfinite(value) else None
-    return value
+    return jsonable(value.tolist(), digits) if isinstance(value, np.ndarray | np.generic) else value
 
 
 def _encode(weights: Num[np.ndarray, "q k"], exponent: int) -> Num[np.ndarray, "q k"]:

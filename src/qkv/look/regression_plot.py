@@ -125,16 +125,15 @@ def _estimate(
 
 
 def _column_index(model: AttentionRegressor, feature: str | int) -> tuple[int, str]:
-    names = [str(name) for name in getattr(model, "feature_names_in_", ())]
-    count = model.n_features_in_
+    names, count = [str(name) for name in getattr(model, "feature_names_in_", ())], model.n_features_in_
     if isinstance(feature, str):
         if feature not in names:
             known = f"one of {', '.join(names[:12])}" if names else f"an index from 0 to {count - 1}"
             raise OptionError(f"feature must be a column of the fitted table, got {feature!r}. Pass {known}.")
         return names.index(feature), feature
     if not isinstance(feature, int | np.integer):
-        example = repr(names[0]) if names else "0"
-        raise KindError(f"feature must be the name or index of a column, got {describe(feature)}. Pass {example}.")
+        given, first = describe(feature), (names or [0])[0]
+        raise KindError(f"feature must be the name or index of a column, got {given}. Pass {first!r}.")
     if isinstance(feature, bool) or not 0 <= feature < count:
         raise OptionError(
             f"feature must be an index from 0 to {count - 1}, got {feature}. Pass the index of a numeric column."

@@ -158,7 +158,7 @@ def _sequence_views(
             check_shapes(model, text_model.name, [one.codes.shape[1:] for one in groups[kind].maps], shape)
             note = STEP_NOTE if keys is not None and origin == "generated" else ""
             layers, title = tuple(groups[kind].maps), f"{name} ({part})"
-            view = View(title, text_model.name, kind, queries, keys, layers, steps=keys is not None, note=note)
+            view = View(title, text_model.name, kind, queries, keys, layers, note=note)
             if keys is not None:
                 live = LiveModel(model, whole, tuple(groups[kind].modules), start - 1, targets)
                 view = replace(view, predictions=live.predict(output), live=live)

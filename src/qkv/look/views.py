@@ -213,7 +213,6 @@ class View(BaseView):
     """The quantized attention maps of one text in one model.
 
     Attributes:
-        steps: whether the queries are generated tokens, one after another.
         layer_means: `(layers, q, k)`, the mean over the heads of each layer, from which the attention flow of single
             pairs is computed; None: the page does not offer it.
         predictions: the predicted tokens of a language model at each query.
@@ -221,7 +220,6 @@ class View(BaseView):
     """
 
     layers: tuple[LayerMaps, ...]
-    steps: bool = False
     layer_means: Float[np.ndarray, "layers q k"] | None = None
     predictions: Predictions | None = None
     live: LiveModel | None = None

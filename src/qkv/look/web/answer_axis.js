@@ -1,7 +1,6 @@
 // Chart of the rows along one key: their values, the answers to all queries, and the weights for the query.
 
-import { AnswerChart, shortened } from "./answer_chart.js";
-import { LABEL_COLOURS } from "./colour.js";
+import { AnswerChart, LABEL_COLOURS, shortened } from "./answer_chart.js";
 import { tickMarks } from "./answer_ticks.js";
 
 const [LEFT, RIGHT, TOP, BOTTOM, STRIP, GAP] = [66, 14, 12, 42, 58, 12];

@@ -4,6 +4,9 @@ import { createElement, createShape } from "./dom.js";
 import { tickMarks } from "./answer_ticks.js";
 import { screenPen } from "./drawing.js";
 
+/** Colours of labels, which colour-blind readers can tell apart (Okabe and Ito). */
+export const LABEL_COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#8a8f98"];
+
 /** Return a text, of which the end is replaced by … if it is longer. @param {string} text @param {number} length */
 export const shortened = (text, length) => (text.length > length ? `${text.slice(0, length - 1)}…` : text);
 

@@ -1,7 +1,6 @@
 // Map of the rows over two keys: their values as colours, the answers as a field, and rings for the weights.
 
-import { AnswerChart, shortened } from "./answer_chart.js";
-import { LABEL_COLOURS } from "./colour.js";
+import { AnswerChart, LABEL_COLOURS, shortened } from "./answer_chart.js";
 import { tickMarks } from "./answer_ticks.js";
 import { screenPen } from "./drawing.js";
 

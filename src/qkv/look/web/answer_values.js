@@ -1,7 +1,6 @@
 // Chart of the values for a typed query: those of all rows, those of the rows with weight, and the answer.
 
-import { AnswerChart, shortened } from "./answer_chart.js";
-import { LABEL_COLOURS } from "./colour.js";
+import { AnswerChart, LABEL_COLOURS, shortened } from "./answer_chart.js";
 
 const [SIDE, HIGH, LOW] = [20, 14, 46];
 

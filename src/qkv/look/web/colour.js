@@ -119,9 +119,5 @@ const HEADS = {
 };
 /** Maximum number of heads whose lines are drawn together. */
 export const MOST_HEADS = HEADS.light.length;
-
 /** @param {number} index of a head @param {boolean} dark */
 export const headColour = (index, dark) => HEADS[dark ? "dark" : "light"][index];
-
-/** Colours of labels, which colour-blind readers can tell apart (Okabe and Ito). */
-export const LABEL_COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#8a8f98"];

@@ -2,7 +2,7 @@
 //
 // It follows the anywidget contract: `model.get("meta")` describes the views, and a source returns the maps as bytes.
 
-import { createCheckBox, createElement, createSection, createSelect, fillSelect } from "./dom.js";
+import { createCheckBox, createElement, createSection, createSelect, fillSelect, followWidth } from "./dom.js";
 import { headColour, MOST_HEADS, paletteOf } from "./colour.js";
 import { Comparison, headOptions } from "./comparison.js";
 import { Detail } from "./detail.js";
@@ -19,7 +19,6 @@ import { differenceRange, mergeSummaries, rangeOf } from "./range.js";
 import { fromKernel } from "./source.js";
 import { besidePicture } from "./static_picture.js";
 import { shortNames } from "./text_names.js";
-import { followWidth } from "./width.js";
 
 /** Parts of the state that links leave out. @type {Record<string, unknown>} */
 const USUAL = { compare: -1, top: 0, pairs: "all", how: "map" };

@@ -8,8 +8,7 @@ import { gridFigure, mapsFigure } from "./figure.js";
 /** Maximum number of weights in a JSON file. */
 const MAX_WEIGHTS = 1_000_000;
 const CONTENTS = /** @type {[string, string][]} */ ([["map", "this map"], ["grid", "all heads"]]);
-const MIN_INCHES = 1.5;
-const MAX_INCHES = 50;
+const [MIN_INCHES, MAX_INCHES] = [1.5, 50];
 
 /** What the controls save.
  *  @typedef {{details: () => import("./detail.js").Detail[], overview: import("./overview.js").Overview,
@@ -24,7 +23,6 @@ export function saveControls(saved, html) {
   const inches = createElement("input", {
     type: "number", class: "number", min: MIN_INCHES, max: MAX_INCHES, step: "any", value: 3.5, title: "One column: 3.5, two columns: 7.2",
   });
-  const label = createElement("span", { text: "Width in inches" });
   const buttons = /** @type {("pdf" | "svg" | "png" | "json")[]} */ (["pdf", "svg", "png", "json"]).map((kind) =>
     createElement("button", {
       text: kind.toUpperCase(), "aria-label": `Save as ${kind.toUpperCase()}`,
@@ -43,7 +41,7 @@ export function saveControls(saved, html) {
   });
   return createElement("div", { class: "save", role: "group", "aria-label": "Save" }, [
     createSelect("Save", CONTENTS, content, (value) => { content = value; }),
-    createElement("label", { class: "control" }, [label, inches]), ...buttons, html ? link : null,
+    createElement("label", { class: "control" }, [createElement("span", { text: "Width in inches" }), inches]), ...buttons, html ? link : null,
   ]);
 }
 
