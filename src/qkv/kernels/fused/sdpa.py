@@ -224,7 +224,7 @@ def results_are_finite(output: Float[Tensor, "b heads q width"], log_sum_exp: Fl
 
 _LARGEST_ROUNDING = 2.0**-11
 """Largest rounding error of a log-sum-exp with which PyTorch's operator computes gradients."""
-_SHARED_PAIRS = 2**21
+_SHARED_PAIRS = 2**23
 """Least number of pairs of each thread that shares backward: PyTorch's threads spin beside it for some milliseconds."""
 _FEW_ELEMENTS = 4096
 """Number of elements up to which a whole output is added up."""
