@@ -91,6 +91,7 @@ def assert_decoded(page, packed, exact, allowed):
     for head, wanted, visible in zip(heads, exact, allowed, strict=True):
         found = floats(head["weights"]).reshape(wanted.shape)
         assert np.array_equal(found != -np.inf, visible)
+        assert (found <= 1).all()  # the page draws no line for a larger one
         assert (np.abs(found - wanted)[visible] <= head["error"] * wanted[visible] + 1e-37).all()
         for text, weight in zip(
             np.array(head["printed"].replace("≈ ", "≈").split()).reshape(wanted.shape)[visible],

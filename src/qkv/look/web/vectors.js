@@ -66,7 +66,7 @@ export class Vectors {
         }
         for (; i < end; i++, j++) a += query[i] * key[j];
         const weight = Math.exp(this.#logit(number, row, column, a + b + c + d) - sums[row]);
-        weights[start + column] = weight < SMALLEST ? TINY : weight;
+        weights[start + column] = weight < SMALLEST ? TINY : Math.min(1, weight); // errors of the vectors may exceed 1
       }
     }
     return weights;
