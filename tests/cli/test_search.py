@@ -35,7 +35,7 @@ def _folder(tmp_path):
     )
     (tmp_path / "queries.tsv").write_text("".join(f"{name}\t{text}\n" for name, text in QUERIES.items()))
     (tmp_path / "judged.txt").write_text("".join(f"{name} 0 {text} 1\n" for name, text in JUDGED.items()))
-    for run, other in (("bm25.run", "dogs.txt"), ("mine.run", "cave.md")):
+    for run, other in (("bm25.run", "dogs.txt"), ("mine.run", "wing.txt")):
         lines = [f"{name} Q0 {found} 1 2.0 me\n{name} Q0 {other} 2 1.5 me\n" for name, found in JUDGED.items()]
         (tmp_path / run).write_text("".join(lines))
     for kind in ("cranfield", "scifact"):

@@ -100,10 +100,10 @@ export function channels(css) {
   return css.startsWith("#") ? [1, 3, 5].map((at) => parseInt(css.slice(at, at + 2), 16)) : (css.match(/\d+/g) || []).slice(0, 3).map(Number);
 }
 
-/** Return a text colour that is readable on the colour of a share. @param {Palette} palette @param {number} share */
+/** Return black or white, whichever contrasts more with the colour of a share: at least 4.5 : 1. @param {Palette} palette @param {number} share */
 export function inkOn(palette, share) {
-  const [red, green, blue] = Array.from(colourOf(palette, share));
-  return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#10141b" : "#ffffff";
+  const [red, green, blue] = Array.from(colourOf(palette, share), (part) => (part <= 10 ? part / 3294.6 : ((part / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000000" : "#ffffff";
 }
 
 /** Return a colour over paper, which figures need in place of opacity. @param {string} colour @param {string} paper @param {number} alpha */

@@ -183,7 +183,7 @@ export function render({ model, el, hash }) {
   const legend = createElement("p", { class: "hint" });
   const details = createElement("div", { class: "details" }, [first.element, second.element]);
   const controls = createElement("div", { class: "controls" });
-  const leave = createElement("button", { class: "ask leave", text: "← → heads with a role · Esc leaves", onclick: () => present(false) });
+  const leave = createElement("button", { class: "ask leave", text: "← → best head of each role · Esc leaves", onclick: () => present(false) });
   el.replaceChildren(
     createElement("div", { class: "head" }, [createElement("h1", { text: meta.title }), lead, controls, questions.effect.active]),
     createElement("div", { class: "body" }, [

@@ -79,7 +79,7 @@ export class Overview {
     const others = maps.some(({ shared }) => !shared);
     const few = common.length === 0;
     this.painted = { layers: this.layers, image, range: few ? null : range, palette: paletteFor(palette, few ? null : range), side };
-    const own = normalized ? " Maps whose rows do not sum to 1 have their own: point at one." : " The others have their own: point at one.";
+    const own = normalized ? " Maps whose rows do not sum to 1 have their own." : " The others have their own.";
     this.rule = `Small maps: ${few ? "each has its own colour scale." : `one scale. ${describeRange(range)}${others ? own : ""}`}${note}`;
     return this.rule;
   }
