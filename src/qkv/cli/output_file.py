@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import pyarrow as pa
 
@@ -20,10 +20,6 @@ from qkv.core.printable import first_line, quoted_formula
 from qkv.core.untrusted_json import to_json
 from qkv.encoders.arrow_columns import to_python, units_per_day
 from qkv.errors import DataError, OptionError
-
-if TYPE_CHECKING:
-    pass
-
 
 SUFFIXES = (".csv", ".parquet", ".arrow", ".jsonl")
 _ROWS_PER_GROUP = 65_536

@@ -235,7 +235,7 @@ def serve(
 ) -> None:
     """Create a page and serve it until the process is interrupted.
 
-    The address is told by `notify`, and opened in the default browser if `browser`, which shows the progress while the
+    `notify` prints the address. If `browser` is True, the default browser opens it and shows the progress while the
     page is created.
     """
     served = ServedPage(respond=respond)

@@ -172,7 +172,7 @@ def _run_backward(
     It divides batch elements and heads among its threads, which take up to 18 times as long for weights that are
     subnormal. Threads that flush them share the work instead.
     """
-    _, run = cast("tuple[_Operator, _Operator]", operators(value.device.type))
+    _, operator = cast("tuple[_Operator, _Operator]", operators(value.device.type))
     arrays, elements = (gradient, query, key, value, output, log_sum_exp), value.shape[:2]
     axis = int(elements[1] > elements[0])
     pairs = gradient.shape[:-1].numel() * key.shape[-2]
@@ -181,19 +181,20 @@ def _run_backward(
 
     def on_worker(n: int) -> None:
         def part(x: Tensor) -> Tensor:
-            group = x.shape[axis] // elements[axis]
-            return x if len(shares) == 1 or not group else x.narrow(axis, shares[n][0] * group, len(shares[n]) * group)
+            group = x.shape[axis] // elements[axis]  # query heads of a key head; 0 where a bias is shared
+            return x.narrow(axis, shares[n][0] * group, len(shares[n]) * group) if group else x
 
         own_bias = None if bias is None else part(bias)
-        found[n] = run(*map(part, arrays), 0.0, causal, attn_mask=own_bias, scale=scale)
+        found[n] = operator(*map(part, arrays), 0.0, causal, attn_mask=own_bias, scale=scale)
 
     with FlushedSubnormals():
+        if len(shares) == 1:
+            return cast("FourAxes", operator(*arrays, 0.0, causal, attn_mask=bias, scale=scale))
         run_on_workers(on_worker, len(shares))
-    return (
-        found[0]
-        if len(shares) == 1
-        else cast("FourAxes", tuple(torch.cat([found[n][i] for n in range(len(shares))], axis) for i in range(3)))
+    query_gradient, key_gradient, value_gradient = (
+        torch.cat(parts, axis) for parts in zip(*(found[n] for n in range(len(shares))), strict=True)
     )
+    return query_gradient, key_gradient, value_gradient
 
 
 def all_finite(sides: Sides) -> bool:
