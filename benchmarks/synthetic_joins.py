@@ -32,6 +32,9 @@ SETTINGS: dict[str, tuple[str, tuple[str, ...], int, int, int, float]] = {
     "people, four columns": ("people", ("name", "city", "born", "phone"), 200, 200, 100, 0.6),
     "people, two columns": ("people", ("name", "city"), 200, 300, 150, 0.6),
     "people, names": ("people", ("name",), 200, 200, 100, 0.6),
+    "people, resembling names": ("resembling", ("name",), 100, 100, 60, 0.6),
+    "people, resembling names and towns": ("resembling", ("name", "town"), 100, 100, 60, 0.6),
+    "people, resembling names, no match": ("resembling", ("name", "town"), 100, 100, 0, 0.6),
     "people, few matches": ("people", ("name", "city", "born", "phone"), 300, 300, 8, 0.3),
     "people, all match": ("people", ("name", "city", "born", "phone"), 150, 150, 150, 0.3),
     "people, 30 right rows twice": ("people", ("name", "city", "born", "phone"), 200, 200, 100, 0.6),
@@ -63,6 +66,11 @@ class _Records:
         name = f"{draw.choice(self.names)} {draw.choice(self.names)}"
         phone = "".join(draw.choice("0123456789") for _ in range(9))
         return {"name": name, "city": f"{draw.choice(self.names)}town", "born": born, "phone": phone}
+
+    def resembling(self) -> Record:
+        draw = self.random
+        name = f"{draw.choice(self.names[:20])} {draw.choice(self.names[1000:1050])}"
+        return {"name": name, "town": f"{draw.choice(self.names[:5])}town", "city": None, "phone": None, "born": ""}
 
     def products(self) -> Record:
         draw = self.random

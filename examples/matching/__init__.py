@@ -12,7 +12,7 @@ import csv
 import gzip
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -23,16 +23,19 @@ _SPLITS = ("train", "valid", "test")
 
 
 def prepare_pairs(folder: Path, out: Path) -> None:
-    """Write both tables and the labelled pairs of one data set."""
+    """Write both tables and the labelled pairs of one data set.
+
+    Records that are equal are one row. A pair of such rows is a match if it has this label anywhere in a file.
+    """
     tables: tuple[dict[str, int], dict[str, int]] = ({}, {})
     out.mkdir(parents=True, exist_ok=True)
     for split in _SPLITS:
-        pairs = []
+        labels: dict[tuple[int, int], int] = {}
         for line in _lines(folder / f"{split}.txt.gz"):
             left, right, match = line.rstrip("\n").split("\t")
-            numbers = [table.setdefault(text, len(table)) for table, text in zip(tables, (left, right), strict=True)]
-            pairs.append([*numbers, match])
-        _write(out / f"{split}.csv", ["left", "right", "match"], pairs)
+            pair = tables[0].setdefault(left, len(tables[0])), tables[1].setdefault(right, len(tables[1]))
+            labels[pair] = max(int(match), labels.get(pair, 0))
+        _write(out / f"{split}.csv", ["left", "right", "match"], [(*pair, match) for pair, match in labels.items()])
     for name, table in zip(("left", "right"), tables, strict=True):
         records = [dict(_CELL.findall(text)) for text in table]
         columns = list(records[0])
@@ -56,7 +59,7 @@ def _lines(path: Path) -> Iterator[str]:
         yield from stream
 
 
-def _write(path: Path, header: list[str], rows: list[list[object]] | list[tuple[str, ...]]) -> None:
+def _write(path: Path, header: list[str], rows: Sequence[Sequence[object]]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)

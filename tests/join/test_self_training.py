@@ -25,6 +25,7 @@ def people(seed, count, common):
     def misspelt(name, town):
         place = int(draw.integers(1, len(name) - 1))
         name = name[:place] + name[place + 1 :] if draw.random() < 0.6 else name
+        name = " ".join(reversed(name.split())) if draw.random() < 0.3 else name
         return name, str(draw.choice(towns)) if draw.random() < 0.2 else town
 
     left = [person() for _ in range(count)]

@@ -1,14 +1,17 @@
 """Estimate log odds of agreement levels without labels, by expectation–maximization of the Fellegi–Sunter mixture.
 
-    logit(pair) = log(π / (1 − π)) + Σ_columns log(m[level] / u[level])
+    logit(pair) = log(M / ((L − M) (R − M))) + Σ_columns log(m[level] / u[level])
 
-m and u are the probabilities of a level among matching and among random pairs, π the share of matching pairs.
-Expectation–maximization estimates m and π. A pair's responsibility is the smaller of its attention weights in both
-directions, with "no match" as an additional key. The candidates of a row thus compete, so a
-column that agrees in many pairs, such as the city, does not turn all of them into matches.
+m and u are the probabilities of a level among matches and among other pairs, M the number of matches, L and R the
+numbers of left and right rows. The first term is the prior log odds that two rows match rather than that both have no
+match, where a row has at most one. Expectation–maximization estimates m, u and M from the pairs that are each other's
+most similar row. A pair's responsibility is the smaller of its attention weights in both directions, with "no match"
+as an additional key. The candidates of a row thus compete, so a column that agrees in many pairs, such as the city,
+does not turn all of them into matches.
 
 Source: Fellegi and Sunter 1969, A theory for record linkage; Winkler 1988, Using the EM algorithm for weight
-computation in the Fellegi–Sunter model of record linkage.
+computation in the Fellegi–Sunter model of record linkage; Sadinle 2017, Bayesian estimation of bipartite matchings for
+record linkage (the prior).
 
 For one text column, the scores of best matches are a mixture (`fit_best_matches`):
 
@@ -40,14 +43,14 @@ from qkv.core.typing import Float, Int, Num
 from qkv.join.attention_weights import two_way_weights
 from qkv.join.blocking import CandidatePairs, top_per_row
 from qkv.join.compared_columns import PairIntegers, PairNumbers
-from qkv.join.comparison_vectors import LEVELS, ComparisonVectors, agreement, agreement_levels
+from qkv.join.comparison_vectors import LEVELS, ComparisonVectors, agreement, agreement_levels, rarity
 
 _MIXTURE_PSEUDOCOUNT = 3.0
 """Number of prior pairs of similarity 1 among matches, and of similarity 0 among others; as with several columns."""
 _MIN_VARIANCE = 1e-3
 """Added to the sum of squares, so that equal scores have a finite slope."""
 _MIN_SEPARATION = 2.0
-_NEGLIGIBLE = -50.0
+NEGLIGIBLE = -50.0
 """Log odds of all pairs where no pair is a match: millions of them leave "no match" a weight of 1."""
 _MIXTURE_STEPS = 500
 _SIMILARITIES = ("words", "letters")
@@ -95,10 +98,6 @@ class TextWeights(NamedTuple):
     bias: float
     separated: bool
 
-    def declined(self) -> TextWeights:
-        """Return weights for which no pair is a match."""
-        return TextWeights(np.zeros_like(self.weights), _NEGLIGIBLE, False)
-
 
 def estimate_text_weights(measures: ComparisonVectors, sample: EstimationSample) -> TextWeights:
     """Return the weights of the comparison vector of one text column, followed by the weight of its log odds.
@@ -114,7 +113,7 @@ def estimate_text_weights(measures: ComparisonVectors, sample: EstimationSample)
     names = [measure for _, measure in measures.names]
     weights = np.zeros(len(names) + 1)
     weights[places] = mixture.slope / len(places)
-    weights[names.index("missing")] = _NEGLIGIBLE - max(mixture.intercept, 0.0)
+    weights[names.index("missing")] = NEGLIGIBLE - max(mixture.intercept, 0.0)
     return TextWeights(weights, mixture.intercept, mixture.separated)
 
 
@@ -225,28 +224,29 @@ def estimate_log_odds(
 
     Level 0, which means that a cell is missing, has log odds 0.
     """
-    rows, keys, found, random, (count, right_rows) = sample
-    levels = agreement_levels(agreement(measures, found))
-    random_levels, random_counts = np.unique(agreement_levels(agreement(measures, random)), axis=0, return_counts=True)
-    columns = levels.shape[-1]
-    u = _level_probabilities(random_levels, random_counts, _RANDOM_PSEUDOCOUNT)
-    m = np.tile(np.array(_START), (columns, 1))
-    pairs = max(count * right_rows, 1)
-    share = max(min(count, right_rows) / 2, 0.5) / pairs
-    log_odds, prior = _log_odds(m, u), float(logit(share))
+    rows, keys, found, random, (left_rows, right_rows) = sample
+    agreed, random_agreed = agreement(measures, found), agreement(measures, random)
+    levels = agreement_levels(agreed)
+    patterns, place = np.unique(np.concatenate([agreement_levels(random_agreed), levels]), axis=0, return_inverse=True)
+    place = place.reshape(-1)  # NumPy 2.0 returns a column
+    random_counts, own = np.bincount(place[: len(random)], minlength=len(patterns)), place[len(random) :]
+    sampled = len(random) / max(left_rows * right_rows, 1)
+    match_weights = np.zeros(len(rows))
+    match_weights[mutual_best(rows, keys, rarity(agreed, random_agreed))[0]] = 1.0
+    m, prior = np.zeros((levels.shape[-1], len(_START))), 0.0
     for _ in track(range(_STEPS), "estimating", progress):
-        logits = prior + _sum_log_odds(log_odds, levels)
-        match_weights = two_way_weights(rows, keys, logits)
         previous_m, previous_prior = m, prior
         m = _level_probabilities(levels, match_weights, _PSEUDOCOUNT * np.array(_START))
         # Random pairs of small tables include some matches, which are discounted.
-        non_matches = random_counts * expit(-prior - _sum_log_odds(log_odds, random_levels))
-        u = _level_probabilities(random_levels, non_matches, _RANDOM_PSEUDOCOUNT)
-        # At least half a pair is counted, so that tables without matches have a finite prior.
-        share = min(max(float(match_weights.sum()), 0.5) / pairs, 0.5)
-        log_odds, prior = _log_odds(m, u), float(logit(share))
+        others = random_counts - sampled * np.bincount(own, match_weights, len(patterns))
+        u = _level_probabilities(patterns, np.maximum(others, 0.0), _RANDOM_PSEUDOCOUNT)
+        # At least half a match and half a row without one are counted, so that the prior is finite.
+        matches = min(max(float(match_weights.sum()), 0.5), max(min(left_rows, right_rows) - 0.5, 0.5))
+        prior = float(np.log(matches / ((left_rows - matches) * (right_rows - matches))))
+        log_odds = _log_odds(m, u)
         if np.abs(m - previous_m).max() < 1e-5 and abs(prior - previous_prior) < 1e-5:
             break
+        match_weights = two_way_weights(rows, keys, prior + _sum_log_odds(log_odds, levels))
     return log_odds, prior
 
 

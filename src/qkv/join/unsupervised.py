@@ -45,6 +45,8 @@ from qkv.join.blocking import CandidatePairs
 from qkv.join.compared_columns import PairNumbers
 from qkv.join.comparison_vectors import LEVELS, append_log_odds, level_log_odds, log_odds_weights
 from qkv.join.expectation_maximization import (
+    NEGLIGIBLE,
+    BestMatchMixture,
     EstimationSample,
     estimate_log_odds,
     estimate_text_weights,
@@ -105,20 +107,33 @@ def self_train(
     for _ in track(range(_STEPS), "learning", progress):
         weights = fit_logistic(scaled, target, _STRENGTH)[:-1]
         score = scaled @ weights
-        best, second = mutual_best(rows, keys, score)
-        # The mixture has prior pairs at 0 and 1: here the means of runners-up and of the matches so far.
-        low, high = float(np.nanmean(second)), float(np.average(score[best], weights=target[best] + 1e-9))
-        if not high > low:
+        found = _mixture_of_scores(sample, score, target)
+        if found is None:
             return None
-        mixture = fit_best_matches(
-            (score[best] - low) / (high - low), (second - low) / (high - low), min(sample.sizes), target[best]
-        )
+        mixture, low, high = found
         slope = mixture.slope / (high - low)
         target = two_way_weights(rows, keys, slope * (score - low) + mixture.intercept)
         bias = mixture.intercept - slope * (low + float(mean / scale @ weights))
         trained = SelfTrained(slope * weights / scale, bias, mixture.separated)
     sharpness = limit_sharpness(random @ trained.weights + trained.bias, sample.sizes[1])
     return SelfTrained(sharpness * trained.weights, sharpness * trained.bias, trained.separated)
+
+
+def _mixture_of_scores(
+    sample: EstimationSample, score: PairNumbers, target: PairNumbers
+) -> tuple[BestMatchMixture, float, float] | None:
+    """Return the mixture of the scores of best matches, in which scores `low` and `high` are 0 and 1; None if it fails.
+
+    The mixture has prior pairs at 0 and 1: here the means of runners-up and of the matches so far.
+    """
+    best, second = mutual_best(sample.rows, sample.keys, score)
+    if np.isnan(second).all():
+        return None
+    low, high = float(np.nanmean(second)), float(np.average(score[best], weights=target[best] + 1e-9))
+    if not high > low:
+        return None
+    scaled = (score[best] - low) / (high - low), (second - low) / (high - low)
+    return fit_best_matches(*scaled, min(sample.sizes), target[best]), low, high
 
 
 def limit_sharpness(logits: Float[np.ndarray, " random"], keys: int) -> float:
@@ -179,12 +194,18 @@ def estimate_without_labels(
         progress: called with the step, the count done and the total.
     """
     measures, sample = candidate_pairs.measures, estimation_sample(candidate_pairs, progress)
+    estimates = [_estimate_from_columns(candidate_pairs, on, sample, progress)]
     if [field.kind for field in measures.fields] == ["text"]:
-        estimate = _estimate_from_text(candidate_pairs, on, sample)
-    else:
-        estimate = _estimate_from_columns(candidate_pairs, on, sample, progress)
+        # Levels tell names with typing errors, whole similarities tell titles; each finds few matches of the other.
+        estimates.insert(0, _estimate_from_text(candidate_pairs, on, sample))
+    estimate = max(estimates, key=lambda own: _expected_gain(own.model.logits(measures, sample.found), sample))
     weights = attention_weights(sample.rows, estimate.model.logits(measures, sample.found))[0]
     return estimate._replace(model=replace(estimate.model, threshold=expected_f1_threshold(weights)))
+
+
+def _expected_gain(logits: PairNumbers, sample: EstimationSample) -> float:
+    """Return the expected number of right pairs minus that of wrong pairs, of those that are probable matches."""
+    return float(np.maximum(2 * two_way_weights(sample.rows, sample.keys, logits) - 1, 0.0).sum())
 
 
 def _estimate_from_columns(
@@ -197,12 +218,9 @@ def _estimate_from_columns(
     log_odds, prior = estimate_log_odds(measures, sample, progress)
     notes: tuple[str, ...] = ("scores estimated from the tables alone, by expectation–maximization",)
     levels, random_levels = (level_log_odds(measures, found, log_odds) for found in (sample.found, sample.random))
+    logits = levels.sum(axis=1) + prior
     trained = self_train(
-        sample,
-        append_log_odds(sample.found, levels),
-        levels.sum(axis=1) + prior,
-        append_log_odds(sample.random, random_levels),
-        progress,
+        sample, append_log_odds(sample.found, levels), logits, append_log_odds(sample.random, random_levels), progress
     )
     if trained is not None and trained.separated:
         notes += ("weights of all similarities learned from these scores",)
@@ -211,19 +229,27 @@ def _estimate_from_columns(
     if trained is not None:
         notes += ("the scores of best matches and of other pairs overlap too far to learn from them",)
     model = JoinModel(on, measures.kinds, log_odds, None, prior, DEFAULT_THRESHOLD, notes)
-    return Estimate(model, sample, log_odds_weights(len(measures.names), len(on)), prior, False)
+    target = two_way_weights(sample.rows, sample.keys, logits)
+    mixture = _mixture_of_scores(sample, logits, target) if target.sum() < _FEWEST_MATCHES else None
+    declined = mixture is not None and not mixture[0].separated
+    weights = log_odds_weights(len(measures.names), len(on))
+    return Estimate(_decline(model, weights) if declined else model, sample, weights, prior, declined)
 
 
 def _estimate_from_text(
     candidate_pairs: CandidatePairs, on: tuple[tuple[str, str], ...], sample: EstimationSample
 ) -> Estimate:
     estimated = estimate_text_weights(candidate_pairs.measures, sample)
-    notes: tuple[str, ...] = (
-        "scores of one column estimated from the tables alone, by a mixture of the scores of best matches",
-    )
-    if not estimated.separated:
-        notes += ("the similarities of best matches and of other pairs overlap too far to tell them apart",)
-    used = estimated if estimated.separated else estimated.declined()
+    note = "scores of one column estimated from the tables alone, by a mixture of the scores of best matches"
     unused = np.zeros((1, len(LEVELS) + 2))
-    model = JoinModel(on, candidate_pairs.measures.kinds, unused, used.weights, used.bias, DEFAULT_THRESHOLD, notes)
+    kinds = candidate_pairs.measures.kinds
+    model = JoinModel(on, kinds, unused, estimated.weights, estimated.bias, DEFAULT_THRESHOLD, (note,))
+    if not estimated.separated:
+        model = _decline(model, estimated.weights)
     return Estimate(model, sample, estimated.weights, estimated.bias, not estimated.separated)
+
+
+def _decline(model: JoinModel, weights: Float[np.ndarray, " weights"]) -> JoinModel:
+    """Return a model for which no pair is a match, with a note."""
+    note = "the similarities of best matches and of other pairs overlap too far to tell them apart"
+    return replace(model, learned=np.zeros_like(weights), bias=NEGLIGIBLE, notes=(*model.notes, note))
