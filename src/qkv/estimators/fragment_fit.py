@@ -25,7 +25,7 @@ from qkv.engine import observe
 from qkv.errors import DataError, KindError
 from qkv.estimators.bandwidth_search import BATCH_GRID, MIN_ROWS
 from qkv.estimators.effort import EFFORTS
-from qkv.estimators.features import Features, encode_columns, fit_encoding, join_encodings
+from qkv.estimators.features import Features, encode_columns, fit_column, join_columns
 from qkv.estimators.fitted_rows import query_blocks
 from qkv.estimators.input_columns import read_columns, read_table
 from qkv.estimators.metric_learning import as_tensors, embed_rows, residuals, train_metric
@@ -180,11 +180,11 @@ def fit_fragments(estimator: AttentionEstimator, fragments: RowFragments) -> Fit
     estimator._read_columns(fragments.read(fragments.key, indices[:1]), reset=True)
     estimator._fit_targets(y[present], None)
     network, linear = estimator.metric == "network" or estimator._trend() == "network", estimator._trend() != "none"
-    encodings = []
-    for name in fragments.key:  # one column at a time is in memory
-        (column,), kinds = read_table(fragments.read((name,)))
-        encodings.append(fit_encoding([column[present]], network, linear, kinds))
-    estimator.features_ = join_encodings(encodings)
+    columns = []
+    for index, name in enumerate(fragments.key):  # one column at a time is in memory
+        (column,), (kind,) = read_table(fragments.read((name,)))
+        columns.append(fit_column(column[present], index, network, kind))
+    estimator.features_ = join_columns(columns, linear)
     seed = int(check_random_state(estimator.random_state).randint(2**31 - 1))
 
     def encode(rows: np.ndarray) -> Features:
