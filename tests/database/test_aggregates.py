@@ -12,6 +12,7 @@ from qkv.database import Database
 from qkv.database.execute.aggregates import Values
 from qkv.database.execute.uncertainty import student_quantile
 from qkv.encoders.columns import Column
+from tests.database.databases import every_database
 
 X = np.linspace(0.0, 1.0, 50)
 
@@ -101,27 +102,6 @@ def test_a_bandwidth_is_fitted_to_the_elements_of_a_vector_that_vary_most():
     assert targets.tolist() == values[:, :32:2].tolist()
 
 
-def memory_and_store(folder, table, key, value):
-    Database.create(folder, table, key, value)
-    return Database.open(table, key, value), Database.open(folder), Database.open(folder, memory=1)
-
-
-def test_the_spread_of_small_values_is_exact_beside_values_of_any_size(tmp_path):
-    draw = np.random.default_rng(3)
-    group = np.repeat(["small", "large", "huge"], 40)
-    values = draw.normal(size=120) * np.repeat([1e-6, 1.0, 1e9], 40) + np.repeat([1.0, 1e6, 1e12], 40)
-    order = draw.permutation(120)
-    table = pa.table({"group": pa.array(group[order].tolist()).dictionary_encode(), "v": values[order]})
-    for database in memory_and_store(tmp_path / "s", table, "group", "v"):
-        for name in ("small", "large", "huge"):
-            wanted = values[group == name]
-            answer = database.ask(name)
-            assert answer.value == pytest.approx(wanted.mean(), rel=1e-14)
-            assert answer.spread == pytest.approx(wanted.std(), rel=1e-6)
-            assert answer.standard_error == pytest.approx(wanted.std(ddof=1) / np.sqrt(40), rel=1e-6)
-            assert answer.effective_rows == pytest.approx(40)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_statistics_are_those_of_the_weights(seed, tmp_path):
     draw = np.random.default_rng(seed)
@@ -131,7 +111,7 @@ def test_statistics_are_those_of_the_weights(seed, tmp_path):
     w = np.exp(-np.square(x - query) / (2 * width**2))
     w /= w.sum()
     n, spread = 1 / np.square(w).sum(), np.sqrt(w @ np.square(v - w @ v))
-    for database in memory_and_store(tmp_path / "s", {"x": x, "v": v}, "x", "v"):
+    for database in every_database(tmp_path / "s", {"x": x, "v": v}, "x", "v"):
         answer = database.ask(query, score=f"gaussian:{width}", max_distance=100.0)
         got = (answer.value, answer.spread, answer.effective_rows, answer.standard_error)
         assert got == pytest.approx((w @ v, spread, n, spread / np.sqrt(n - 1)), rel=1e-9)
@@ -149,7 +129,7 @@ def test_one_row_has_no_standard_error_and_two_equal_values_have_one_of_0():
 
 def test_the_error_of_a_vote_is_that_of_the_share_of_its_winner(tmp_path):
     table = {"k": [1] * 10, "v": ["yes"] * 7 + ["no"] * 3}
-    for database in memory_and_store(tmp_path / "s", table, "k", "v"):
+    for database in every_database(tmp_path / "s", table, "k", "v"):
         answer = database.ask(1, score="exact")
         assert answer.standard_error == pytest.approx(np.sqrt(0.7 * 0.3 / 9))
         assert answer.prediction_interval is None
@@ -157,7 +137,7 @@ def test_the_error_of_a_vote_is_that_of_the_share_of_its_winner(tmp_path):
 
 def test_weights_of_both_signs_have_no_statistics(tmp_path):
     table = {"k": [[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0]], "v": [1.0, 2.0, 5.0]}
-    for database in memory_and_store(tmp_path / "s", table, "k", "v"):
+    for database in every_database(tmp_path / "s", table, "k", "v"):
         answer = database.ask([1.0, 0.0], score=scores.Dot(), normalizer="identity")
         assert answer.value == pytest.approx(1.0 + 4.0 - 5.0)
         assert (answer.spread, answer.perplexity, answer.effective_rows, answer.standard_error) == (None,) * 4
@@ -171,7 +151,7 @@ def test_quantiles_of_student_are_those_of_scipy():
 @pytest.mark.parametrize(("size", "known"), [(1e-200, False), (1e-100, True), (1e100, True), (1e200, False)])
 def test_the_spread_of_values_of_any_size_is_right_or_unknown(size, known, tmp_path):
     values = size * np.array([1.0, 3.0, 5.0, 7.0])
-    for database in memory_and_store(tmp_path / "s", {"k": [1] * 4, "v": values}, "k", "v"):
+    for database in every_database(tmp_path / "s", {"k": [1] * 4, "v": values}, "k", "v"):
         answer = database.ask(1, score="exact")
         assert answer.value == pytest.approx(4 * size, rel=1e-14)
         assert answer.spread == (pytest.approx(np.sqrt(5) * size, rel=1e-12) if known else None)
@@ -181,8 +161,7 @@ def test_the_spread_of_values_of_any_size_is_right_or_unknown(size, known, tmp_p
 
 def test_a_vote_never_names_a_cell_that_is_left_out(tmp_path):
     table = {"k": ["a", "a", "a"], "v": [float("-inf"), 0.0, -0.0]}
-    Database.create(tmp_path / "store", table, "k", "v")
-    for database in (Database.open(table, "k", "v"), Database.open(tmp_path / "store", memory=1)):
+    for database in every_database(tmp_path / "store", table, "k", "v"):
         assert database.ask("a", aggregate="vote").probabilities == {0.0: 1.0}
 
 
@@ -192,8 +171,7 @@ def test_numbers_of_any_size_are_compared_alike(size, tmp_path):
     x = rng.uniform(0, 10, 200)
     y = np.sin(x)
     expected = Database.open({"x": x, "y": y}, "x", "y").ask([5.0, 7.0])
-    Database.create(tmp_path / "store", {"x": x * size, "y": y}, "x", "y")
-    for database in (Database.open({"x": x * size, "y": y}, "x", "y"), Database.open(tmp_path / "store", memory=1)):
+    for database in every_database(tmp_path / "store", {"x": x * size, "y": y}, "x", "y"):
         answer = database.ask([5.0 * size, 7.0 * size])
         np.testing.assert_allclose(answer.value, expected.value, rtol=1e-9)
         np.testing.assert_allclose(answer.effective_rows, expected.effective_rows, rtol=1e-9)
@@ -211,7 +189,7 @@ def test_equal_weights_have_a_whole_number_of_effective_rows(rows):
 def test_float32_values_of_a_store_have_the_spread_of_those_in_memory(size, normalizer, tmp_path):
     values = pa.array(np.array([1, 2, 4, 8]) * size, pa.float32())
     table = pa.table({"k": pa.array([1, 2, 3, 4], pa.float32()), "v": values})
-    for database in memory_and_store(tmp_path / "s", table, "k", "v"):
+    for database in every_database(tmp_path / "s", table, "k", "v"):
         answer = database.ask(2.0, score="gaussian:2", normalizer=normalizer)
         weights = np.exp(-np.square(np.array([-1, 0, 1, 2]) / 2) / 2) if normalizer == "softmax" else np.ones(4)
         mean = np.average([1, 2, 4, 8], weights=weights)
@@ -222,7 +200,7 @@ def test_float32_values_of_a_store_have_the_spread_of_those_in_memory(size, norm
 
 @pytest.mark.parametrize("values", [[1e308, 1.5e308, 1.2e308, 1.1e308], [-1e308, 1e308, 1e308, 1.5e308]])
 def test_means_of_the_largest_numbers_do_not_overflow(values, tmp_path):
-    for database in memory_and_store(tmp_path / "s", {"k": [1.0, 2.0, 3.0, 4.0], "v": values}, "k", "v"):
+    for database in every_database(tmp_path / "s", {"k": [1.0, 2.0, 3.0, 4.0], "v": values}, "k", "v"):
         answer = database.ask(2.0, score="gaussian:2", normalizer="mean")
         assert answer.value == pytest.approx(sum(value / 4 for value in values), rel=1e-12)
         assert answer.spread is None
@@ -234,7 +212,7 @@ def test_errors_of_dates_are_stated_in_days(tmp_path):
     days = {"k": dates["k"], "v": hours / 24}
     for aggregate in ("mean", "local-linear"):
         wanted = Database.open(days, "k", "v").ask(2.5, aggregate=aggregate).notes[2]
-        for number, database in enumerate(memory_and_store(tmp_path / aggregate, dates, "k", "v")):
+        for number, database in enumerate(every_database(tmp_path / aggregate, dates, "k", "v")):
             said = database.ask(2.5, aggregate=aggregate).notes[2]
             assert said.count(" days") == 2, number
             assert said.replace(" days", "") == wanted

@@ -10,6 +10,7 @@ from benchmarks.coverage import GROWING, fifths, markdown, public, simulated_cur
 
 from qkv.database import Database
 from qkv.estimators.regression.local_scale import LocalScale
+from tests.database.databases import every_database
 from tests.effort import sample
 
 
@@ -61,9 +62,8 @@ def test_a_store_and_a_filter_give_the_same_interval(tmp_path):
     x, shop = draw.random(400), draw.integers(0, 2, 400)
     table = {"x": x, "shop": shop, "y": x + draw.exponential(size=400) * (0.1 + x + 9 * shop)}
     few = {name: np.asarray(cells)[shop == 0] for name, cells in table.items()}
-    Database.create(tmp_path / "s", table, "x", "y")
     wanted = Database.open(few, "x", "y").ask(0.5)
-    for database in (Database.open(table, "x", "y"), Database.open(tmp_path / "s", memory=1)):
+    for database in every_database(tmp_path / "s", table, "x", "y"):
         answer = database.ask(0.5, where="shop = 0")
         assert answer.prediction_interval == pytest.approx(wanted.prediction_interval, rel=1e-6)
 

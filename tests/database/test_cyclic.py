@@ -10,6 +10,7 @@ from qkv.database import Database
 from qkv.encoders import TableVectors
 from qkv.encoders.columns import with_periods
 from qkv.errors import DataError, OptionError
+from tests.database.databases import every_database
 
 WIND = {"place": ["harbour"] * 4 + ["hill"] * 2, "wind": [350, 10, 355, 5, 170, 190]}
 CLOCK = {"hour": [1.0, 23.0, 12.0], "load": [4.0, 6.0, 50.0]}
@@ -147,8 +148,7 @@ def test_a_store_refuses_periods_that_it_was_not_created_with(tmp_path):
 
 def test_a_note_says_that_times_of_day_do_not_go_round(tmp_path):
     table = {"day": ["a", "a"], "time": [dt.time(23, 50), dt.time(0, 10)], "load": [1.0, 2.0]}
-    Database.create(tmp_path / "store", table, "day", "time")
-    for database in (Database.open(table, "day", "time"), Database.open(tmp_path / "store", memory=1)):
+    for database in every_database(tmp_path / "store", table, "day", "time"):
         answer = database.ask("a")
         assert answer.value == dt.time(12)
         assert any(note.startswith("time holds times of day, which do not go round") for note in answer.notes)

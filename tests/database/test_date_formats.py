@@ -17,6 +17,7 @@ from qkv.database.keys.queries import Queries
 from qkv.encoders.columns import Column
 from qkv.errors import DataError, OptionError, QueryError
 from qkv.estimators.input_columns import parse_dates
+from tests.database.databases import every_database
 from tests.effort import LONG, sample, seeds
 
 from .test_bad_cells import write
@@ -126,8 +127,7 @@ def test_a_table_that_states_its_types_has_no_format_of_dates():
 def test_digits_without_separators_are_dates_if_all_are(tmp_path):
     days = [dt.date(2024, 1, 31), dt.date(2024, 2, 1)]
     path = write(tmp_path / "t.csv", ["20240131", "20240201"])
-    Database.create(tmp_path / "s", path, "x", "v")
-    for database in (Database.open(path, "x", "v"), Database.open(tmp_path / "s", memory=1)):
+    for database in every_database(tmp_path / "s", path, "x", "v"):
         for query in ("20240201", 20240201, dt.date(2024, 2, 1), "2024-02-01"):
             answer = database.ask(query, score="exact")
             assert (answer.value, answer.rows[0].record["x"]) == (1, days[1])
@@ -198,8 +198,7 @@ def test_cells_that_decide_differently_are_stated(seed, tmp_path):
     chosen = max(counts, key=lambda form: counts[form])
     other = min(counts, key=lambda form: form == chosen)
     path = write(tmp_path / "t.csv", cells)
-    Database.create(tmp_path / "s", path, "x", "v")
-    for database in (Database.open(path, "x", "v"), Database.open(tmp_path / "s", memory=1)):
+    for database in every_database(tmp_path / "s", path, "x", "v"):
         note = database.ask("2024-04-03").column_notes[0]
         first = "month" if other == "%m/%d/%Y" else "day"
         said = "1 cell has" if counts[other] == 1 else f"{counts[other]} cells have"

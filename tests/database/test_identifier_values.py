@@ -12,21 +12,12 @@ import pytest
 from qkv.cli.main import run
 from qkv.database import Database
 from qkv.errors import OptionError
+from tests.database.databases import every_database
 from tests.effort import sample
 
 BIG = 2**63 - 20
 NOTE = "{} is read as an identifier, because {}: its values vote; aggregate mean averages them"
 REASON = {"big": "it holds whole numbers of 2^53 or more", "user_id": "its whole numbers are named like identifiers"}
-
-
-def databases(table, key, value, tmp_path):
-    """A table in memory, a store in memory, and a store that is read block by block."""
-    Database.create(tmp_path / "s", table, key=key, value=value)
-    return (
-        Database.open(table, key=key, value=value),
-        Database.open(tmp_path / "s"),
-        Database.open(tmp_path / "s", memory=1),
-    )
 
 
 def random_table(seed, type_):
@@ -52,7 +43,7 @@ def shares(table, rows, value):
 @pytest.mark.parametrize("seed", range(3))
 def test_identifiers_vote_with_all_their_digits(value, seed, tmp_path):
     table = random_table(seed, [pa.int64(), pa.uint64(), pa.decimal128(25, 0)][seed])
-    for database in databases(table, "city", value, tmp_path):
+    for database in every_database(tmp_path / "s", table, "city", value):
         assert database.votes
         for city in sorted(set(table["city"])):
             answer = database.ask(city, score="exact")
@@ -68,7 +59,7 @@ def test_identifiers_vote_with_all_their_digits(value, seed, tmp_path):
 
 def test_a_mean_of_identifiers_and_a_vote_of_numbers_on_request(tmp_path):
     table = {"city": ["a", "a", "a"], "user_id": [1, 1, 4], "pay": [10.5, 10.5, 40.0]}
-    for database in databases(table, "city", "user_id", tmp_path):
+    for database in every_database(tmp_path / "s", table, "city", "user_id"):
         answer = database.ask("a", aggregate="mean")
         assert (answer.value, answer.votes) == (pytest.approx(2.0), False)
         assert "identifier" not in " ".join(answer.notes)
@@ -85,7 +76,7 @@ def test_a_mean_of_identifiers_and_a_vote_of_numbers_on_request(tmp_path):
 
 def test_the_predicate_selects_rows_before_values_are_interpreted(tmp_path):
     table = {"k": ["a", "a", "b"], "v": [1, 2, 2**60 + 1]}
-    for database in databases(table, "k", "v", tmp_path):
+    for database in every_database(tmp_path / "s", table, "k", "v"):
         assert database.ask("b").value == 2**60 + 1
         answer = database.ask("a", where="v < 10")
         assert (answer.value, answer.votes) == (pytest.approx(1.5), False)
@@ -166,7 +157,7 @@ def test_whole_numbers_vote_if_they_are_named_like_identifiers(name, tmp_path):
     path.write_text(f"city,{name}\n" + "".join(f"{city},{n}\n" for city, n in zip(cities, numbers, strict=True)))
     own = [n for city, n in zip(cities, numbers, strict=True) if city == "Oslo"]
     counts = {n: own.count(n) for n in own}
-    for database in (*databases(table, "city", name, tmp_path), Database.open(path, "city", name)):
+    for database in (*every_database(tmp_path / "s", table, "city", name), Database.open(path, "city", name)):
         answer = database.ask("Oslo")
         mean = database.ask("Oslo", aggregate="mean")
         assert mean.value == pytest.approx(np.mean(own))

@@ -11,6 +11,7 @@ from qkv.database import Database
 from qkv.database.answer import format_gradient
 from qkv.errors import OptionError
 from qkv.estimators.regression.local_linear import COLLINEAR, ONE_KEY, ONE_SIDE, WEAK, compare_fits
+from tests.database.databases import every_database
 from tests.effort import LONG, seeds
 
 
@@ -270,8 +271,7 @@ def test_groups_of_identifiers_and_texts_are_compared_with_lines_and_those_of_ve
     x, shop = draw.random(300), draw.integers(1000, 1004, 300)
     table = {"shop_id": shop, "x": x, "y": shop * x + 0.1 * draw.normal(size=300), "city": shop.astype(str)}
     for key, query in (("shop_id,x", (1001, 0.5)), ("city,x", ("1001", 0.5)), ("city,shop_id,x", ("1001", 1001, 0.5))):
-        Database.create(tmp_path / key, table, key, "y")
-        for database in (Database.open(table, key, "y"), Database.open(tmp_path / key, memory=1)):
+        for database in every_database(tmp_path / key, table, key, "y"):
             assert any("is clearly better" in note for note in database.ask(query).notes)
     vectors = {"v": draw.normal(size=(300, 3)), "x": x, "y": 1000 * x}
     notes = Database.open(vectors, "v,x", "y").ask([([0.1, 0.2, 0.3], 0.5)]).notes

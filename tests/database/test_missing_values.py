@@ -6,6 +6,7 @@ import pytest
 
 from qkv import masks
 from qkv.database import Database
+from tests.database.databases import every_database
 
 FIRST = ["Jon", "John", "Joan", "Ann", "Anna", "Maria", "Mario", "José", "Jose"]
 LAST = ["Smith", "Smyth", "Gonzales", "Gonzalez", "Ray", "Reyes"]
@@ -46,11 +47,6 @@ def _without_some(rng: np.random.Generator, table: dict[str, list]) -> dict[str,
     return {**table, "value": kept}
 
 
-def _databases(folder: str, table: dict[str, list], key: str) -> list:
-    Database.create(folder, table, key, "value")
-    return [Database.open(table, key=key, value="value"), Database.open(folder), Database.open(folder, memory=1)]
-
-
 @pytest.mark.thinned
 @pytest.mark.parametrize("kind", ["names", "two texts", "identifiers", "numbers of orders"])
 @pytest.mark.parametrize("seed", range(3))
@@ -60,7 +56,7 @@ def test_the_key_that_is_meant_does_not_depend_on_which_values_are_missing(tmp_p
     columns = key.split(",")
     whole = Database.open(table, key=key, value="value").ask(queries, top=100)
     partly = _without_some(rng, table)
-    for database in _databases(f"{tmp_path}/store", partly, key):
+    for database in every_database(f"{tmp_path}/store", partly, key, "value"):
         seen = 0
         for meant, answer in zip(whole, database.ask(queries, top=100), strict=True):
             if not meant.found:
@@ -110,13 +106,8 @@ def test_a_key_without_a_value_is_answered_by_no_neighbour(tmp_path, kind):
     table, key, query = KINDS[kind]
     table = pa.table(table)
     missing = [row for row, cell in enumerate(table["v"].to_pylist()) if cell is None]
-    Database.create(f"{tmp_path}/s", table, key, "v")
     texts = set()
-    for database in (
-        Database.open(table, key=key, value="v"),
-        Database.open(f"{tmp_path}/s"),
-        Database.open(f"{tmp_path}/s", memory=1),
-    ):
+    for database in every_database(f"{tmp_path}/s", table, key, "v"):
         (answer,) = database.ask([query])
         assert (answer.found, answer.value) == (False, None)
         assert set(answer.missing_rows) <= set(missing)

@@ -13,6 +13,7 @@ from qkv.database.execute import in_memory
 from qkv.scores import Names
 from qkv.scores.name_numbers import holds_numbers, query_numbers
 from qkv.scores.name_words import NameWords
+from tests.database.databases import every_database
 from tests.effort import cases
 
 ROMAN = {2: "II", 3: "III", 4: "IV", 5: "V", 6: "VI", 7: "VII", 8: "VIII", 9: "IX", 10: "X", 11: "XI", 14: "XIV"}
@@ -194,12 +195,7 @@ def test_index_store_and_group_agree_about_numbers(monkeypatch, tmp_path, where)
 )
 def test_columns_of_codes_are_compared_by_equality(column, cells, reason, tmp_path):
     table = {column: cells, "v": list(range(len(cells)))}
-    Database.create(tmp_path / "store", table, key=column, value="v")
-    for opened_ in (
-        Database.open(table, key=column, value="v"),
-        Database.open(tmp_path / "store"),
-        Database.open(tmp_path / "store", memory=1),
-    ):
+    for opened_ in every_database(tmp_path / "store", table, column, "v"):
         answer = opened_.ask(cells[1].upper())
         assert answer.value == 1
         assert f"{column} is read as an identifier, because {reason}" in answer.notes

@@ -11,6 +11,7 @@ import pytest
 
 from qkv.database import Database
 from qkv.errors import DataError
+from tests.database.databases import every_database
 
 REMEDY = "; a score such as gaussian compares its numbers"
 NAMED = f"user_id is read as an identifier, because its whole numbers are named like identifiers{REMEDY}"
@@ -107,9 +108,8 @@ CODES = [str(uuid.UUID(int=2**100 + i)) for i in range(4)]
 )
 def test_texts_with_a_few_odd_ones_are_identifiers_and_the_odd_ones_keys(name, cells, query, reason, tmp_path):
     table = {name: cells, "v": [float(row) for row in range(len(cells))]}
-    Database.create(tmp_path / "s", table, key=name, value="v")
     expected = [cell.lower() for cell in cells].index(query.lower())
-    for database in (Database.open(table, key=name, value="v"), Database.open(tmp_path / "s", memory=1)):
+    for database in every_database(tmp_path / "s", table, name, "v"):
         answer = database.ask(query)
         assert (answer.value, answer.perplexity) == (expected, 1.0)
         assert f"{name} is read as an identifier, because {reason}" in answer.notes

@@ -18,6 +18,7 @@ from qkv.database import Database
 from qkv.database.io.duckdb_file import CLOSED, _first_sentence, open_connection
 from qkv.database.io.sources import describe, suggest_name
 from qkv.errors import DataError, QueryError
+from tests.database.databases import every_database
 
 ROWS = {"name": ["John Doe", "Jane Roe", "Li Mu"], "income": [1000, 2000, 3000]}
 TABLE = pa.table(ROWS)
@@ -396,8 +397,7 @@ def test_categories_vote_and_are_compared_by_equality_on_every_way_also_if_they_
     for number, source in enumerate(routes(tmp_path, frame)):
         for (key, value), (query, wanted) in asked.items():
             folder = tmp_path / f"{number} {key} {value}"
-            Database.create(folder, source, key, value)
-            for database in (Database.open(source, key, value), Database.open(folder, memory=1)):
+            for database in every_database(folder, source, key, value):
                 answer = database.ask(query)
                 assert answer.value == wanted, (type(source), key, value)
                 said = [note for note in answer.notes if "holds categories, whose " in note]
@@ -417,8 +417,7 @@ def test_a_key_of_float16_equals_the_number_that_was_rounded_to_it(form, tmp_pat
     cells = np.array([0.1, 0.2, 1000.5], np.float16)
     table = {"k": cells, "v": [1.0, 2.0, 3.0]}
     source = {"array": table, "frame": pd.DataFrame(table), "arrow": pa.table(table)}[form]
-    Database.create(tmp_path / "s", source, "k", "v")
-    for database in (Database.open(source, "k", "v"), Database.open(tmp_path / "s", memory=1)):
+    for database in every_database(tmp_path / "s", source, "k", "v"):
         assert database.ask([0.1, "0.2", cells[2], 0.3], score="exact").value == [1.0, 2.0, 3.0, None]
 
 

@@ -437,15 +437,6 @@ def test_tiles_of_the_default_size_answer_as_in_memory(tmp_path, monkeypatch):
             assert [row.index for row in other.rows] == [row.index for row in one.rows]
 
 
-def test_a_plot_of_a_streamed_answer_is_saved(folder, tmp_path, monkeypatch):
-    from qkv.look.query_plot import save_query_plot
-
-    monkeypatch.undo()
-    far = Database.open(folder, "x", "value", memory=1)
-    save_query_plot(far, far.ask(0.3), tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").stat().st_size > 5000
-
-
 def test_memory_of_a_query_does_not_grow_with_the_rows(tmp_path, monkeypatch):
     import tracemalloc
 

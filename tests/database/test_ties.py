@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from qkv import Database, normalizers, scores
+from tests.database.databases import every_database
 from tests.effort import cases
 
 
@@ -43,8 +44,7 @@ def test_of_rows_with_equal_vectors_the_first_take_part(normalizer, score, tmp_p
         equal = np.sort(rng.choice(rows, 5, replace=False))
         keys[equal] = keys[equal[0]]
         table, folder = {"k": keys, "v": np.arange(float(rows))}, tmp_path / str(seed)
-        Database.create(folder, table, "k", "v")
-        for database in (Database.open(table, "k", "v"), Database.open(folder, memory=1)):
+        for database in every_database(folder, table, "k", "v"):
             answer = database.ask([keys[equal[0]]] * 2, score=score, normalizer=normalizer)
             for rows_of_one in answer.rows:
                 found = [row.index for row in rows_of_one if row.weight]
@@ -54,8 +54,7 @@ def test_of_rows_with_equal_vectors_the_first_take_part(normalizer, score, tmp_p
 
 def test_a_tie_of_votes_goes_to_the_first_label_however_far_other_rows_are(tmp_path):
     table = {"k": [0.0, 500.0, 500.0], "v": ["b", "a", "b"]}
-    Database.create(tmp_path / "store", table, "k", "v")
-    for database in (Database.open(table, "k", "v"), Database.open(tmp_path / "store", memory=1)):
+    for database in every_database(tmp_path / "store", table, "k", "v"):
         assert database.ask([500.0, 499.0], score="gaussian:0.5", max_distance=9).value == ["a", "a"]
 
 
@@ -64,6 +63,5 @@ def test_labels_with_the_same_weights_in_another_order_tie(tmp_path):
     for seed in range(cases(20)):
         keys, labels = rng.normal(size=rng.integers(3, 30)), [str(label) for label in rng.permutation(5)]
         table = {"k": np.concatenate([rng.permutation(keys) for _ in labels]), "v": np.repeat(labels, len(keys))}
-        Database.create(tmp_path / str(seed), table, "k", "v")
-        for database in (Database.open(table, "k", "v"), Database.open(tmp_path / str(seed), memory=1)):
+        for database in every_database(tmp_path / str(seed), table, "k", "v"):
             assert database.ask([0.0, 0.7], score="gaussian:1", max_distance=9).value == [labels[0]] * 2

@@ -25,6 +25,7 @@ from qkv.database.io.identifiers import has_identifier_name
 from qkv.encoders.arrow_columns import to_python
 from qkv.encoders.columns import fold
 from qkv.errors import DataError, QueryError
+from tests.database.databases import every_database
 from tests.effort import LONG, cases
 
 SETTINGS = settings(derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
@@ -316,13 +317,6 @@ def test_a_decimal_however_it_is_written(query, row):
     )
 
 
-@pytest.mark.parametrize("zone", [None, "Europe/Zurich"])
-def test_a_timestamp_of_pandas_is_compared_with_its_nanoseconds(zone):
-    keys = pa.array([1_600_000_000_123_454_789, 1_600_000_000_123_454_790], pa.timestamp("ns", zone))
-    database = Database.open({"k": keys, "v": [0.0, 1.0]}, key="k", value="v")
-    assert [database.ask(key, score="exact").value for key in keys.to_pylist()] == [0.0, 1.0]
-
-
 def test_zero_and_minus_zero_are_equal():
     assert Database.open({"k": [0.0, 1.0], "v": [5.0, 6.0]}, key="k", value="v").ask(-0.0, score="exact").value == 5.0
 
@@ -343,14 +337,9 @@ def test_whole_numbers_named_like_identifiers_are_compared_by_equality(name, ide
     assert database.ask(3, score="gaussian:1").perplexity > 1.5
 
 
-def stored_and_in_memory(table, key, tmp_path):
-    Database.create(tmp_path / "s", table, key=key, value="v")
-    return Database.open(table, key=key, value="v"), Database.open(tmp_path / "s", memory=1)
-
-
 def test_filters_choose_the_interpretation_of_the_table_filtered_beforehand(tmp_path):
     table = {"k": [1, 2, 3, 2**60], "v": [1.0, 2.0, 3.0, 9.0]}
-    for database in stored_and_in_memory(table, "k", tmp_path):
+    for database in every_database(tmp_path / "s", table, "k", "v"):
         assert database.ask(2).perplexity == 1.0
         filtered = Database.open({"k": [1, 2, 3], "v": [1.0, 2.0, 3.0]}, key="k", value="v").ask(2.4)
         assert database.ask(2.4, where="k < 10").value == pytest.approx(filtered.value, abs=1e-9)
@@ -362,7 +351,7 @@ def test_an_identifier_beside_another_key_matches_its_own_rows_only(tmp_path):
         "age": [20.0, 21.0, 20.0, 21.0],
         "v": [1.0, 2.0, 8.0, 9.0],
     }
-    for database in stored_and_in_memory(table, "user_id,age", tmp_path):
+    for database in every_database(tmp_path / "s", table, "user_id,age", "v"):
         assert database.ask((2**60 + 1, 20.0)).value == pytest.approx(8.5, abs=0.5)
         assert "no key equals the query" in database.ask((2**60 + 2, 20.0)).reason
 
@@ -387,7 +376,7 @@ def test_hours_at_which_clocks_change_are_the_same_in_queries_predicates_and_tex
     moments = [start + dt.timedelta(minutes=30 * step) for step in range(24)]
     table = pa.table({"hour": pa.array(moments, pa.timestamp("us", zone)), "v": range(24)})
     clocks = {moment.astimezone(zoneinfo.ZoneInfo(zone)).strftime("%Y-%m-%d %H:%M") for moment in moments}
-    for database in stored_and_in_memory(table, "hour", tmp_path):
+    for database in every_database(tmp_path / "s", table, "hour", "v"):
         for clock in (*clocks, f"{night} 02:00", f"{night} 02:30"):
             value = database.ask(clock, score="exact").value
             assert value == database.ask(dt.datetime.fromisoformat(clock), score="exact").value
@@ -427,23 +416,6 @@ def test_numbers_of_a_text_file_that_are_one_float_or_have_more_digits_than_a_de
     (tmp_path / name).write_text(content)
     table = Database.open(tmp_path / name, key="k", value="v")
     assert [table.ask(query, score="exact").value for query in queries] == [1, 2]
-
-
-def test_durations_of_a_parquet_file_are_no_integers(tmp_path):
-    lengths = pa.array([dt.timedelta(hours=12), dt.timedelta(days=2), None], pa.duration("ns"))
-    pyarrow.parquet.write_table(pa.table({"k": lengths, "v": [1.0, 2.0, 4.0]}), tmp_path / "t.parquet")
-    Database.create(tmp_path / "s", tmp_path / "t.parquet", key="k", value="v")
-    for table in (Database.open(tmp_path / "t.parquet", key="k", value="v"), Database.open(tmp_path / "s")):
-        assert [table.ask(query, score="exact").value for query in (dt.timedelta(hours=12), "2")] == [1, 2]
-
-
-def test_timestamps_of_a_parquet_file_keep_their_time_zone(tmp_path):
-    moments = pa.array([1603587600000001, 1603584000000000], pa.timestamp("us", "Europe/Oslo"))
-    pyarrow.parquet.write_table(pa.table({"k": moments, "v": [1.0, 2.0]}), tmp_path / "t.parquet")
-    Database.create(tmp_path / "s", tmp_path / "t.parquet", key="k", value="v")
-    for table in (Database.open(tmp_path / "t.parquet", key="k", value="v"), Database.open(tmp_path / "s")):
-        answer = table.ask("2020-10-25 02:00:00+01:00", top=2)
-        assert sorted(str(row.record["k"]) for row in answer.rows) == sorted(map(str, moments.to_pylist()))
 
 
 def test_decimals_of_a_parquet_file_that_duckdb_would_round_are_refused(tmp_path):

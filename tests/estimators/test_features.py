@@ -15,7 +15,6 @@ from qkv.estimators.features import (
     encode_columns,
     encoding_sizes,
     fit_encoding,
-    join_encodings,
     require_kinds,
 )
 from qkv.estimators.input_columns import is_frame, read_columns, read_table
@@ -65,8 +64,6 @@ def test_a_column_with_a_heavy_tail_is_encoded_by_its_order_of_magnitude_and_rec
     assert (abs(numbers) < 3).all()
     (again, _) = decode_columns(encoding, encode_columns(encoding, [x, x]))
     np.testing.assert_allclose(again[50:], x[50:], rtol=1e-3)
-    joined = join_encodings([fit_encoding([x]), fit_encoding([np.linspace(0, 1, 100)])])
-    assert joined["tails"].tolist() == encoding["tails"].tolist()
     del encoding["tails"]  # as in files that were written before
     assert encode_columns(encoding, [x, x]).numbers[-1, 0] > 2.99
 
@@ -211,8 +208,7 @@ def test_dates_as_text_are_numbers_as_if_they_were_timestamps(missing):
         found = encode_columns(encodings[0], [texts[part]])
         np.testing.assert_array_equal(found.numbers, wanted.numbers[part])
         np.testing.assert_array_equal(found.codes, wanted.codes[part])
-    joined = join_encodings([fit_encoding([np.arange(5.0)]), encodings[0]])
-    assert joined["dates"].tolist() == [1]
+    assert fit_encoding([np.arange(5.0), texts])["dates"].tolist() == [1]
     with pytest.raises(DataError, match="column 0 must hold dates"):
         encode_columns(encodings[0], [np.array(["2024-02-30"], object)])
 

@@ -11,7 +11,7 @@ pytest.importorskip("sklearn")
 from qkv.core.container import read_container, write_container
 from qkv.estimators import AttentionRegressor
 from qkv.estimators.analytic_gradient import EncodedRows
-from qkv.estimators.features import encode_columns, encoding_sizes, fit_encoding, join_encodings
+from qkv.estimators.features import encode_columns, encoding_sizes, fit_encoding
 from qkv.estimators.metric_learning import fit_linear_part
 
 QUICK = {"effort": "quick", "random_state": 0, "max_steps": 30}
@@ -69,9 +69,6 @@ def test_numbers_of_the_linear_part_are_limited_to_a_range_beyond_the_fitted_one
     unit = np.sqrt(np.mean((column - 1.5) ** 2))
     assert numbers[:, 2] == pytest.approx((np.array([-10.0, 11.0, 20.0, 20.0]) - 1.5) / unit, rel=1e-6)
     assert (numbers[:, 3] == 0).all()
-    joined = join_encodings([fit_encoding([column], linear=True), fit_encoding([np.full(4, 7.0)], linear=True)])
-    assert (joined["ends"] == encoding["ends"]).all()
-    assert (joined["deviations"] == encoding["deviations"]).all()
 
 
 def test_weights_times_values_are_the_prediction_also_after_saving_and_adding_rows(tmp_path: Path):

@@ -43,20 +43,6 @@ def _stream(built: tuple[Path, list[int], list[int]]) -> Path:
     return built[0]
 
 
-def test_all_rows_are_there_in_the_order_of_the_appends(stream: Path) -> None:
-    assert ids_of(stores.open(stream)) == list(range(10 * APPENDS))
-    assert stores.open(stream).verify() == []
-
-
-def test_every_version_can_be_opened(stream: Path) -> None:
-    versions = stores.open(stream).versions()
-    assert [version.operation for version in versions].count("append") == APPENDS
-    assert {version.operation for version in versions} == {"create", "append", "compact"}
-    for version in versions[:: len(versions) // 25]:
-        opened = stores.open(stream, version=version.number)
-        assert ids_of(opened) == list(range(version.rows))
-
-
 def test_few_files_and_few_deltas_remain(stream: Path) -> None:
     store = stores.open(stream)
     assert isinstance(store, arrow.ArrowStore)

@@ -190,9 +190,7 @@ class AttentionEstimator(SavedEstimator, ABC):
         seed: int,
     ) -> None:
         keys, trends = embed_rows(metric, trained.parameters, *as_tensors(features))
-        small = len(features) < SMALL_TABLE and not self._candidates()
-        grid = SMALL_GRID if small else BATCH_GRID
-        bandwidth, factors, out_of_bag = self._bandwidth_grid(metric, trained, len(features), seed, grid)
+        bandwidth, factors, out_of_bag = self._bandwidth_grid(metric, trained, len(features), seed)
         shares = UNIFORM_GRID if self._classification and self.bandwidth is None else (0.0,)
         found = search_bandwidth(
             keys.numpy(),
@@ -204,7 +202,7 @@ class AttentionEstimator(SavedEstimator, ABC):
             factors,
             metric.classification,
             EFFORTS[self.effort].search_pairs,
-            together=small,
+            together=self._is_small(len(features)),
             shares=shares,
         )
         self.uniform_share_ = found.uniform
@@ -216,14 +214,12 @@ class AttentionEstimator(SavedEstimator, ABC):
         self.validation_loss_ = found.loss.astype(np.float64)
 
     def _bandwidth_grid(
-        self, metric: Metric, trained: TrainedMetric, rows: int, seed: int, grid: tuple[float, ...]
+        self, metric: Metric, trained: TrainedMetric, rows: int, seed: int
     ) -> tuple[Float[np.ndarray, "members bandwidths"], tuple[float, ...], Int[np.ndarray, "members n"]]:
-        """Return bandwidths, the factors that multiply them, and the rows whose errors choose among the products.
-
-        `grid` are the factors of bandwidths that were learned from the rows of a batch.
-        """
+        """Return bandwidths, the factors that multiply them, and the rows whose errors choose among the products."""
         bandwidth, out_of_bag = trained.parameters["log_bandwidth"].detach().exp().numpy(), trained.held_out
-        factors = LOCAL_GRID if self._candidates() else grid
+        factors: tuple[float, ...] = LOCAL_GRID if self._candidates() else BATCH_GRID
+        factors = SMALL_GRID if self._is_small(rows) else factors
         if trained.steps == 0:
             # Nothing was trained, so every row is out of bag.
             out_of_bag = np.tile(np.random.default_rng(seed).permutation(rows)[:SEARCH_ROWS], (len(bandwidth), 1))
@@ -402,6 +398,10 @@ class AttentionEstimator(SavedEstimator, ABC):
             effort.most_steps(rows, batch, self._classification) if self.n_estimators == "auto" else math.inf,
             effort.validation_rows,
         )
+
+    def _is_small(self, rows: int) -> bool:
+        """Return whether a table is so small that all members have one factor, of a wider grid."""
+        return rows < SMALL_TABLE and not self._candidates()
 
     def _candidates(self) -> int:
         return EFFORTS[self.effort].candidates if isinstance(self.candidates, str) else int(self.candidates)

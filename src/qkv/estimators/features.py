@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
@@ -101,6 +101,86 @@ class Features:
         return len(self.numbers)
 
 
+_Levels = tuple[Shaped[np.ndarray, " levels"], Int[np.ndarray, " levels"]]
+"""Values of a column in ascending order, and their numbers of rows."""
+
+
+@dataclass(frozen=True)
+class FittedColumn:
+    """What is fitted to one column, of which `_FeatureEncoding` describes the numbers.
+
+    Attributes:
+        kind: kind of the column.
+        levels: the most frequent levels of a category; None if the column is numeric.
+        has_gaps: whether a numeric column has missing cells.
+        date_format: format of a column of dates, otherwise None.
+    """
+
+    kind: str
+    levels: _Levels | None = None
+    middle: float = 0.0
+    spread: float = 1.0
+    tail: float = 0.0
+    ends: tuple[float, float] = (0.0, 0.0)
+    deviation: float = 1.0
+    has_gaps: bool = False
+    repeated: Sequence[float] | Float[np.ndarray, " values"] = ()
+    date_format: str | None = None
+
+
+def fit_column(column: Shaped[np.ndarray, " rows"], index: int, network: bool, kind: str) -> FittedColumn:
+    """Return what is fitted to the column of an index; see `fit_encoding`."""
+    form = {"date": "", "date with a time zone": "%z"}.get(kind)
+    if column.dtype == object:
+        parsed = parse_dates(column)
+        if parsed is None or np.isnan(parsed.units).all():
+            return FittedColumn(kind, _most_frequent(column.astype(str), _MOST_LEVELS if network else MAX_LEVELS))
+        column, form, kind = parsed.units, parsed.form, f"date{' with a time zone' * ('%z' in parsed.form)}"
+        if parsed.other:
+            first = ["month", "day"][form.index("%d") < form.index("%m")]
+            warnings.warn(
+                f"column {index} is read in the format {form}, {first} first, as no cell decides. Convert the texts, "
+                f"for example with pandas.to_datetime, if they have the format {parsed.other}.",
+                UserWarning,
+                stacklevel=3,
+            )
+    present = column[~np.isnan(column)]
+    middle, spread = (float(np.quantile(present, 0.5)), _quartile_spread(present)) if len(present) else (0.0, 0.0)
+    # The standard deviation of equal numbers is not exactly 0, because of rounding.
+    spread = spread if spread > 1e-12 * abs(middle) else 1.0
+    tail, (ends, deviation) = _tail_spread((present - middle) / spread), _linear_scale(present, middle)
+    spread, repeated = spread if len(present) else math.inf, _repeated_values(present) if network else ()
+    return FittedColumn(kind, None, middle, spread, tail, ends, deviation, len(present) < len(column), repeated, form)
+
+
+def join_columns(columns: Sequence[FittedColumn], linear: bool) -> _FeatureEncoding:
+    """Return the encoding of columns that were fitted one by one; see `fit_encoding`."""
+
+    def indices(has: Callable[[FittedColumn], bool]) -> Int[np.ndarray, " n"]:
+        return np.array([index for index, each in enumerate(columns) if has(each)], np.int64)
+
+    numbers = [each for each in columns if each.levels is None]
+    formats = [each.date_format for each in columns if each.date_format is not None]
+    encoding: _FeatureEncoding = {
+        "numbers": indices(lambda each: each.levels is None),
+        "middles": np.array([each.middle for each in numbers], np.float64),
+        "spreads": np.array([each.spread for each in numbers], np.float64),
+        "tails": np.array([each.tail for each in numbers], np.float64),
+        "gaps": indices(lambda each: each.has_gaps),
+        "categories": indices(lambda each: each.levels is not None),
+        "levels": _limit_levels([each.levels for each in columns if each.levels is not None]),
+        "repeated": indices(lambda each: len(each.repeated) > 0),
+        "common": [np.asarray(each.repeated) for each in columns if len(each.repeated)],
+        "kinds": [each.kind for each in columns],
+        "dates": indices(lambda each: each.date_format is not None),
+        "date_formats": np.array(formats, object),
+    }
+    if linear:
+        encoding["ends"] = np.array([each.ends for each in numbers], np.float64).reshape(-1, 2)
+        encoding["deviations"] = np.array([each.deviation for each in numbers], np.float64)
+    return encoding
+
+
 def fit_encoding(
     columns: Sequence[Shaped[np.ndarray, " rows"]],
     network: bool = False,
@@ -116,68 +196,10 @@ def fit_encoding(
         linear: whether the features include the numbers for a linear part of a trend.
         kinds: the kinds of the columns that `read_table` returns; columns without one are not checked later.
     """
-    kinds = [*kinds] or [""] * len(columns)
-    numbers, middles, spreads, tails, gaps, categories, levels = [], [], [], [], [], [], []
-    dates: list[int] = []
-    date_formats: list[str] = []
-    repeated: list[int] = []
-    common: list[np.ndarray] = []
-    scales: list[tuple[tuple[float, float], float]] = []
-    for index, column in enumerate(columns):
-        if column.dtype == object:
-            parsed = parse_dates(column)
-            if parsed is None or np.isnan(parsed.units).all():
-                categories.append(index)
-                levels.append(_most_frequent(column.astype(str), _MOST_LEVELS if network else MAX_LEVELS))
-                continue
-            column, kinds[index] = parsed.units, "date with a time zone" if "%z" in parsed.form else "date"
-            dates.append(index)
-            date_formats.append(parsed.form)
-            if parsed.other:
-                first = ["month", "day"][parsed.form.index("%d") < parsed.form.index("%m")]
-                warnings.warn(
-                    f"column {index} is read in the format {parsed.form}, {first} first, as no cell decides. Convert "
-                    f"the texts, for example with pandas.to_datetime, if they have the format {parsed.other}.",
-                    UserWarning,
-                    stacklevel=2,
-                )
-        elif kinds[index].startswith("date"):
-            dates.append(index)
-            date_formats.append("%z" if "zone" in kinds[index] else "")
-        present = column[~np.isnan(column)]
-        if len(present) < len(column):
-            gaps.append(index)
-        values = _repeated_values(present) if network else present[:0]
-        if len(values):
-            repeated.append(index)
-            common.append(values)
-        numbers.append(index)
-        middle = float(np.quantile(present, 0.5)) if len(present) else 0.0
-        spread = _quartile_spread(present) if len(present) else 0.0
-        middles.append(middle)
-        # The standard deviation of equal numbers is not exactly 0, because of rounding.
-        spread = spread if spread > 1e-12 * abs(middle) else 1.0
-        spreads.append(spread if len(present) else math.inf)
-        tails.append(_tail_spread((present - middle) / spread))
-        scales.append(_linear_scale(present, middle))
-    encoding: _FeatureEncoding = {
-        "numbers": np.array(numbers, np.int64),
-        "middles": np.array(middles, np.float64),
-        "spreads": np.array(spreads, np.float64),
-        "tails": np.array(tails, np.float64),
-        "gaps": np.array(gaps, np.int64),
-        "categories": np.array(categories, np.int64),
-        "levels": _limit_levels(levels),
-        "repeated": np.array(repeated, np.int64),
-        "common": common,
-        "kinds": kinds,
-        "dates": np.array(dates, np.int64),
-        "date_formats": np.array(date_formats, object),
-    }
-    if linear:
-        encoding["ends"] = np.array([ends for ends, _ in scales], np.float64).reshape(-1, 2)
-        encoding["deviations"] = np.array([deviation for _, deviation in scales], np.float64)
-    return encoding
+    known = zip(columns, kinds or [""] * len(columns), strict=True)
+    return join_columns(
+        [fit_column(column, index, network, kind) for index, (column, kind) in enumerate(known)], linear
+    )
 
 
 def _linear_scale(present: Float[np.ndarray, " rows"], middle: float) -> tuple[tuple[float, float], float]:
@@ -207,32 +229,6 @@ def _quartile_spread(x: Float[np.ndarray, " rows"]) -> float:
 
 def _tails(encoding: _FeatureEncoding) -> Float[np.ndarray, " numbers"]:
     return encoding.get("tails", np.zeros(len(encoding["numbers"])))
-
-
-def join_encodings(encodings: Sequence[_FeatureEncoding]) -> _FeatureEncoding:
-    """Return the encoding of several columns from the encodings that were fitted to each of them alone."""
-
-    def indices(name: str) -> Int[np.ndarray, " n"]:
-        return np.array([index for index, each in enumerate(encodings) if len(each[name])], np.int64)  # type: ignore
-
-    joined: _FeatureEncoding = {
-        "numbers": indices("numbers"),
-        "middles": np.concatenate([each["middles"] for each in encodings]),
-        "spreads": np.concatenate([each["spreads"] for each in encodings]),
-        "tails": np.concatenate([_tails(each) for each in encodings]),
-        "gaps": indices("gaps"),
-        "categories": indices("categories"),
-        "levels": [levels for each in encodings for levels in each["levels"]],
-        "repeated": indices("repeated"),
-        "common": [values for each in encodings for values in each["common"]],
-        "kinds": [kind for each in encodings for kind in each["kinds"]],
-        "dates": indices("dates"),
-        "date_formats": np.concatenate([each["date_formats"] for each in encodings]),
-    }
-    if has_linear_part(encodings[0]):
-        joined["ends"] = np.concatenate([each["ends"] for each in encodings])
-        joined["deviations"] = np.concatenate([each["deviations"] for each in encodings])
-    return joined
 
 
 def require_kinds(encoding: _FeatureEncoding, kinds: Sequence[str]) -> None:
@@ -344,10 +340,6 @@ def _require_dates(column: Shaped[np.ndarray, " rows"], index: int, form: str) -
             "the call of fit, got other text. Pass dates, leave the cell empty, or fit again."
         )
     return parsed.units
-
-
-_Levels = tuple[Shaped[np.ndarray, " levels"], Int[np.ndarray, " levels"]]
-"""Values of a column in ascending order, and their numbers of rows."""
 
 
 def _most_frequent(cells: Shaped[np.ndarray, " rows"], most: int) -> _Levels:

@@ -23,9 +23,9 @@ from qkv.core.partial import ExponentialSums
 from qkv.core.typing import Float, Int
 from qkv.engine import observe
 from qkv.errors import DataError, KindError
-from qkv.estimators.bandwidth_search import BATCH_GRID, MIN_ROWS
+from qkv.estimators.bandwidth_search import MIN_ROWS
 from qkv.estimators.effort import EFFORTS
-from qkv.estimators.features import Features, encode_columns, fit_encoding, join_encodings
+from qkv.estimators.features import Features, encode_columns, fit_column, join_columns
 from qkv.estimators.fitted_rows import query_blocks
 from qkv.estimators.input_columns import read_columns, read_table
 from qkv.estimators.metric_learning import as_tensors, embed_rows, residuals, train_metric
@@ -180,11 +180,11 @@ def fit_fragments(estimator: AttentionEstimator, fragments: RowFragments) -> Fit
     estimator._read_columns(fragments.read(fragments.key, indices[:1]), reset=True)
     estimator._fit_targets(y[present], None)
     network, linear = estimator.metric == "network" or estimator._trend() == "network", estimator._trend() != "none"
-    encodings = []
-    for name in fragments.key:  # one column at a time is in memory
-        (column,), kinds = read_table(fragments.read((name,)))
-        encodings.append(fit_encoding([column[present]], network, linear, kinds))
-    estimator.features_ = join_encodings(encodings)
+    columns = []
+    for index, name in enumerate(fragments.key):  # one column at a time is in memory
+        (column,), (kind,) = read_table(fragments.read((name,)))
+        columns.append(fit_column(column[present], index, network, kind))
+    estimator.features_ = join_columns(columns, linear)
     seed = int(check_random_state(estimator.random_state).randint(2**31 - 1))
 
     def encode(rows: np.ndarray) -> Features:
@@ -201,7 +201,7 @@ def fit_fragments(estimator: AttentionEstimator, fragments: RowFragments) -> Fit
     options = estimator._training_options(len(sample))
     trained = train_metric(metric, encode(sample), targets(sample), None, options, seed)
     estimator.parameters_ = {name: each.detach().numpy() for name, each in trained.parameters.items()}
-    bandwidth, factors, out_of_bag = estimator._bandwidth_grid(metric, trained, count, seed, BATCH_GRID)
+    bandwidth, factors, out_of_bag = estimator._bandwidth_grid(metric, trained, count, seed)
     out_of_bag = sample[out_of_bag] if trained.steps else out_of_bag
     estimator.out_of_bag_rows_, estimator.n_steps_ = out_of_bag, trained.steps
     most = max(MIN_ROWS, int(EFFORTS[estimator.effort].search_pairs / max(count * len(bandwidth), 1)))
@@ -221,6 +221,8 @@ def fit_fragments(estimator: AttentionEstimator, fragments: RowFragments) -> Fit
     if trends is not None:
         predicted = predicted + trends.numpy()[members, places]
     losses = np.square(predicted - values[places]).mean(axis=2)[..., 0]
+    if estimator._is_small(count):
+        losses = np.broadcast_to(losses.mean(axis=1, keepdims=True), losses.shape)
     best = losses.argmin(axis=0)
     estimator.parameters_["log_bandwidth"] = np.log(grid[best, np.arange(len(own))][:, None])
     estimator.validation_loss_ = losses.min(axis=0)

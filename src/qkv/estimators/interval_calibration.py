@@ -92,7 +92,8 @@ class ErrorScale:
         self, keys: Float[Tensor, "members q width"], distance: Float[Tensor, "members q"]
     ) -> Float[np.ndarray, " q"]:
         """Return g for queries."""
-        mean = _smooth(keys, self.keys, self.logs, self.factor, self.prior)
+        means, totals = _kernel_means(keys, self.keys, self.logs, self.factor, None)
+        mean = means / (1.0 + self.prior / totals)
         log_distance = np.log(distance.numpy())
         features = np.stack([mean.numpy(), np.clip(log_distance, self.nearest, self.farthest)], axis=-1)
         beyond = np.maximum(log_distance - self.farthest, 0.0) * max(1.0, float(self.slopes[1]))
@@ -145,18 +146,6 @@ def soft_distance(
     """
     _, total = _kernel_sums(queries, keys, keys[..., :1], 1.0, mask)
     return (2.0 * torch.nn.functional.softplus(-total)).clamp_min(_TINY).sqrt()
-
-
-def _smooth(
-    queries: Float[Tensor, "members q width"],
-    keys: Float[Tensor, "members n width"],
-    logs: Float[Tensor, "members n"],
-    factor: float,
-    prior: float,
-) -> Float[Tensor, "members q"]:
-    """Return p of each query."""
-    means, totals = _kernel_means(queries, keys, logs, factor, None)
-    return means / (1.0 + prior / totals)
 
 
 def _kernel_means(

@@ -86,12 +86,12 @@ class BestMatchMixture(NamedTuple):
         return float(logit(self.share)) - self.slope * (self.match + self.other) / 2
 
 
-class TextWeights(NamedTuple):
-    """Weights of the comparison vector of one text column, and whether they tell matches from other pairs.
+class EstimatedWeights(NamedTuple):
+    """Weights of a comparison vector that are estimated without labels, and whether they tell matches from other pairs.
 
     Attributes:
         weights, bias: the log odds of a match are `measures @ weights + bias`.
-        separated: whether the mean similarities of matches and of other pairs differ by two standard deviations.
+        separated: whether the mean scores of matches and of other best candidates differ by two standard deviations.
     """
 
     weights: Float[np.ndarray, " weights"]
@@ -99,22 +99,22 @@ class TextWeights(NamedTuple):
     separated: bool
 
 
-def estimate_text_weights(measures: ComparisonVectors, sample: EstimationSample) -> TextWeights:
+def estimate_text_weights(measures: ComparisonVectors, sample: EstimationSample) -> EstimatedWeights:
     """Return the weights of the comparison vector of one text column, followed by the weight of its log odds.
 
     Args:
         measures: comparison vectors of two tables that are compared by a single text column.
         sample: candidate pairs to estimate from.
     """
-    places = _places(measures)
+    names = [measure for _, measure in measures.names]
+    places = [place for place, name in enumerate(names) if name in _SIMILARITIES]
     similarity = sample.found[:, places].mean(axis=1, dtype=np.float64)
     best, second = mutual_best(sample.rows, sample.keys, similarity)
     mixture = fit_best_matches(similarity[best], second, min(sample.sizes))
-    names = [measure for _, measure in measures.names]
     weights = np.zeros(len(names) + 1)
     weights[places] = mixture.slope / len(places)
     weights[names.index("missing")] = NEGLIGIBLE - max(mixture.intercept, 0.0)
-    return TextWeights(weights, mixture.intercept, mixture.separated)
+    return EstimatedWeights(weights, mixture.intercept, mixture.separated)
 
 
 def fit_best_matches(
@@ -154,10 +154,6 @@ def fit_best_matches(
         if np.abs(share_of - previous).max(initial=0.0) < 1e-6:
             break
     return mixture
-
-
-def _places(measures: ComparisonVectors) -> list[int]:
-    return [place for place, (_, measure) in enumerate(measures.names) if measure in _SIMILARITIES]
 
 
 def mutual_best(
@@ -212,9 +208,10 @@ class EstimationSample(NamedTuple):
 
 def estimation_sample(candidates: CandidatePairs, progress: Progress | None = None) -> EstimationSample:
     """Return the 20 most similar candidates of each left row, or of 20,000 random left rows of larger tables."""
-    top = candidates.top_candidates(_CANDIDATES_PER_ROW, sample_rows(candidates.rows), progress)
-    sizes = min(candidates.rows, _MAX_ROWS), candidates.keys
-    return EstimationSample(*top, candidates.random(_RANDOM_PAIRS), sizes)
+    count = candidates.rows
+    some = np.random.default_rng(0).choice(count, _MAX_ROWS, replace=False) if count > _MAX_ROWS else None
+    top = candidates.top_candidates(_CANDIDATES_PER_ROW, some, progress)
+    return EstimationSample(*top, candidates.random(_RANDOM_PAIRS), (min(count, _MAX_ROWS), candidates.keys))
 
 
 def estimate_log_odds(
@@ -248,11 +245,6 @@ def estimate_log_odds(
             break
         match_weights = two_way_weights(rows, keys, prior + _sum_log_odds(log_odds, levels))
     return log_odds, prior
-
-
-def sample_rows(rows: int) -> Int[np.ndarray, " sample"] | None:
-    """Return 20,000 random left rows of larger tables to estimate from, or None for all."""
-    return np.random.default_rng(0).choice(rows, _MAX_ROWS, replace=False) if rows > _MAX_ROWS else None
 
 
 def _level_probabilities(

@@ -47,6 +47,7 @@ from qkv.join.comparison_vectors import LEVELS, append_log_odds, level_log_odds,
 from qkv.join.expectation_maximization import (
     NEGLIGIBLE,
     BestMatchMixture,
+    EstimatedWeights,
     EstimationSample,
     estimate_log_odds,
     estimate_text_weights,
@@ -67,26 +68,13 @@ _FEWEST_MATCHES = 100
 """Number of expected matches below which there is too little to learn from."""
 
 
-class SelfTrained(NamedTuple):
-    """Learned score of a pair, and whether it tells matches from other pairs.
-
-    Attributes:
-        weights, bias: the log odds of a match are `measures @ weights + bias`.
-        separated: whether the scores of matches and of other best candidates differ by two standard deviations.
-    """
-
-    weights: Float[np.ndarray, " measures"]
-    bias: float
-    separated: bool
-
-
 def self_train(
     sample: EstimationSample,
     measures: Float[np.ndarray, "pairs measures"],
     logits: PairNumbers,
     random: Float[np.ndarray, "random measures"],
     progress: Progress | None = None,
-) -> SelfTrained | None:
+) -> EstimatedWeights | None:
     """Return weights of the measures that explain the scores so far, or None if they expect fewer than 100 matches.
 
     Args:
@@ -103,7 +91,7 @@ def self_train(
     mean, scale = measures.mean(axis=0), measures.std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)
     scaled = (measures - mean) / scale
-    trained = SelfTrained(np.zeros(measures.shape[1]), 0.0, False)
+    trained = EstimatedWeights(np.zeros(measures.shape[1]), 0.0, False)
     for _ in track(range(_STEPS), "learning", progress):
         weights = fit_logistic(scaled, target, _STRENGTH)[:-1]
         score = scaled @ weights
@@ -114,9 +102,9 @@ def self_train(
         slope = mixture.slope / (high - low)
         target = two_way_weights(rows, keys, slope * (score - low) + mixture.intercept)
         bias = mixture.intercept - slope * (low + float(mean / scale @ weights))
-        trained = SelfTrained(slope * weights / scale, bias, mixture.separated)
+        trained = EstimatedWeights(slope * weights / scale, bias, mixture.separated)
     sharpness = limit_sharpness(random @ trained.weights + trained.bias, sample.sizes[1])
-    return SelfTrained(sharpness * trained.weights, sharpness * trained.bias, trained.separated)
+    return EstimatedWeights(sharpness * trained.weights, sharpness * trained.bias, trained.separated)
 
 
 def _mixture_of_scores(

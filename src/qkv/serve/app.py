@@ -158,7 +158,6 @@ class Gate:
         metrics: the counters.
         token: the token that requests must have; None: none.
         hosts: accepted values of the Host header without a token; None: any.
-        public: routes that need no token.
         routes: names of the routes in the counters.
     """
 
@@ -168,11 +167,10 @@ class Gate:
         metrics: Metrics,
         token: str | None,
         hosts: Collection[str] | None,
-        public: Collection[str] = ("/health",),
         routes: Collection[str] = (),
     ) -> None:
         self.app, self.metrics = app, metrics
-        self.token, self.hosts, self.public, self.routes = token, hosts, public, routes
+        self.token, self.hosts, self.routes = token, hosts, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer or refuse a request."""
@@ -211,7 +209,7 @@ class Gate:
         if len(path) > _LONGEST_PATH:
             return 414, f"the path must have at most {_LONGEST_PATH} characters, got {len(path):,}.", {}
         if self.token is not None:
-            if path not in self.public and not matches(headers.get("authorization", ""), self.token):
+            if path != "/health" and not matches(headers.get("authorization", ""), self.token):
                 reason = "the Authorization header must be Bearer and the token of the server, got another or none."
                 return 401, reason, {"WWW-Authenticate": "Bearer"}
         elif self.hosts is not None and (reason := cross_site_reason(headers, self.hosts)):
@@ -539,8 +537,8 @@ def _dump(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
-def _json(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(_dump(value), status, headers, media_type=_JSON)
+def _json(value: object) -> Response:
+    return Response(_dump(value), media_type=_JSON)
 
 
 def _error(error: RequestError, kind: str = "ServerError") -> Response:

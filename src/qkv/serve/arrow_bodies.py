@@ -19,7 +19,6 @@ from qkv.errors import QueryError
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 _LARGEST = 2**26
 """Largest number of bytes of the texts of a body, each counted as often as a row has it."""
-_CONTINUATION = 0xFFFFFFFF
 
 
 def read_queries(body: bytes, names: Sequence[str], most: int) -> list[object]:
@@ -118,37 +117,23 @@ def _text_size(column: pa.Array) -> int:
 def _is_compressed(body: bytes) -> bool:
     """Return whether a message of a stream says that its buffers are compressed.
 
-    A message starts with its length and a flatbuffer, whose table names a header (a batch, or a dictionary with a
-    batch); the fourth field of a batch is its compression.
+    The metadata of a message are a flatbuffer, whose third field is a batch, or a dictionary with a batch as its second
+    field. The fourth field of a batch is its compression.
 
     Raises:
-        ValueError: The bytes are no messages.
+        ValueError: The metadata are no flatbuffer.
     """
-    place = 0
-    try:
-        while place + 8 <= len(body):
-            (first,) = struct.unpack_from("<I", body, place)
-            place += 4
-            if first == _CONTINUATION:
-                (first,) = struct.unpack_from("<I", body, place)
-                place += 4
-            if first == 0:
-                return False
-            message = body[place : place + first]
-            table = _Table(message, struct.unpack_from("<I", message)[0])
-            kind, header, length = table.number(1, "<B"), table.table(2), table.number(3, "<q")
-            batch = header.table(1) if kind == _DICTIONARY and header is not None else header
-            if kind in (_DICTIONARY, _BATCH) and batch is not None and batch.table(3) is not None:
+    for message in pa.ipc.MessageReader.open_stream(body):
+        metadata = message.metadata.to_pybytes()
+        try:
+            batch = _Table(metadata, struct.unpack_from("<I", metadata)[0]).table(2)
+            if message.type == "dictionary" and batch is not None:
+                batch = batch.table(1)
+            if message.type in ("dictionary", "record batch") and batch is not None and batch.table(3) is not None:
                 return True
-            if length < 0:
-                raise ValueError("a negative length")
-            place += first + length
-    except struct.error:
-        raise ValueError("an incomplete message") from None
+        except struct.error:
+            raise ValueError("an incomplete message") from None
     return False
-
-
-_DICTIONARY, _BATCH = 2, 3
 
 
 class _Table:
@@ -168,11 +153,6 @@ class _Table:
             return 0
         (offset,) = struct.unpack_from("<H", self.data, self.fields + slot)
         return self.start + offset if offset else 0
-
-    def number(self, number: int, form: str) -> int:
-        """Return a field that is a number; 0 if the table does not have it."""
-        place = self.place(number)
-        return int(struct.unpack_from(form, self.data, place)[0]) if place else 0
 
     def table(self, number: int) -> _Table | None:
         """Return a field that is a table; None if the table does not have it."""

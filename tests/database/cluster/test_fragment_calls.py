@@ -33,13 +33,16 @@ def rows():
     )
 
 
+def stored(path, table):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_files, "BYTES", 10_000 * table.num_rows // ROWS)
+        Database.create(path, table, "x,y,city", "value")
+    return path
+
+
 @pytest.fixture(scope="module", name="folder")
 def _folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("regressor") / "rows"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_files, "BYTES", 10_000)
-        Database.create(path, rows(), "x,y,city", "value")
-    return path
+    return stored(tmp_path_factory.mktemp("regressor") / "rows", rows())
 
 
 def with_workers(path, count=3, deaths=None, key="x,y,city"):
@@ -48,8 +51,8 @@ def with_workers(path, count=3, deaths=None, key="x,y,city"):
     return database
 
 
-def one_process(**options):
-    whole = rows()
+def one_process(count=ROWS, **options):
+    whole = rows().slice(0, count)
     whole = whole.filter(pa.compute.is_valid(whole["value"]))
     return AttentionRegressor(**options, **QUICK).fit(whole.select(["x", "y", "city"]), whole["value"].to_numpy())
 
@@ -58,9 +61,11 @@ ASKED = rows().select(["x", "y", "city"]).slice(5, 40)
 NETWORK = {"metric": "network", "max_steps": 20, "hidden": 8, "n_estimators": 2}
 
 
+@pytest.mark.parametrize("count", [ROWS, 200])
 @pytest.mark.parametrize("options", [{"metric": "none"}, NETWORK, {"metric": "none", "bandwidth": 0.5}], ids=str)
-def test_a_regressor_over_fragments_is_that_of_one_process(folder, options):
-    expected = one_process(**options)
+def test_a_regressor_over_fragments_is_that_of_one_process(folder, options, count, tmp_path):
+    folder = folder if count == ROWS else stored(tmp_path / "rows", rows().slice(0, count))
+    expected = one_process(count, **options)
     tolerance = 1e-6 if options is NETWORK else 1e-12  # products in float32 depend on how rows are grouped
     for database in (with_workers(folder, deaths=[False, True, False, True]), Database.open(folder)):
         assert len(database.store.block_names()) > 2

@@ -15,7 +15,7 @@ from qkv.core.extras import require_packages
 from qkv.core.printable import first_line
 from qkv.database.cluster.scheduler import LostResultError, Scheduler, WorkerDiedError
 from qkv.database.cluster.task import merge_replies
-from qkv.database.cluster.worker import FragmentWorker, read_message, write_message
+from qkv.database.cluster.worker import FragmentWorker
 from qkv.errors import OptionError, ServerError
 from qkv.store import StorageOptions
 
@@ -232,7 +232,8 @@ class ProcessWorker:
         """Write a message, which the worker reads before it replies; see `Worker.send`."""
         assert self.process.stdin is not None
         try:
-            write_message(self.process.stdin, message)
+            pickle.dump(message, self.process.stdin)
+            self.process.stdin.flush()
         except OSError:
             raise WorkerDiedError from None
         return None
@@ -241,8 +242,8 @@ class ProcessWorker:
         """Return the next reply; see `Worker.receive`."""
         assert self.process.stdout is not None
         try:
-            return read_message(self.process.stdout)
-        except (EOFError, OSError):
+            return bytes(pickle.load(self.process.stdout))
+        except (EOFError, OSError, pickle.UnpicklingError):
             raise WorkerDiedError from None
 
     def merge(self, results: Sequence[object]) -> bytes:

@@ -1,19 +1,18 @@
 """A worker, which reads fragments of a store and returns the partial results of queries over them.
 
 As a program, `python -m qkv.database.cluster.worker` reads tasks, or replies to be merged, from standard input and
-writes replies to standard output, each as its length in 8 bytes followed by a pickle. Both ends belong to one user on
-one machine.
+writes replies to standard output, each as a pickle of the bytes of a pickle. Both ends belong to one user on one
+machine.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
-import struct
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import IO, Any
+from typing import Any
 
 from qkv import store as stores
 from qkv.core.arrays import ignore_numpy_warnings
@@ -120,34 +119,6 @@ def _error_reply(error: Exception) -> bytes:
     return reply
 
 
-def read_message(stream: IO[bytes]) -> bytes:
-    """Return the next message of a stream.
-
-    Raises:
-        EOFError: The stream has ended.
-    """
-    header = _read(stream, 8)
-    return _read(stream, struct.unpack("<Q", header)[0])
-
-
-def _read(stream: IO[bytes], count: int) -> bytes:
-    parts = []
-    while count:
-        part = stream.read(min(count, 2**24))
-        if not part:
-            raise EOFError
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-
-
-def write_message(stream: IO[bytes], message: bytes) -> None:
-    """Write a message to a stream."""
-    stream.write(struct.pack("<Q", len(message)))
-    stream.write(message)
-    stream.flush()
-
-
 def serve() -> None:
     """Answer the messages of standard input until it ends."""
     # What libraries print goes to standard error.
@@ -156,7 +127,8 @@ def serve() -> None:
     worker = FragmentWorker()
     with suppress(EOFError, BrokenPipeError):
         while True:
-            write_message(output, worker.run(read_message(sys.stdin.buffer)))
+            pickle.dump(worker.run(pickle.load(sys.stdin.buffer)), output)
+            output.flush()
 
 
 if __name__ == "__main__":

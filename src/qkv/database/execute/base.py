@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 
 _MOST_CALIBRATIONS = 64
+_Result = TypeVar("_Result")
 
 
 class Executor(ABC):
@@ -86,11 +88,8 @@ class Executor(ABC):
     def __init__(self, key: tuple[str, ...], value: str, name: str, fold: bool) -> None:
         self.key, self.value, self.fold = key, value, fold
         self.name = self.title = name
-        self._comparison: tuple[object, Comparison] | None = None
-        self._restricted: tuple[str, Self] | None = None
-        self._otherwise: Self | None = None
+        self._last: dict[str, tuple[object, Any]] = {}
         self._calibrations: dict[str, Calibration] = {}
-        self._fit_note: tuple[Comparison, tuple[str, ...]] | None = None
 
     def _set_counts(self, missing: dict[str, int], complete_rows: int) -> None:
         """Set `missing_cells` and `complete_rows`, and raise a `DataError` if no row is complete."""
@@ -107,16 +106,27 @@ class Executor(ABC):
         self.votes = is_vote(value, self.value_reason, None)
 
     def _with_votes(self, votes: bool) -> Self:
-        """Return an executor over the same rows whose answers are votes if `votes` is True. The last one is cached."""
-        if votes != self.votes and self._otherwise is None:
-            self._otherwise = other = copy.copy(self)
-            other.votes, other.choices = votes, self.choices.with_options(by_vote=votes)
-            other._forget()
-        return self if votes == self.votes or self._otherwise is None else self._otherwise
+        """Return an executor over the same rows whose answers are votes if `votes` is True."""
+        copied = partial(self._copy_with_votes, votes)
+        return self if votes == self.votes else self._cached("executor of votes or averages", votes, copied)
+
+    def _copy_with_votes(self, votes: bool) -> Self:
+        out = copy.copy(self)
+        out.votes, out.choices = votes, self.choices.with_options(by_vote=votes)
+        out._forget()
+        return out
+
+    def _cached(self, name: str, key: object, compute: Callable[[], _Result]) -> _Result:
+        """Return the last result of a name if it was computed for an equal key, or compute it."""
+        found = self._last.get(name)
+        if found is None or found[0] != key:
+            found = self._last[name] = key, compute()
+        result: _Result = found[1]
+        return result
 
     def _forget(self) -> None:
-        self._comparison = self._restricted = self._otherwise = self._fit_note = None
-        self._calibrations = {}
+        """Compute all results anew, because the rows or what is computed from them are others."""
+        self._last, self._calibrations = {}, {}
 
     @property
     @abstractmethod
@@ -202,12 +212,10 @@ class Executor(ABC):
         parsed = queries
         if not isinstance(parsed, Queries):
             parsed = Queries.parse(queries, own.query_columns, own.fold, options.on_bad_query)
-        # The last comparison is cached, as streams of queries repeat the same options.
-        choice = (options.score, options.limits, options.linear)
-        if own._comparison is None or own._comparison[0] != choice:
-            score, limits, linear = choice
-            own._comparison = (choice, own.chooser.choose(score, limits, options.progress, linear))
-        comparison = own._comparison[1]
+        # Streams of queries repeat the same options.
+        score, limits, linear = options.score, options.limits, options.linear
+        choose = partial(own.chooser.choose, score, limits, options.progress, linear)
+        comparison = own._cached("comparison", (score, limits, linear), choose)
         given = options.normalizer
         normalizer = parse_normalizer(given) if isinstance(given, str) else given
         normalizer = normalizer or comparison.normalizer or NORMALIZERS[comparison.score.default_normalizer]()
@@ -314,14 +322,10 @@ class Executor(ABC):
         return notes, column_notes
 
     def _compare_fits(self, comparison: Comparison) -> tuple[str, ...]:
-        """Return a sentence if a line is clearly better than the mean. The last result is cached."""
-        if self._fit_note is None or self._fit_note[0] is not comparison:
-
-            def compare() -> tuple[str, ...]:
-                return comparison_note(comparison, self.value_column, self.sample)
-
-            self._fit_note = comparison, self.choices.texts("comparison of fits", compare)
-        return self._fit_note[1]
+        """Return a sentence if a line is clearly better than the mean."""
+        compare = partial(comparison_note, comparison, self.value_column, self.sample)
+        item = "comparison of fits"
+        return self._cached(item, comparison, partial(self.choices.texts, item, compare))
 
     @property
     @abstractmethod
@@ -354,15 +358,15 @@ class Executor(ABC):
         return np.arange(len(self.columns[0].missing))
 
     def _where(self, predicate: str, progress: Progress | None) -> Self:
-        """Return an executor over the rows that satisfy a SQL predicate. The last one is cached."""
-        if self._restricted is None or self._restricted[0] != predicate:
-            rows = self.table
-            streamed = isinstance(rows, StoredRows)
-            selected = rows.match(predicate) if streamed else matching_rows(rows, predicate)
-            restricted = self.restrict(selected, progress)
-            restricted.cell_notes += predicate_notes(rows, predicate, (*self.key, self.value))
-            self._restricted = predicate, restricted
-        return self._restricted[1]
+        """Return an executor over the rows that satisfy a SQL predicate."""
+        return self._cached("executor of a predicate", predicate, partial(self._select, predicate, progress))
+
+    def _select(self, predicate: str, progress: Progress | None) -> Self:
+        rows = self.table
+        selected = rows.match(predicate) if isinstance(rows, StoredRows) else matching_rows(rows, predicate)
+        restricted = self.restrict(selected, progress)
+        restricted.cell_notes += predicate_notes(rows, predicate, (*self.key, self.value))
+        return restricted
 
     def _rows_note(self) -> str:
         note = f"{counted(self.complete_rows, 'row', 'rows')} of {self.title}"

@@ -102,7 +102,6 @@ class InMemoryExecutor(Executor):
         notes = (note.text(name) for name in columns if (note := cell_note_of(table, name)))
         self.cell_notes = tuple(filter(None, (line_note(table), *notes)))
         self._set_counts(missing, int(self.complete.sum()))
-        self._chooser: ComparisonChooser | None = None
         self._interpret_values(self.value_column, self._largest())
         self._values: dict[bool, Values] = {}
         # Shared with the executors over selected rows.
@@ -133,10 +132,12 @@ class InMemoryExecutor(Executor):
     @property
     def chooser(self) -> ComparisonChooser:
         """The `ComparisonChooser`, which chooses the comparison from all selected rows with key and value."""
-        if self._chooser is None:
+
+        def build() -> ComparisonChooser:
             columns, targets = (self.query_columns, self._value_column), self.values.targets
-            self._chooser = ComparisonChooser(*columns, self.complete, targets, self.choices, self.votes)
-        return self._chooser
+            return ComparisonChooser(*columns, self.complete, targets, self.choices, self.votes)
+
+        return self._cached("chooser", None, build)
 
     def restrict(self, selected: Bool[np.ndarray, " rows"], progress: Progress | None) -> Self:
         out = copy.copy(self)
@@ -150,10 +151,6 @@ class InMemoryExecutor(Executor):
         out.choices = self.choices.with_rows(out.complete)
         out._interpret_values(out.value_column, out._largest())
         return out
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._chooser = None
 
     def complete_positions(self) -> Int[np.ndarray, " n"]:
         return np.flatnonzero(self.complete)

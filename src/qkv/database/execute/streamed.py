@@ -392,7 +392,6 @@ class StreamedExecutor(Executor):
         self.codes = VectorCodes() if VectorCodes.saved(store.cache_folder) else None
         self.selected: Bool[np.ndarray, " rows"] | None = None
         self._columns: tuple[Column, ...] | None = None
-        self._chooser: SampledChooser | None = None
         self._rows_without_value: RowsWithoutValue | None = None
 
     @property
@@ -409,12 +408,14 @@ class StreamedExecutor(Executor):
     @property
     def chooser(self) -> SampledChooser:
         """The `ComparisonChooser`, which chooses from a sample of the selected rows and statistics of all of them."""
-        if self._chooser is None:
+
+        def build() -> SampledChooser:
             numeric = any(column.traits.compared == "distance" for column in self.query_columns)
             columns = self.columns[:-1] if numeric else self.query_columns
             value = self.columns[-1] if numeric else self.examples[-1]
-            self._chooser = SampledChooser(columns, value, self.statistics, self._targets, self.choices, self.votes)
-        return self._chooser
+            return SampledChooser(columns, value, self.statistics, self._targets, self.choices, self.votes)
+
+        return self._cached("chooser", None, build)
 
     def restrict(self, selected: Bool[np.ndarray, " rows"], progress: Progress | None) -> Self:
         out = copy.copy(self)
@@ -428,10 +429,6 @@ class StreamedExecutor(Executor):
         out._forget()
         out._interpret_values(out.value_column, out.statistics.columns[self.value].largest)
         return out
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._chooser = None
 
     @property
     def value_column(self) -> Column:
