@@ -17,6 +17,7 @@ from qkv.core.arrays import (
     cast,
     ignore_numpy_warnings,
     is_text,
+    library,
     namespace,
     result_dtype,
     where,
@@ -28,7 +29,7 @@ from qkv.core.guard import all_finite, apply_weights, by_finiteness, guarded_log
 from qkv.core.positions import Positions
 from qkv.core.threefry import Seed
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, DType, Float, Int, Num, Shaped, Tensor
+from qkv.core.typing import Array, Bool, DType, Float, Int, Num, Shaped, Tensor
 
 if TYPE_CHECKING:
     from qkv.masks.base import Mask
@@ -401,5 +402,11 @@ def dense(call: BoundCall) -> _DenseResult:
         logits = zeros(call.value, (*tile.batch, tile.q_total, tile.k_total)) - xp.inf
     weights = call.normalizer.weights(logits, tile)
     dropped = apply_dropout(weights, tile, call.dropout)
-    output = apply_weights(dropped, call.value, lambda: call.normalizer.support(logits, weights), call.finite_value)
+
+    def support() -> Bool[Array, "*#batch #q #k"]:
+        # XLA stores the logits that a branch reads, where it would fuse the loops around them: JAX computes them again.
+        again = call.logits(tile.rows, tile.cols) if library(weights) == "jax" else None
+        return call.normalizer.support(logits if again is None else again, weights)
+
+    output = apply_weights(dropped, call.value, support, call.finite_value)
     return _DenseResult(cast(output, call.out_dtype), weights, logits)
