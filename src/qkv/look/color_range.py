@@ -6,7 +6,7 @@ not exceed; in between, the color follows the logarithm of the weight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ class ColorRange:
 
     Attributes:
         low: weights up to this one have the color of 0.
-        start: the smallest weight that is not faint.
+        start: the smallest weight that is not faint; 0: the color follows the weight itself, not its logarithm.
         top: the smallest weight of the strongest color.
         largest: the largest magnitude.
         signed: whether there are negative weights.
@@ -57,6 +57,8 @@ class ColorRange:
             [0.0, 0.1, 1.0]
         """
         weights = np.asarray(weights, np.float64)
+        if not self.start:
+            return np.clip(weights / self.top, -1.0, 1.0)
         magnitude = np.abs(weights)
         with np.errstate(divide="ignore", invalid="ignore"):
             above = FAINT_SHARE + (1 - FAINT_SHARE) * np.log(magnitude / self.start) / np.log(self.top / self.start)
@@ -67,6 +69,8 @@ class ColorRange:
     def weights(self, shares: ArrayLike) -> Float[np.ndarray, "*shape"]:
         """Return the weight at each share of the color table, the inverse of `shares`."""
         shares = np.asarray(shares, np.float64)
+        if not self.start:
+            return shares * self.top
         part = np.minimum(np.abs(shares), 1.0)
         above = self.start * (self.top / self.start) ** ((part - FAINT_SHARE) / (1 - FAINT_SHARE))
         below = self._low * (self.start / self._low) ** (part / FAINT_SHARE)
@@ -112,6 +116,11 @@ def automatic_range(
     return ColorRange(low, start, top, largest, signed)
 
 
+def difference_range(cells: Num[np.ndarray, "*shape"], top: float = 0.0) -> ColorRange:
+    """Return the color range of a difference of maps, which is linear around 0 up to the top of the automatic range."""
+    return replace(automatic_range(cells, None, top=top), start=0.0, signed=True)
+
+
 def share_one(weights: Num[np.ndarray, "*maps q k"], allowed: Bool[np.ndarray, "*maps q k"]) -> bool:
     """Return whether weights are shares of 1: none is negative, and no row of allowed pairs sums to more than 1."""
     finite = np.where(allowed & np.isfinite(weights), weights, 0.0)
@@ -141,7 +150,7 @@ def _quantile(magnitudes: Float[np.ndarray, " n"], share: float) -> float:
     return float(np.quantile(magnitudes, share, method="inverted_cdf")) if magnitudes.size else 0.0
 
 
-SCALES = ("linear", "sqrt", "log", "auto")
+SCALES = ("linear", "sqrt", "log", "auto", "difference")
 MASKED_COLORS = {False: "#dedede", True: "#34373c"}
 """Color of cells without a weight on a light and on a dark background."""
 INVALID_COLORS = {False: "#c80082", True: "#ff50be"}
