@@ -35,10 +35,10 @@ def address(views):
 
 
 def agrees(text, wanted):
-    """Whether a printed number is the wanted one, rounded to its digits."""
-    mantissa, _, exponent = text.replace("−", "-").partition("e")
+    """Whether a printed number is the wanted one, rounded to its digits, of which ≈ makes the last one uncertain."""
+    mantissa, _, exponent = text.removeprefix("≈ ").replace("−", "-").partition("e")
     unit = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
-    return abs(float(text.replace("−", "-")) - wanted) <= 0.51 * unit
+    return abs(float(f"{mantissa}e{exponent or 0}") - wanted) <= (1.01 if "≈" in text else 0.51) * unit
 
 
 def number(page, nth=0, after=": "):
