@@ -158,6 +158,25 @@ def test_dragging_shows_what_the_copied_command_prints(shown, qkv, file, key, va
     assert len(answers) > POSITIONS // 2
 
 
+def test_the_handle_covers_no_tick_and_percentages_have_one_form(shown):
+    with serve_answers_in_thread(page_of("gpa.csv", "gpa", "starting_salary", "3.5")) as address:
+        page = shown(address)
+        handle = page.locator(".handle").bounding_box()
+        below = handle["y"] + handle["height"]
+        assert all(tick.bounding_box()["y"] >= below for tick in page.locator("svg line.tick").all())
+        text = page.locator("body").inner_text()
+        assert text.count("90% prediction interval") == 2
+        assert not re.search(r"\d\s%", text)
+
+
+def test_all_columns_of_the_rows_are_in_view_on_a_phone(shown):
+    with serve_answers_in_thread(page_of("people.csv", "name", "income", "Jon Smiht")) as address:
+        page = shown(address)
+        page.set_viewport_size({"width": 390, "height": 844})
+        assert page.locator(".evidence th").all_text_contents()[-1] == "city"
+        assert page.locator(".evidence").evaluate("e => e.scrollWidth - e.clientWidth") == 0
+
+
 def test_typing_shows_what_the_copied_command_prints(shown, qkv):
     random = np.random.default_rng(7)
     names = Database.open(EXAMPLES / "people.csv", "name", "income").column("name").original

@@ -182,6 +182,7 @@ export function render({ model, el, hash }) {
   const roles = createElement("section", { class: "rolelist", "aria-label": "heads by role" });
   const legend = createElement("p", { class: "hint" });
   const details = createElement("div", { class: "details" }, [first.element, second.element]);
+  new ResizeObserver(() => details.style.setProperty("--height", `${details.offsetHeight}px`)).observe(details);
   const controls = createElement("div", { class: "controls" });
   const leave = createElement("button", { class: "ask leave", text: "← → best head of each role · Esc leaves", onclick: () => present(false) });
   el.replaceChildren(
