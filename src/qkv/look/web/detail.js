@@ -395,7 +395,6 @@ export class Detail {
     if (!mapData) return;
     const shaded = this.self ? this.queries : this.keys;
     if (this.map.range) shaded.paint((at) => mapData.weight(this.query, at) ?? 0, shadeOf(this.map.range), this.map.colours);
-    this.#drawLines();
   }
 
   /** Select a patch of the image as query, or as key if the queries are no patches. @param {number} patch @param {boolean} click */
@@ -445,5 +444,6 @@ export class Detail {
     if (!this.map.range || !this.options) return;
     fillLegend(this.bar, this.map.range, this.map.colours, this.matrix?.parts ? SIGNS : "");
     this.#paintTokens();
+    this.#drawLines();
   }
 }

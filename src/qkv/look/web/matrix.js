@@ -14,20 +14,23 @@ export const ALL_HEADS = "all heads";
 
 /** Return the largest finite magnitude of each row. @param {Float32Array} weights @param {number} width */
 export function rowMaxima(weights, width) {
-  const maxima = new Float32Array(weights.length / width);
-  for (let i = 0; i < weights.length; i++) {
-    const magnitude = Math.abs(weights[i]);
-    const row = Math.floor(i / width);
-    if (magnitude > maxima[row] && magnitude < Infinity) maxima[row] = magnitude;
-  }
-  return maxima;
+  return Float32Array.from({ length: weights.length / width }, (_, row) => {
+    let largest = 0;
+    for (let i = row * width; i < (row + 1) * width; i++) {
+      const magnitude = Math.abs(weights[i]);
+      if (magnitude > largest && magnitude < Infinity) largest = magnitude;
+    }
+    return largest;
+  });
 }
 
 /** Return the number of keys of each query that are not masked. @param {Float32Array} weights @param {number} width @returns {Uint32Array} */
 export function countKeys(weights, width) {
-  const counts = new Uint32Array(weights.length / width);
-  for (let i = 0; i < weights.length; i++) if (weights[i] !== MASKED) counts[Math.floor(i / width)]++;
-  return counts;
+  return Uint32Array.from({ length: weights.length / width }, (_, row) => {
+    let count = 0;
+    for (let i = row * width; i < (row + 1) * width; i++) if (weights[i] !== MASKED) count++;
+    return count;
+  });
 }
 
 /** Return the entries of largest magnitude of a row, in decreasing order, without masked keys.

@@ -23,6 +23,8 @@ export class Tokens {
     this.selected = 0;
     /** marked tokens @type {Set<number>} */
     this.hits = new Set();
+    /** paints the tokens in the next frame @type {(() => void) | null} */
+    this.pending = null;
   }
 
   /** @param {string[]} names @param {number} around @param {number} [maximum] */
@@ -46,9 +48,20 @@ export class Tokens {
     return this.element.children.length;
   }
 
-  /** @param {(token: number) => number} weight @param {(weight: number, row: number) => number} shade
+  /** Paint the tokens once in the next frame, in which the colours of the map may change, too.
+   *  @param {(token: number) => number} weight @param {(weight: number, row: number) => number} shade
    *  @param {import("./colour.js").Palette} palette */
   paint(weight, shade, palette) {
+    this.pending ?? requestAnimationFrame(() => {
+      this.pending?.();
+      this.pending = null;
+    });
+    this.pending = () => this.#paint(weight, shade, palette);
+  }
+
+  /** @param {(token: number) => number} weight @param {(weight: number, row: number) => number} shade
+   *  @param {import("./colour.js").Palette} palette */
+  #paint(weight, shade, palette) {
     const children = /** @type {any[]} */ (Array.from(this.element.children));
     const weights = children.map((child) => weight(Number(child.dataset.at)));
     const largest = weights.reduce((most, one) => (Math.abs(one) > most && Math.abs(one) < Infinity ? Math.abs(one) : most), 0);
