@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 from qkv.cli.ask import printed_text
 from qkv.database import Database
 from qkv.look.answers import AnswerPage, saved_answers
-from qkv.look.answers.answer_server import serve_answers_in_thread
+from qkv.look.answers.answer_server import responding
 from qkv.look.answers.answer_settings import AnswerSettings, TableSource
+from qkv.look.server import ServedPage, serve_in_thread
 from tests.effort import LONG
 
 from ..cli.conftest import EXAMPLES, _qkv  # noqa: F401 (the fixture `qkv`)
@@ -34,6 +36,12 @@ def page_of(file, key, value, query=None, **options):
         settings=settings,
         printed=lambda answer, rows: printed_text(database, answer, rows),
     )
+
+
+@contextmanager
+def serve_answers_in_thread(page):
+    with responding(page) as respond, serve_in_thread(ServedPage(page, respond=respond)) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

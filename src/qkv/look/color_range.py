@@ -58,7 +58,7 @@ class ColorRange:
         """
         weights = np.asarray(weights, np.float64)
         if not self.start:
-            return np.clip(weights / self.top, -1.0, 1.0)
+            return np.asarray(np.clip(weights / self.top, -1.0, 1.0))
         magnitude = np.abs(weights)
         with np.errstate(divide="ignore", invalid="ignore"):
             above = FAINT_SHARE + (1 - FAINT_SHARE) * np.log(magnitude / self.start) / np.log(self.top / self.start)
@@ -70,7 +70,7 @@ class ColorRange:
         """Return the weight at each share of the color table, the inverse of `shares`."""
         shares = np.asarray(shares, np.float64)
         if not self.start:
-            return shares * self.top
+            return np.asarray(shares * self.top)
         part = np.minimum(np.abs(shares), 1.0)
         above = self.start * (self.top / self.start) ** ((part - FAINT_SHARE) / (1 - FAINT_SHARE))
         below = self._low * (self.start / self._low) ** (part / FAINT_SHARE)

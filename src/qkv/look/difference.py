@@ -149,14 +149,18 @@ def difference(first: View, second: View | None = None, *, heads: tuple[_Head, _
     axes = [(rows, [first.queries, second.queries]), *([] if rows is columns else [(columns, keys)])]
     one, other = (tuple(both[i].tokens[j] for found, both in axes for j in found.others[i]) for i in (0, 1))
     names = _names(rows, first.queries, second.queries), _names(columns, *keys)
-    texts = (first.name, second.name) if first.name != second.name else (first.model, second.model)
-    texts = (first.name,) if first is second or texts[0] == texts[1] else texts
-    layers = tuple((first.layers[i].name, first.layers[i].heads) for i in range(len(pairs)))
+    texts, models = (
+        tuple(dict.fromkeys(getattr(view, name) for view in (first, second))) for name in ("name", "model")
+    )
+    layers = tuple((maps.name, maps.heads) for maps in first.layers[: len(pairs)])
     if heads is not None:
-        (layer, head), (other_layer, other_head) = (_map_name(*one) for one in zip((first, second), heads, strict=True))
-        same = (layer, head) == (other_layer, other_head)
-        layers = ((layer, (head if same else f"{head} minus {other_layer}, {other_head}",)),)
-    return Difference(texts, layers, rows, columns, *names, (one, other), weights, error, *distances)
+        places = [(view.layers[layer], head) for view, (layer, head) in zip((first, second), heads, strict=True)]
+        shown = [(maps.name, "mean of its heads" if head is None else maps.heads[head]) for maps, head in places]
+        (layer, head), other = shown
+        layers = ((layer, (head if shown[0] == other else f"{head} minus {', '.join(other)}",)),)
+    return Difference(
+        max(texts, models, key=len), layers, rows, columns, *names, (one, other), weights, error, *distances
+    )
 
 
 def rank_differences(first: View, second: View, count: int = 10) -> tuple[list[HeadDistance], list[PairDifference]]:
@@ -234,12 +238,6 @@ def _compare(
     allowed = np.logical_and(*(merge_allowed(one[2], *own) for one, own in zip(maps, groups, strict=True)))
     a, b = (np.where(allowed, weights, np.nan) for weights in (a, b))
     return a, b, [np.where(allowed, error, 0.0) for error in errors], distance
-
-
-def _map_name(view: View, place: _Head) -> tuple[str, str]:
-    """Return the names of the layer and of the head of a map."""
-    maps = view.layers[place[0]]
-    return maps.name, "mean of its heads" if place[1] is None else maps.heads[place[1]]
 
 
 def _weights(

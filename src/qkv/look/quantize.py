@@ -107,7 +107,7 @@ def pool_codes(codes: Num[np.ndarray, "*maps q k"], rows: int, columns: int) -> 
 
     A cell is masked if all its pairs are masked, and not finite if one of its weights is not.
     """
-    if not (codes - np.uint16(MASKED + 1) < _ZERO - 1).any():  # of unsigned numbers, so that masked pairs are the largest
+    if not ((codes < _ZERO) & (codes != MASKED)).any():
         return max_pool(codes, rows, columns)
     # The magnitude decides first, then the sign.
     index = codes.astype(np.int32) - _ZERO

@@ -285,6 +285,7 @@ class AnswerPage:
         texts = any(column.kind in ("text", "category") for column in self._columns[:-1])
         single = len(self._columns) == 2
         name, value = self.database.value, self.points.value
+        first = self._columns[0].cells if self._columns[0].original is None else self._columns[0].original
         scores = _NUMBER_SCORES if self.axes else _TEXT_SCORES if single and kind == "text" else ("exact",)
         return {
             "title": self.title,
@@ -301,7 +302,7 @@ class AnswerPage:
             "normalizers": list(_NORMALIZERS),
             "lines": bool(self.axes) and not self.points.labels,
             "bandwidth": self._chosen_bandwidth(),
-            "completions": self._completions() if texts and single else [],
+            "completions": list(dict.fromkeys(map(str, first)))[:_MOST_COMPLETIONS] if texts and single else [],
             "printed": self._printed is not None,
         }
 
@@ -415,11 +416,6 @@ class AnswerPage:
             if found and self.axes:
                 return [float(re.split(r"\s", part)[0].replace(",", "")) for part in found[1].split(", ")]
         return []
-
-    def _completions(self) -> list[str]:
-        column = self._columns[0]
-        texts = column.original if column.original is not None else column.cells
-        return list(dict.fromkeys(map(str, texts.tolist())))[:_MOST_COMPLETIONS]
 
     @property
     def title(self) -> str:

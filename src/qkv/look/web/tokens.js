@@ -3,6 +3,7 @@
 import { formatWeights } from "./codes.js";
 import { cssColour, inkOn } from "./colour.js";
 import { createElement, createTable, moveSelection, placeOfKey } from "./dom.js";
+import { oncePerFrame } from "./drawing.js";
 
 /** Maximum number of tokens shown; in a longer text, the tokens around the selected token are shown. */
 export const MAX_TOKENS = 560;
@@ -23,8 +24,8 @@ export class Tokens {
     this.selected = 0;
     /** marked tokens @type {Set<number>} */
     this.hits = new Set();
-    /** paints the tokens in the next frame @type {(() => void) | null} */
-    this.pending = null;
+    this.shading = /** @type {[(token: number) => number, (weight: number, row: number) => number, import("./colour.js").Palette] | null} */ (null);
+    this.repaint = oncePerFrame(() => this.#paint());
   }
 
   /** @param {string[]} names @param {number} around @param {number} [maximum] */
@@ -48,20 +49,16 @@ export class Tokens {
     return this.element.children.length;
   }
 
-  /** Paint the tokens once in the next frame, in which the colours of the map may change, too.
+  /** Paint the tokens in the next frame, in which the colours of the map may change, too.
    *  @param {(token: number) => number} weight @param {(weight: number, row: number) => number} shade
    *  @param {import("./colour.js").Palette} palette */
   paint(weight, shade, palette) {
-    this.pending ?? requestAnimationFrame(() => {
-      this.pending?.();
-      this.pending = null;
-    });
-    this.pending = () => this.#paint(weight, shade, palette);
+    this.shading = [weight, shade, palette];
+    this.repaint();
   }
 
-  /** @param {(token: number) => number} weight @param {(weight: number, row: number) => number} shade
-   *  @param {import("./colour.js").Palette} palette */
-  #paint(weight, shade, palette) {
+  #paint() {
+    const [weight, shade, palette] = /** @type {NonNullable<Tokens["shading"]>} */ (this.shading);
     const children = /** @type {any[]} */ (Array.from(this.element.children));
     const weights = children.map((child) => weight(Number(child.dataset.at)));
     const largest = weights.reduce((most, one) => (Math.abs(one) > most && Math.abs(one) < Infinity ? Math.abs(one) : most), 0);
