@@ -288,13 +288,15 @@ def test_maps_controls_and_tokens_have_space_at_four_widths(opened):
     hidden = "e => [e.scrollWidth - e.clientWidth, e.scrollHeight - e.clientHeight]"
     with serve_in_thread(ServedPage(page=Page.from_views(views))) as address:
         page = opened(f"{address}#view=0&compare=1&open=search,effect,pair&ask=dog→he")
+        page.get_by_role("button", name="Which heads differ most?").click()
+        page.wait_for_selector(".differing button")  # of which the list does not take the space of the maps
         sides = {}
         for width, height in ((1920, 1080), (1440, 900), (1024, 768), (390, 844)):
             resize(page, width, height)
             boxes = [one.bounding_box() for one in page.locator("canvas.map").all()]
             sides[width] = boxes[0]["width"]
             assert (boxes[0]["y"] == boxes[1]["y"]) == (width > 390)  # side by side
-            for part_of_page in (".details", ".overview", ".questions .result"):
+            for part_of_page in (".details", ".overview", ".questions .result", ".differing"):
                 assert page.locator(part_of_page).first.evaluate(hidden) == [0, 0], (part_of_page, width)
             # The outline of the selected token is 2 pixels wide.
             token = page.locator(".token[aria-selected]").first.bounding_box()

@@ -385,7 +385,7 @@ export class Detail {
       rows.map((/** @type {any} */ entry) => ({ ...entry, name: mapData.keys[entry.key], position: this.tokens(row, entry.key).key, error: mapData.error(row, entry.key, entry.weight) })),
       (key) => this.#point(row, key, true),
       this.matrix?.parts ? ["difference", `${query}: largest differences`]
-        : [this.weighted ? "weight × norm" : "weight", `${query} attends to${this.overlaid.length ? ` in ${this.head}` : ""}`],
+        : [this.weighted ? "weight × norm" : "weight", `${query}${this.overlaid.length ? ` in ${this.head}` : ""} attends to`],
     );
   }
 
