@@ -11,7 +11,6 @@ import pytest
 from qkv.cli.ask import printed_text
 from qkv.database import Database
 from qkv.look.answers import AnswerPage, saved_answers
-from qkv.look.answers.answer_server import responding
 from qkv.look.answers.answer_settings import AnswerSettings, TableSource
 from qkv.look.server import ServedPage, serve_in_thread
 from tests.effort import LONG
@@ -40,7 +39,7 @@ def page_of(file, key, value, query=None, **options):
 
 @contextmanager
 def serve_answers_in_thread(page):
-    with responding(page) as respond, serve_in_thread(ServedPage(page, respond=respond)) as address:
+    with page.responding() as respond, serve_in_thread(ServedPage(page, respond=respond)) as address:
         yield address
 
 

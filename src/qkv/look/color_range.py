@@ -6,7 +6,7 @@ not exceed; in between, the color follows the logarithm of the weight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -82,7 +82,11 @@ class ColorRange:
 
 
 def automatic_range(
-    cells: Num[np.ndarray, "*shape"], counts: Num[np.ndarray, " queries"] | None, pooled: bool = False, top: float = 0.0
+    cells: Num[np.ndarray, "*shape"],
+    counts: Num[np.ndarray, " queries"] | None,
+    pooled: bool = False,
+    top: float = 0.0,
+    subtracted: bool = False,
 ) -> ColorRange:
     """Return the automatic color range of the cells of one or more maps.
 
@@ -91,6 +95,7 @@ def automatic_range(
         counts: number of keys that each query may attend to; None: the weights are not shares of 1.
         pooled: whether a cell covers several pairs.
         top: the smallest weight of the strongest color; 0: the automatic one.
+        subtracted: whether the cells are differences, whose colors are linear around 0.
 
     Example:
         >>> automatic_range(np.eye(4), np.full(4, 4)).start  # the weight of uniform attention to 4 keys
@@ -113,12 +118,7 @@ def automatic_range(
     start = max(start, largest * 1e-9) or 1 / _LEAST_SPAN
     top = top or max(_LEAST_SPAN * start, min(largest, _quantile(magnitudes[magnitudes >= start], _TOP_SHARE)))
     low = min(_quantile(magnitudes[magnitudes > 0], _LOW_SHARE), start / 10)
-    return ColorRange(low, start, top, largest, signed)
-
-
-def difference_range(cells: Num[np.ndarray, "*shape"], top: float = 0.0) -> ColorRange:
-    """Return the color range of a difference of maps, which is linear around 0 up to the top of the automatic range."""
-    return replace(automatic_range(cells, None, top=top), start=0.0, signed=True)
+    return ColorRange(low, 0.0 if subtracted else start, top, largest, signed or subtracted)
 
 
 def share_one(weights: Num[np.ndarray, "*maps q k"], allowed: Bool[np.ndarray, "*maps q k"]) -> bool:

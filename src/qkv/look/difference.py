@@ -92,11 +92,9 @@ class Difference:
                 f"both texts must have tokens in common, got {' and '.join(self.names)}. Compare other texts."
             )
         rows, columns = (Axis.from_words(names) for names in (self.query_names, self.key_names))
-        maps = tuple(
-            LayerMaps.from_weights(name, weights, heads, ~np.isnan(weights))
-            for (name, heads), weights in zip(self.layers, self.weights, strict=True)
-        )
-        return View(" minus ".join(self.names), "", "cross", rows, columns, maps)
+        layers = zip(self.layers, self.weights, strict=True)
+        maps = (LayerMaps.from_weights(name, one, heads, ~np.isnan(one)) for (name, heads), one in layers)
+        return View(" minus ".join(self.names), "", "cross", rows, columns, tuple(maps))
 
 
 def difference(first: View, second: View | None = None, *, heads: tuple[_Head, _Head] | None = None) -> Difference:

@@ -47,7 +47,6 @@ def _rows(view: View, start: int, stop: int) -> bytes:
 
 
 def _flow(view: View, query: int, key: int) -> bytes:
-    """Return the attention flow from a query to a key through all layers."""
     means = _known(view.layer_means)
     if max(query, key) >= means.shape[-1]:
         raise IndexError

@@ -139,9 +139,10 @@ def max_pool(panel: Num[np.ndarray, "*maps q k"], rows: int, columns: int) -> Nu
     for axis, cells in ((-2, rows), (-1, columns)):
         length = panel.shape[axis]
         if length > cells:
-            # `np.maximum.reduceat` takes twice as long, and 30 times for thousands of tokens.
             parts = np.split(panel, np.arange(1, cells) * length // cells, axis=axis)
-            panel = np.stack([part.max(axis=axis) for part in parts], axis=axis)
+            panel = np.stack(
+                [part.max(axis=axis) for part in parts], axis=axis
+            )  # `reduceat` takes up to 30 times as long
     return panel
 
 

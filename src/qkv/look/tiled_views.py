@@ -117,9 +117,8 @@ def heads_required_bytes(tokens: int, width: int, heads: int) -> int:
 
     For each head, these are the query, the key, the log-sum-exp and the overview.
     """
-    return heads * (
-        4 * tokens * (2 * width + 1) + _overview_bytes(tokens, tokens, overview_size(tokens, *_MODEL_CELLS))
-    )
+    overview = _overview_bytes(tokens, tokens, overview_size(tokens, *_MODEL_CELLS))
+    return heads * (4 * tokens * (2 * width + 1) + overview)
 
 
 def recorded_view(

@@ -17,7 +17,6 @@ from qkv.look.color_range import (
     color_cells,
     color_norm,
     color_table,
-    difference_range,
     label_range,
     range_norm,
     share_one,
@@ -139,8 +138,7 @@ def heatmaps(
     if automatic:
         allowed = ~np.isnan(panels)
         counts = allowed.sum(axis=-1).ravel() if share_one(panels, allowed) else None
-        colors = automatic_range(pooled, counts, pooled.size < panels.size, vmax or 0.0)
-        colors = difference_range(pooled, vmax or 0.0) if scale == "difference" else colors
+        colors = automatic_range(pooled, counts, pooled.size < panels.size, vmax or 0.0, scale == "difference")
         norm, limit = range_norm(colors), colors.top
     ticks, labels, headings = _TEXT_POINTS[inches is not None]
     figure = new_figure(size, _DPI if inches is None else PRINT_DPI, dark)
@@ -171,8 +169,7 @@ def heatmaps(
         _label_axis(axes.xaxis, keys, size[0] / across, 90, ticks)
         _label_axis(axes.yaxis, queries, size[1] / down, 0, ticks)
     extend = extension(bool((panels < -limit).any()), bool((panels > limit).any()))
-    quantity = "difference" if scale == "difference" else "weight"
-    bar = _add_bar(figure, image, grid, quantity, ticks, shrink=0.8 if down == 1 else 0.6, extend=extend)
+    bar = _add_bar(figure, image, grid, scale == "difference", ticks, shrink=0.8 if down == 1 else 0.6, extend=extend)
     if automatic:
         label_range(bar, colors)
     if title is not None:
@@ -186,11 +183,11 @@ def heatmaps(
     return figure
 
 
-def _add_bar(figure: Figure, image: Any, axes: Any, quantity: str, points: float, **options: Any) -> Any:
+def _add_bar(figure: Figure, image: Any, axes: Any, subtracted: bool, points: float, **options: Any) -> Any:
     bar = add_color_bar(figure, image, axes, **options)
     # Left-aligned: centered on such narrow axes, the label would overlap the map.
-    arrow = options["extend"] in ("min", "both")
-    bar.ax.set_xlabel(quantity, fontsize=points, loc="left", labelpad=10 if arrow else None)
+    label, pad = "difference" if subtracted else "weight", 10 if options["extend"] in ("min", "both") else None
+    bar.ax.set_xlabel(label, fontsize=points, loc="left", labelpad=pad)
     bar.ax.tick_params(labelsize=points)
     return bar
 
@@ -426,10 +423,9 @@ def _grid(view: BaseView, inches: float, title: str, vmax: float | None, dark: b
     masked = codes == MASKED
     shares = np.array([one.normalized or subtracted for one in flat])
     q, k = len(view.queries.tokens), len(view.columns.tokens)
-    counts = np.full(1, k)
+    counts = None if subtracted else np.full(1, k)
     cells, pooled = weights[shares][~masked[shares]], max(q, k) > THUMBNAIL_SIZE
-    common = automatic_range(cells, counts, pooled, vmax or 0.0)
-    common = difference_range(cells, vmax or 0.0) if subtracted else common
+    common = automatic_range(cells, counts, pooled, vmax or 0.0, subtracted)
     own = [common if share else automatic_range(panel, None) for panel, share in zip(weights, shares, strict=True)]
     pitch, across = THUMBNAIL_SIZE + _GAP, max(map(len, ranges))
     sheet = np.full((len(ranges) * pitch - _GAP, across * pitch - _GAP, 3), color_table(False, dark)[0])
@@ -467,8 +463,7 @@ def _grid(view: BaseView, inches: float, title: str, vmax: float | None, dark: b
 
         extend = extension(subtracted and common.largest > common.top * 1.0005, common.largest > common.top * 1.0005)
         mappable = ScalarMappable(range_norm(common), table_colormap(common.signed, dark))
-        quantity = "difference" if subtracted else "weight"
-        label_range(_add_bar(figure, mappable, axes, quantity, 6.5, extend=extend, shrink=0.8, aspect=25), common)
+        label_range(_add_bar(figure, mappable, axes, subtracted, 6.5, extend=extend, shrink=0.8, aspect=25), common)
     color_figure(figure, dark)
     trim_height(figure)
     return figure

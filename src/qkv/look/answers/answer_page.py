@@ -6,7 +6,7 @@ import base64
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from qkv.core.formatting import format_key, format_query, format_value
 from qkv.core.typing import Float, Int
 from qkv.database.answer import format_estimate, format_failure, format_gradient, format_statistics
+from qkv.database.io.predicates import PredicateProcess
 from qkv.database.keys.queries import split_text
 from qkv.encoders.columns import Column
 from qkv.errors import OptionError, QkvError, QueryError
@@ -321,6 +322,17 @@ class AnswerPage:
                 return self._respond(request)
         except QkvError as error:
             return {"error": str(error)}
+
+    @contextlib.contextmanager
+    def responding(self) -> Iterator[Callable[[object], dict[str, object]]]:
+        """Yield `respond` for a server, whose predicates are evaluated by a process of their own."""
+        with contextlib.closing(PredicateProcess()) as predicates:
+
+            def respond(request: object) -> dict[str, object]:
+                with predicates.used():
+                    return self.respond(request)
+
+            yield respond
 
     def _respond(self, request: dict[str, object]) -> dict[str, object]:
         settings = AnswerSettings.parse(request.get("settings", {}))

@@ -205,7 +205,6 @@ export class Detail {
     this.map.reduction = options.reduction;
     this.map.palette = options.palette;
     this.map.show(this.mapData);
-    this.#coloured();
     this.#point(this.query, this.key, true, false);
     this.element.removeAttribute("aria-busy");
   }

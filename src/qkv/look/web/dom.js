@@ -1,8 +1,5 @@
 // Helpers for DOM elements. Text is always set as text, never as HTML, because a token may hold markup.
 
-/** Number of options that a list always has in the page. */
-const FEW_OPTIONS = 40;
-
 /** Create an element. @template {keyof HTMLElementTagNameMap} T
  *  @param {T} tag @param {Record<string, any>} [attributes] `text`, `style` with the names of properties, `on…` handlers, and attributes
  *  @param {(Node | null)[]} [children] @returns {HTMLElementTagNameMap[T]} */
@@ -46,17 +43,14 @@ export function createSelect(label, options, selected, change, style) {
   return control;
 }
 
-/** Replace the options of a drop-down list, which keeps the focus. Of many options, the page has only the selected one until the list is used.
- *  @param {HTMLElement} control from `createSelect` @param {[string, string, string?][]} options @param {string} selected
- *  @param {boolean} [used] whether the list is used */
-export function fillSelect(control, options, selected, used = control.contains(document.activeElement)) {
+/** Replace the options of a drop-down list, which keeps the focus.
+ *  @param {HTMLElement} control from `createSelect` @param {[string, string, string?][]} options @param {string} selected */
+export function fillSelect(control, options, selected) {
   const select = /** @type {HTMLSelectElement} */ (control.querySelector("select"));
-  const at = Math.max(0, options.findIndex(([value]) => value === selected));
-  const whole = used || options.length <= FEW_OPTIONS;
-  const shown = whole ? options : [options[at]];
-  select.replaceChildren(...shown.map(([value, text, title]) => createElement("option", { value, text, title })));
-  select.selectedIndex = whole ? at : 0;
-  select.onfocus = select.onpointerdown = whole ? null : () => fillSelect(control, options, selected, true);
+  // Styles are computed again for new options.
+  const same = select.length === options.length && options.every(([value, text], i) => select.options[i].value === value && select.options[i].text === text);
+  if (!same) select.replaceChildren(...options.map(([value, text, title]) => createElement("option", { value, text, title })));
+  select.selectedIndex = Math.max(0, options.findIndex(([value]) => value === selected));
   updateTooltip(select);
 }
 

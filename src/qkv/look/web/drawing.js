@@ -33,27 +33,20 @@ export function screenPen(canvas, width = canvas.clientWidth, height = canvas.cl
   return pen;
 }
 
-/** Return a function after whose calls `act` runs once in the next frame. @param {() => void} act */
-export function oncePerFrame(act) {
-  let frame = 0;
-  return () => {
-    frame ||= requestAnimationFrame(() => {
-      frame = 0;
-      act();
-    });
-  };
-}
-
 /** Return a function that draws on a canvas in the next frame, unless nothing is shown or the canvas is hidden; it draws again when the
  *  canvas has changed its size. The canvas counts in its data how often it was drawn.
  *  @template T @param {HTMLCanvasElement} canvas @param {() => T | null} shown @param {(shown: T) => void} draw */
 export function drawInFrames(canvas, shown, draw) {
-  const later = oncePerFrame(() => {
-    const own = shown();
-    if (own === null || !canvas.clientWidth) return;
-    draw(own);
-    canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
-  });
+  let frame = 0;
+  const later = () => {
+    frame ||= requestAnimationFrame(() => {
+      frame = 0;
+      const own = shown();
+      if (own === null || !canvas.clientWidth) return;
+      draw(own);
+      canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
+    });
+  };
   new ResizeObserver(later).observe(canvas);
   return later;
 }

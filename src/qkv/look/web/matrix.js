@@ -14,23 +14,21 @@ export const ALL_HEADS = "all heads";
 
 /** Return the largest finite magnitude of each row. @param {Float32Array} weights @param {number} width */
 export function rowMaxima(weights, width) {
-  return Float32Array.from({ length: weights.length / width }, (_, row) => {
-    let largest = 0;
-    for (let i = row * width; i < (row + 1) * width; i++) {
+  const maxima = new Float32Array(weights.length / width);
+  for (let row = 0, i = 0; row < maxima.length; row++) {
+    for (const end = i + width; i < end; i++) {
       const magnitude = Math.abs(weights[i]);
-      if (magnitude > largest && magnitude < Infinity) largest = magnitude;
+      if (magnitude > maxima[row] && magnitude < Infinity) maxima[row] = magnitude;
     }
-    return largest;
-  });
+  }
+  return maxima;
 }
 
 /** Return the number of keys of each query that are not masked. @param {Float32Array} weights @param {number} width @returns {Uint32Array} */
 export function countKeys(weights, width) {
-  return Uint32Array.from({ length: weights.length / width }, (_, row) => {
-    let count = 0;
-    for (let i = row * width; i < (row + 1) * width; i++) if (weights[i] !== MASKED) count++;
-    return count;
-  });
+  const counts = new Uint32Array(weights.length / width);
+  for (let row = 0, i = 0; row < counts.length; row++) for (const end = i + width; i < end; i++) if (weights[i] !== MASKED) counts[row]++;
+  return counts;
 }
 
 /** Return the entries of largest magnitude of a row, in decreasing order, without masked keys.

@@ -3,10 +3,9 @@
 import { formatWeights } from "./codes.js";
 import { cssColour, inkOn } from "./colour.js";
 import { createElement, createTable, moveSelection, placeOfKey } from "./dom.js";
-import { oncePerFrame } from "./drawing.js";
 
 /** Maximum number of tokens shown; in a longer text, the tokens around the selected token are shown. */
-export const MAX_TOKENS = 560;
+export const MAX_TOKENS = 440;
 
 export class Tokens {
   /** @param {string} label @param {(token: number) => void} onSelect @param {(token: number) => void} hover */
@@ -24,8 +23,6 @@ export class Tokens {
     this.selected = 0;
     /** marked tokens @type {Set<number>} */
     this.hits = new Set();
-    this.shading = /** @type {[(token: number) => number, (weight: number, row: number) => number, import("./colour.js").Palette] | null} */ (null);
-    this.repaint = oncePerFrame(() => this.#paint());
   }
 
   /** @param {string[]} names @param {number} around @param {number} [maximum] */
@@ -49,16 +46,9 @@ export class Tokens {
     return this.element.children.length;
   }
 
-  /** Paint the tokens in the next frame, in which the colours of the map may change, too.
-   *  @param {(token: number) => number} weight @param {(weight: number, row: number) => number} shade
+  /** @param {(token: number) => number} weight @param {(weight: number, row: number) => number} shade
    *  @param {import("./colour.js").Palette} palette */
   paint(weight, shade, palette) {
-    this.shading = [weight, shade, palette];
-    this.repaint();
-  }
-
-  #paint() {
-    const [weight, shade, palette] = /** @type {NonNullable<Tokens["shading"]>} */ (this.shading);
     const children = /** @type {any[]} */ (Array.from(this.element.children));
     const weights = children.map((child) => weight(Number(child.dataset.at)));
     const largest = weights.reduce((most, one) => (Math.abs(one) > most && Math.abs(one) < Infinity ? Math.abs(one) : most), 0);
