@@ -129,9 +129,12 @@ def test_whole_words_preserve_row_sums_and_special_tokens_can_be_hidden(opened, 
     assert words == ["[CLS]", "unhappiness", "is", "<b>bold</b>", "[SEP]"]
     page.get_by_role("option", name="is", exact=True).click()
     rows = page.locator("tbody tr").all()
-    table = {row.locator("th").text_content(): float(row.locator("td").last.text_content()) for row in rows}
+    table = {
+        row.locator("th").text_content(): float(row.locator("td").last.text_content().removeprefix("≈ "))
+        for row in rows
+    }
     assert table["unhappiness"] == pytest.approx(3 / 7, abs=6e-3)
-    assert sum(table.values()) == pytest.approx(1, abs=8e-3)
+    assert sum(table.values()) == pytest.approx(1, abs=2e-2)
     page.get_by_label("Hide special tokens").check()
     page.wait_for_function("() => document.querySelectorAll('.token').length === 3")
 
@@ -160,6 +163,14 @@ def test_merged_and_hidden_tokens_keep_the_selected_pair_and_its_positions(opene
     assert page.get_by_role("button", name="“un” is pinned").is_visible()
     redrawn(page, page.get_by_label("Hide special tokens").click)
     assert pair().startswith("“[CLS]” (0)")
+
+
+def test_a_page_without_the_choice_of_words_says_why(opened, served):
+    reason = opened(served).get_by_text("no words: ")
+    assert reason.count() == 0
+    with serve_in_thread(ServedPage(page=Page.from_views(known(["a", "b"])))) as address:
+        reason = opened(address).get_by_text("no words: ")
+        assert reason.all_text_contents() == ["no words: each is one token"]
 
 
 def test_markup_in_a_token_is_shown_as_text(opened, served):
@@ -332,13 +343,13 @@ def test_an_exported_file_works_from_the_disk_without_any_request(opened, tmp_pa
     page.wait_for_selector("[data-shown='1,1,0']")
 
 
-def test_twelve_by_twelve_heads_at_512_tokens_take_less_than_1200_nodes_and_a_megabyte(opened):
+def test_twelve_by_twelve_heads_at_512_tokens_take_less_than_1000_nodes_and_a_megabyte(opened):
     rng = np.random.default_rng(0)
     weights = rng.dirichlet(np.full(512, 0.05), (1, 1, 512)).astype(np.float32)
     view = View.from_weights(np.broadcast_to(weights, (12, 12, 512, 512)), [f"w{i}" for i in range(512)])
     with serve_in_thread(ServedPage(page=Page.from_views(view))) as address:
         page = opened(address)
-        assert page.evaluate("document.querySelectorAll('*').length") < 1200
+        assert page.evaluate("document.querySelectorAll('*').length") < 1000
         sent = [answer.request.sizes() for answer in page.asked if answer.url.startswith("http")]
         assert sum(one["responseBodySize"] for one in sent) <= 1_000_000
 

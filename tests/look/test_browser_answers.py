@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 from qkv.cli.ask import printed_text
 from qkv.database import Database
 from qkv.look.answers import AnswerPage, saved_answers
-from qkv.look.answers.answer_server import serve_answers_in_thread
 from qkv.look.answers.answer_settings import AnswerSettings, TableSource
+from qkv.look.server import ServedPage, serve_in_thread
 from tests.effort import LONG
 
 from ..cli.conftest import EXAMPLES, _qkv  # noqa: F401 (the fixture `qkv`)
@@ -34,6 +35,12 @@ def page_of(file, key, value, query=None, **options):
         settings=settings,
         printed=lambda answer, rows: printed_text(database, answer, rows),
     )
+
+
+@contextmanager
+def serve_answers_in_thread(page):
+    with page.responding() as respond, serve_in_thread(ServedPage(page, respond=respond)) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +163,25 @@ def test_dragging_shows_what_the_copied_command_prints(shown, qkv, file, key, va
             settled(page, lambda share=share: drag(page, share))
             answers.add(check_against_command(page, qkv))
     assert len(answers) > POSITIONS // 2
+
+
+def test_the_handle_covers_no_tick_and_percentages_have_one_form(shown):
+    with serve_answers_in_thread(page_of("gpa.csv", "gpa", "starting_salary", "3.5")) as address:
+        page = shown(address)
+        handle = page.locator(".handle").bounding_box()
+        below = handle["y"] + handle["height"]
+        assert all(tick.bounding_box()["y"] >= below for tick in page.locator("svg line.tick").all())
+        text = page.locator("body").inner_text()
+        assert text.count("90% prediction interval") == 2
+        assert not re.search(r"\d\s%", text)
+
+
+def test_all_columns_of_the_rows_are_in_view_on_a_phone(shown):
+    with serve_answers_in_thread(page_of("people.csv", "name", "income", "Jon Smiht")) as address:
+        page = shown(address)
+        page.set_viewport_size({"width": 390, "height": 844})
+        assert page.locator(".evidence th").all_text_contents()[-1] == "city"
+        assert page.locator(".evidence").evaluate("e => e.scrollWidth - e.clientWidth") == 0
 
 
 def test_typing_shows_what_the_copied_command_prints(shown, qkv):

@@ -279,6 +279,38 @@ def test_32_heads_of_32_layers_fit(opened):
             assert last["width"] >= 6
 
 
+def test_maps_controls_and_tokens_have_space_at_four_widths(opened):
+    text = "When he saw his owner, the dog was happy"
+    views = [
+        View.from_weights(np.broadcast_to(np.eye(N), (6, 12, N, N)), WORDS, name=name)
+        for name in (text, text.replace("happy", "late"))
+    ]
+    hidden = "e => [e.scrollWidth - e.clientWidth, e.scrollHeight - e.clientHeight]"
+    with serve_in_thread(ServedPage(page=Page.from_views(views))) as address:
+        page = opened(f"{address}#view=0&compare=1&open=search,effect,pair&ask=dog→he")
+        page.get_by_role("button", name="Which heads differ most?").click()
+        page.wait_for_selector(".differing button")  # of which the list does not take the space of the maps
+        sides = {}
+        for width, height in ((1920, 1080), (1440, 900), (1024, 768), (390, 844)):
+            resize(page, width, height)
+            boxes = [one.bounding_box() for one in page.locator("canvas.map").all()]
+            sides[width] = boxes[0]["width"]
+            assert (boxes[0]["y"] == boxes[1]["y"]) == (width > 390)  # side by side
+            for part_of_page in (".details", ".overview", ".questions .result", ".differing"):
+                assert page.locator(part_of_page).first.evaluate(hidden) == [0, 0], (part_of_page, width)
+            # The outline of the selected token is 2 pixels wide.
+            token = page.locator(".token[aria-selected]").first.bounding_box()
+            assert token["x"] - page.locator(".tokens").first.bounding_box()["x"] >= 2
+        assert sides[1920] > sides[1440] >= 400
+        assert sides[1024] >= 400
+        names = [page.get_by_label(label).bounding_box()["width"] for label in ("Text", "Compare with")]
+        assert min(names) > 300  # so that the ends of the names differ
+        page.keyboard.press("p")
+        for width, height in ((1920, 1080), (1440, 900), (1280, 900), (1024, 768)):
+            resize(page, width, height)
+            assert page.locator(".qkv-look").evaluate(hidden) == [0, 0], width
+
+
 @pytest.mark.parametrize("theme", ["0", "1"])
 def test_axe_finds_no_violation(opened, served, theme):
     for width in (1400, 390):

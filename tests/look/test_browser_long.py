@@ -51,6 +51,7 @@ def test_a_long_text_has_a_map_of_its_sentences(opened):
     assert (sentences.allowed(0, 1) == np.tri(20, dtype=bool)).all()
     with serve_in_thread(ServedPage(page=Page.from_views(view))) as address:
         page = opened(f"{address}#unit=sentences&head=1&query=100&key=40")
+        assert page.get_by_text("no words: the map is in tiles").is_visible()
         assert part(page) == [0, 0, 20, 20]
         told = page.locator("output").first.text_content()
         assert told.startswith("“W90 W91")

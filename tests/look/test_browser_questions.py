@@ -125,6 +125,24 @@ def test_weights_of_any_size_and_their_difference_add_up(page, address):
     assert "masked" not in said
 
 
+def test_the_numbers_of_a_list_have_the_same_digits(page, address):
+    visit(page, address, "view=0&layer=0")
+    lists = [
+        [[0.1945, 0.0005], [0.195, 0.0005], [0.512, 0]],
+        [[0.736, 0.004], [0.0012, 0]],
+        [[0.9, 0.009], [0.1, 0.001]],
+        [[0.5, 0], [1e-5, 0]],
+    ]
+    said = page.evaluate(
+        """async (lists) => {
+            const { formatWeights } = await import('./web/codes.js');
+            return lists.map((all) => formatWeights(all.map(([weight, error]) => ({ weight, error }))));
+        }""",
+        lists,
+    )
+    assert said == [["≈ 0.19", "≈ 0.20", "0.51"], ["≈ 0.74", "0.0012"], ["0.9", "0.1"], ["0.500", "1.00e-5"]]
+
+
 def test_the_difference_of_two_texts_has_a_signed_scale_and_certain_digits(page, address, views):
     visit(page, address, "view=0&layer=1&head=0&compare=1&how=difference&query=1&key=0")
     found = look.difference(views[0], views[1])
@@ -209,7 +227,7 @@ def test_heads_are_searched_over_all_texts_as_in_python(page, address, views):
     assert float(mean) == pytest.approx(np.mean([match.weight for match in found]), rel=6e-3)
     for row, match in zip(said, found, strict=True):
         weights = [match.weight, match.places[1].weight, match.places[0].weight]
-        assert [float(number) for number in row[1:4]] == pytest.approx(weights, rel=6e-3)
+        assert [float(number) for number in row[1:4]] == pytest.approx(weights, abs=0.0051)
         assert row[4] == f"first in {sum(place.rank == 1 for place in match.places)} of 2"
     redrawn(page, lambda: page.locator(".questions tbody button").first.click())
     best = found[0].places[0]

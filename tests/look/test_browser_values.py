@@ -1,5 +1,7 @@
 """Numbers that exported pages print, compared with the weights of `attend` in float64."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -68,6 +70,8 @@ def test_ranked_heads_have_weights_with_certain_digits(opened, tmp_path, kind):
         ]
         for text, number in zip(numbers, [np.mean(found), min(found), max(found)], strict=False):
             assert_printed(text, number)
+    digits = [re.sub(r"^[≈ 0.]+|e.*|\.", "", text) for _, *numbers in listed for text in numbers[:3]]
+    assert len({len(text) for text in digits}) == 1, listed
 
 
 @pytest.mark.parametrize("small", [False, True])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import qkv
 from qkv import Database, look
-from qkv.errors import OptionError
+from qkv.errors import OptionError, ShapeError
 from qkv.look.color_range import automatic_range, format_weight, range_norm
 from qkv.look.figure import _fallback_fonts
 from qkv.look.inline_map import map_svg
@@ -66,6 +66,53 @@ def test_titles_name_the_model():
     assert look.plot_view(view, 0, 0).axes[0].get_title() == "words: bert, layer 0, head 0"
     assert look.plot_view(view).get_suptitle() == "words: bert"
     assert look.plot_view(view, 0, 0, title="mine").axes[0].get_title() == "mine"
+
+
+def differences():
+    """The difference of two texts with 2 × 3 heads: only the weights of the last row of layer 1, head 2 differ."""
+    first = np.broadcast_to(np.tri(4) / np.arange(1, 5)[:, None], (2, 3, 4, 4)).copy()
+    second = first.copy()
+    second[1, 2, 3] = [0.5, 0.0, 0.25, 0.25]
+    words = [["a", "b", "c", word] for word in "de"]
+    views = (look.View.from_weights(w, t, name=t[3]) for w, t in zip((first, second), words, strict=True))
+    return look.difference(*views)
+
+
+def test_the_figure_of_a_difference_has_its_sign_names_and_one_linear_scale():
+    result = differences()
+    figure = look.plot_view(result, 1, 2, width="single")
+    assert figure.axes[0].get_title() == "d\nminus e: layer 1, head 2"
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a", "b", "c", "d | e"]
+    assert figure.axes[1].get_xlabel() == "difference"
+    assert [label.get_text() for label in figure.axes[1].get_yticklabels()] == [
+        "−0.250",
+        "−0.138",
+        "0",
+        "0.138",
+        "0.250",
+    ]
+    orange, blue, white, masked = [92, 26, 2], [3, 28, 82], [255, 255, 255], [222, 222, 222]
+    assert cell_colours(figure, 4, 4)[[3, 3, 3, 2, 0], [0, 1, 2, 0, 1]].tolist() == [orange, blue, white, white, masked]
+    grid = look.plot_view(result)
+    assert (grid.get_suptitle(), grid.axes[1].get_xlabel()) == ("d\nminus e", "difference")
+    sheet = np.asarray(grid.axes[0].get_images()[0].get_array())
+    coloured = [(sheet[34 * i :, 34 * j :][:32, :32] == blue).all(axis=-1).any() for i in range(2) for j in range(3)]
+    assert coloured == [False] * 5 + [True]
+
+
+def test_the_figure_of_two_heads_of_one_text_names_both():
+    view = look.View.from_weights(causal(4, 2, 3), list("abcd"), name="four")
+    figure = look.plot_view(look.difference(view, heads=((0, 1), (1, None))), 0, 0)
+    assert figure.axes[0].get_title() == "four: layer 0, head 1 minus layer 1, mean of its heads"
+
+
+def test_texts_without_a_common_token_have_no_figure_of_their_difference():
+    one, other = (
+        look.View.from_weights(np.eye(len(text))[None, None], list(text), name=text, model=text)
+        for text in ("ab", "cde")
+    )
+    with pytest.raises(ShapeError, match="both texts must have tokens in common, got ab and cde"):
+        look.plot_view(look.difference(one, other))
 
 
 def heatmap():

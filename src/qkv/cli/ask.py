@@ -440,9 +440,10 @@ def _open_page(options: AskCommand, database: Queryable, files: Sequence[str], q
     if options.export is not None:
         print(f"{target} ({target.stat().st_size / 1e6:.1f} MB)")
         return
-    from qkv.look.answers.answer_server import serve_answers
+    from qkv.look.server import serve
 
-    serve_answers(page, port=options.port, browser=not options.no_browser)
+    with page.responding() as respond:
+        serve(lambda _: page, port=options.port, browser=not options.no_browser, respond=respond)
 
 
 def printed_text(database: Queryable, answer: Answer, rows: int) -> str:

@@ -11,7 +11,7 @@ from qkv.cli.shared_options import ModelFolder, argument, flag, option
 from qkv.core.files import check_writable
 from qkv.core.printable import printable
 from qkv.core.progress import Progress, ProgressBar
-from qkv.errors import DataError, OptionError
+from qkv.errors import DataError, OptionError, ShapeError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,9 +55,11 @@ def save_export(
 ) -> list[Path]:
     """Write a page to one file, or each of its views to a figure, and return the files.
 
-    The figures of several views have numbers: `a-1.pdf`, `a-2.pdf` … A fragment has one picture of each view.
+    The figures of several views have numbers: `a-1.pdf`, `a-2.pdf` … Two comparable views have a third figure, of their
+    difference: `a-difference.pdf`. A fragment has one picture of each view.
     """
     from qkv.core.files import write_atomic
+    from qkv.look.difference import difference
     from qkv.look.figure import FORMATS, save_figure
     from qkv.look.html_export import export_html
     from qkv.look.inline_map import map_svg
@@ -78,6 +80,22 @@ def save_export(
             check_head(view, layer, head)
     for view, path in zip(page.views, targets, strict=True):
         save_figure(plot_view(view, layer, head, width=width), path)
+    if not many:
+        return targets
+    said = "Each figure has its own color scale."
+    first, second, *others = page.views
+    if not others and first.kind == second.kind and isinstance(first, View) and isinstance(second, View):
+        try:
+            place = None if layer is None or head is None else (layer, head)
+            found = difference(first, second, heads=None if place is None else (place, place))
+            figure = plot_view(found, *(() if place is None else (0, 0)), width=width)
+        except ShapeError as error:
+            said += f" There is no figure of the difference: {error}"
+        else:
+            targets.append(target.with_stem(f"{target.stem}-difference"))
+            save_figure(figure, targets[-1])
+            said += f" {targets[-1].name} shows the first minus the second."
+    _print_stderr(said)
     return targets
 
 
@@ -151,7 +169,8 @@ def look(
     shows a query and a key saved by numpy.save in the same way; they have up to 100,000 tokens and the shape (tokens,
     width) or (heads, tokens, width). The required memory is printed before the model runs.
 
-    A figure shows one head if --layer and --head are given, and otherwise all heads in small.
+    A figure shows one head if --layer and --head are given, and otherwise all heads in small. Two texts have a figure
+    each, and one of their difference.
 
     \b
     Examples:

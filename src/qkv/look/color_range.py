@@ -37,7 +37,7 @@ class ColorRange:
 
     Attributes:
         low: weights up to this one have the color of 0.
-        start: the smallest weight that is not faint.
+        start: the smallest weight that is not faint; 0: the color follows the weight itself, not its logarithm.
         top: the smallest weight of the strongest color.
         largest: the largest magnitude.
         signed: whether there are negative weights.
@@ -57,6 +57,8 @@ class ColorRange:
             [0.0, 0.1, 1.0]
         """
         weights = np.asarray(weights, np.float64)
+        if not self.start:
+            return np.asarray(np.clip(weights / self.top, -1.0, 1.0))
         magnitude = np.abs(weights)
         with np.errstate(divide="ignore", invalid="ignore"):
             above = FAINT_SHARE + (1 - FAINT_SHARE) * np.log(magnitude / self.start) / np.log(self.top / self.start)
@@ -67,6 +69,8 @@ class ColorRange:
     def weights(self, shares: ArrayLike) -> Float[np.ndarray, "*shape"]:
         """Return the weight at each share of the color table, the inverse of `shares`."""
         shares = np.asarray(shares, np.float64)
+        if not self.start:
+            return np.asarray(shares * self.top)
         part = np.minimum(np.abs(shares), 1.0)
         above = self.start * (self.top / self.start) ** ((part - FAINT_SHARE) / (1 - FAINT_SHARE))
         below = self._low * (self.start / self._low) ** (part / FAINT_SHARE)
@@ -78,7 +82,11 @@ class ColorRange:
 
 
 def automatic_range(
-    cells: Num[np.ndarray, "*shape"], counts: Num[np.ndarray, " queries"] | None, pooled: bool = False, top: float = 0.0
+    cells: Num[np.ndarray, "*shape"],
+    counts: Num[np.ndarray, " queries"] | None,
+    pooled: bool = False,
+    top: float = 0.0,
+    subtracted: bool = False,
 ) -> ColorRange:
     """Return the automatic color range of the cells of one or more maps.
 
@@ -87,6 +95,7 @@ def automatic_range(
         counts: number of keys that each query may attend to; None: the weights are not shares of 1.
         pooled: whether a cell covers several pairs.
         top: the smallest weight of the strongest color; 0: the automatic one.
+        subtracted: whether the cells are differences, whose colors are linear around 0.
 
     Example:
         >>> automatic_range(np.eye(4), np.full(4, 4)).start  # the weight of uniform attention to 4 keys
@@ -109,7 +118,7 @@ def automatic_range(
     start = max(start, largest * 1e-9) or 1 / _LEAST_SPAN
     top = top or max(_LEAST_SPAN * start, min(largest, _quantile(magnitudes[magnitudes >= start], _TOP_SHARE)))
     low = min(_quantile(magnitudes[magnitudes > 0], _LOW_SHARE), start / 10)
-    return ColorRange(low, start, top, largest, signed)
+    return ColorRange(low, 0.0 if subtracted else start, top, largest, signed or subtracted)
 
 
 def share_one(weights: Num[np.ndarray, "*maps q k"], allowed: Bool[np.ndarray, "*maps q k"]) -> bool:
@@ -141,7 +150,7 @@ def _quantile(magnitudes: Float[np.ndarray, " n"], share: float) -> float:
     return float(np.quantile(magnitudes, share, method="inverted_cdf")) if magnitudes.size else 0.0
 
 
-SCALES = ("linear", "sqrt", "log", "auto")
+SCALES = ("linear", "sqrt", "log", "auto", "difference")
 MASKED_COLORS = {False: "#dedede", True: "#34373c"}
 """Color of cells without a weight on a light and on a dark background."""
 INVALID_COLORS = {False: "#c80082", True: "#ff50be"}

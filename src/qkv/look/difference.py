@@ -12,7 +12,7 @@ from qkv.errors import KindError, ShapeError
 from qkv.look.axis import Axis
 from qkv.look.tiled_map import TiledView
 from qkv.look.token_groups import Alignment, align_axes, merge, merge_allowed
-from qkv.look.views import ALL_HEADS, View
+from qkv.look.views import ALL_HEADS, LayerMaps, View
 
 _Head = tuple[int, int | None]
 """Layer and head; None: the mean over the heads of the layer."""
@@ -47,6 +47,9 @@ class Difference:
     """Differences of attention weights at aligned groups of tokens of two views, first minus second.
 
     Attributes:
+        names: names of the view from which is subtracted and of the subtracted one: their texts, or their models if the
+            texts are the same; of two maps of one view, one name.
+        layers: name of each layer, with the names of its maps.
         queries: the groups of queries that correspond to each other, and the queries that correspond to none.
         keys: the same of the keys.
         query_names: text of each aligned group of queries; `a | b` if the texts differ.
@@ -60,6 +63,8 @@ class Difference:
         distance_errors: `(heads,)` for each layer: largest error of the distance.
     """
 
+    names: tuple[str, ...]
+    layers: tuple[tuple[str, tuple[str, ...]], ...] = field(repr=False)
     queries: Alignment
     keys: Alignment
     query_names: tuple[str, ...]
@@ -79,6 +84,17 @@ class Difference:
             for j, one in enumerate(zip(*layer, strict=True))
         ]
         return sorted(own, key=lambda one: -one.distance)[:count]
+
+    def view(self) -> View:
+        """Return a view of the differences, rounded to three digits, for figures; pairs that are NaN are masked."""
+        if not self.query_names or not self.key_names:
+            raise ShapeError(
+                f"both texts must have tokens in common, got {' and '.join(self.names)}. Compare other texts."
+            )
+        rows, columns = (Axis.from_words(names) for names in (self.query_names, self.key_names))
+        layers = zip(self.layers, self.weights, strict=True)
+        maps = (LayerMaps.from_weights(name, one, heads, ~np.isnan(one)) for (name, heads), one in layers)
+        return View(" minus ".join(self.names), "", "cross", rows, columns, tuple(maps))
 
 
 def difference(first: View, second: View | None = None, *, heads: tuple[_Head, _Head] | None = None) -> Difference:
@@ -131,7 +147,18 @@ def difference(first: View, second: View | None = None, *, heads: tuple[_Head, _
     axes = [(rows, [first.queries, second.queries]), *([] if rows is columns else [(columns, keys)])]
     one, other = (tuple(both[i].tokens[j] for found, both in axes for j in found.others[i]) for i in (0, 1))
     names = _names(rows, first.queries, second.queries), _names(columns, *keys)
-    return Difference(rows, columns, *names, (one, other), weights, error, *distances)
+    texts, models = (
+        tuple(dict.fromkeys(getattr(view, name) for view in (first, second))) for name in ("name", "model")
+    )
+    layers = tuple((maps.name, maps.heads) for maps in first.layers[: len(pairs)])
+    if heads is not None:
+        places = [(view.layers[layer], head) for view, (layer, head) in zip((first, second), heads, strict=True)]
+        shown = [(maps.name, "mean of its heads" if head is None else maps.heads[head]) for maps, head in places]
+        (layer, head), other = shown
+        layers = ((layer, (head if shown[0] == other else f"{head} minus {', '.join(other)}",)),)
+    return Difference(
+        max(texts, models, key=len), layers, rows, columns, *names, (one, other), weights, error, *distances
+    )
 
 
 def rank_differences(first: View, second: View, count: int = 10) -> tuple[list[HeadDistance], list[PairDifference]]:

@@ -140,7 +140,6 @@ def _write_pages(target: Path, views: Mapping[str, View]) -> Iterator[_Card]:
 
 
 def _write_pair(target: Path, pair: GalleryPair, view: View, other: View | None = None) -> _Card:
-    """Write the page of one text, or that of two texts."""
     layer = pair.layer % len(view.layers)
     queries, keys = ([token.lower() for token in axis.tokens] for axis in (view.queries, view.columns))
     query, key = queries.index(pair.query.lower()), keys.index(pair.key.lower())

@@ -47,16 +47,10 @@ def _rows(view: View, start: int, stop: int) -> bytes:
 
 
 def _flow(view: View, query: int, key: int) -> bytes:
-    """Return the attention flow from a query to a key through all layers."""
     means = _known(view.layer_means)
     if max(query, key) >= means.shape[-1]:
         raise IndexError
     return json.dumps(float(flow(means[:, None], queries=[query], keys=[key])[0, 0])).encode()
-
-
-def _predictions(view: View) -> bytes:
-    found = _known(view.predictions)
-    return _json({"kind": found.kind, "rows": found.rows()})
 
 
 def _sentences(view: TiledView, layer: int, head: int) -> bytes:
@@ -102,11 +96,6 @@ def _effect(view: View, query: int, *heads: int) -> bytes:
     return _json(answer, 4)
 
 
-def _differences(first: View, second: View) -> bytes:
-    """Return the heads by decreasing distance between two views, and the pairs that differ most, as JSON."""
-    return _json([[list(one) for one in listed] for listed in rank_differences(first, second, _TOP)], 4)
-
-
 def _aligned(first: View | TiledView, second: View | TiledView) -> bytes:
     """Return for the queries and the keys of two views the pair of groups to which each token belongs, as JSON."""
     counts = [[len(axis.tokens) for axis in (view.queries, view.columns)] for view in (first, second)]
@@ -129,11 +118,11 @@ QUESTIONS: dict[str, tuple[type[BaseView], Callable[..., bytes]]] = {
     "map": (View, lambda view, layer, head: _codes(view.layers[layer].codes[head])),
     "rows": (View, _rows),
     "value_norms": (View, lambda view, layer: _json(_known(view.layers[layer].value_norms))),
-    "predictions": (View, _predictions),
+    "predictions": (View, lambda view: _json({"kind": _known(view.predictions).kind, "rows": view.predictions.rows()})),
     "pixels": (View, lambda view: _known(view.image).tobytes()),
     "flow": (View, _flow),
     "effect": (View, _effect),
-    "differences": (View, _differences),
+    "differences": (View, lambda a, b: _json([list(map(list, one)) for one in rank_differences(a, b, _TOP)], 4)),
     "tile": (TiledView, lambda view, layer, head, level, y, x: _codes(view.head(layer, head).tile(level, y, x))),
     "row": (TiledView, lambda view, layer, head, query: json.dumps(view.head(layer, head).row(query)).encode()),
     "key_counts": (TiledView, lambda view, layer, head: view.head(layer, head).key_counts.astype("<u4").tobytes()),

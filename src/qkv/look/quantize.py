@@ -107,7 +107,7 @@ def pool_codes(codes: Num[np.ndarray, "*maps q k"], rows: int, columns: int) -> 
 
     A cell is masked if all its pairs are masked, and not finite if one of its weights is not.
     """
-    if not (codes[codes != MASKED] < _ZERO).any():
+    if not ((codes < _ZERO) & (codes != MASKED)).any():
         return max_pool(codes, rows, columns)
     # The magnitude decides first, then the sign.
     index = codes.astype(np.int32) - _ZERO
@@ -139,7 +139,10 @@ def max_pool(panel: Num[np.ndarray, "*maps q k"], rows: int, columns: int) -> Nu
     for axis, cells in ((-2, rows), (-1, columns)):
         length = panel.shape[axis]
         if length > cells:
-            panel = np.maximum.reduceat(panel, np.arange(cells) * length // cells, axis=axis)
+            parts = np.split(panel, np.arange(1, cells) * length // cells, axis=axis)
+            panel = np.stack(
+                [part.max(axis=axis) for part in parts], axis=axis
+            )  # `reduceat` takes up to 30 times as long
     return panel
 
 

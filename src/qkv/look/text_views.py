@@ -170,10 +170,7 @@ STEP_NOTE = "Each row is named by the token that was generated, with the weights
 
 
 def _padding_token(text_model: TextModel) -> int | None:
-    """Return the id of the padding token of a model, or of its end token if it has no padding token.
-
-    The result is None if the model has neither. Without a padding token, `generate` warns on every call.
-    """
+    """Return the id of the padding token of a model, or of its end token, without which `generate` warns; or None."""
     config = text_model.model.generation_config
     padding, end = (getattr(config, name, None) for name in ("pad_token_id", "eos_token_id"))
     return padding if padding is not None else end[0] if isinstance(end, list) else end

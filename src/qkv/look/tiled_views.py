@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -101,7 +101,11 @@ def arrays_view(
     mask: Mask | None = Causal(align="end") if causal else None
     maps = {}
     for head, rows in enumerate(track(queries, "reading heads", progress)):
-        pair = map(_to_fastest_library, (rows, keys[head * len(keys) // len(queries)]))
+        pair: tuple[Array, ...] = rows, keys[head * len(keys) // len(queries)]
+        if find_spec("torch"):  # which computes maps three times as fast
+            from torch import from_numpy
+
+            pair = tuple(map(from_numpy, pair))
         maps[f"head {head}"] = TiledMap.from_arrays(*pair, mask=mask)
     q, k = queries.shape[-2], keys.shape[-2]
     kind, columns = ("self", None) if q == k else ("cross", Axis.from_count(k))
@@ -113,9 +117,8 @@ def heads_required_bytes(tokens: int, width: int, heads: int) -> int:
 
     For each head, these are the query, the key, the log-sum-exp and the overview.
     """
-    return heads * (
-        4 * tokens * (2 * width + 1) + _overview_bytes(tokens, tokens, overview_size(tokens, *_MODEL_CELLS))
-    )
+    overview = _overview_bytes(tokens, tokens, overview_size(tokens, *_MODEL_CELLS))
+    return heads * (4 * tokens * (2 * width + 1) + overview)
 
 
 def recorded_view(
@@ -177,12 +180,3 @@ def check_memory(
 
 def _overview_bytes(q: int, k: int, size: int) -> int:
     return 8 * min(size, q) * min(size, k) + 4 * q
-
-
-def _to_fastest_library(rows: Float[np.ndarray, "tokens width"]) -> Float[Array, "tokens width"]:
-    """Convert an array to a PyTorch tensor if PyTorch is installed, which computes maps three times as fast."""
-    if not find_spec("torch"):
-        return rows
-    import torch
-
-    return cast("Array", torch.from_numpy(rows))

@@ -22,6 +22,7 @@ from qkv.look.color_range import (
     share_one,
     table_colormap,
 )
+from qkv.look.difference import Difference
 from qkv.look.figure import (
     CURVE_COLOR,
     INKS,
@@ -88,10 +89,11 @@ def heatmaps(
         vmax: the upper end of the color scale; None: the largest magnitude, but at least 1. Pass the largest weight
             if all weights are small. The scale starts at 0, or at −`vmax` if weights are negative. An arrow at the end
             of the color bar marks larger magnitudes.
-        scale: `"linear"`, `"sqrt"`, `"log"` or `"auto"`; the logarithmic scale starts at `vmax` / 10,000. With negative
-            weights, the scale applies to magnitudes. `"auto"` is the automatic range of the attention page, which
-            suits causal maps: weights below that of uniform attention are faint, and the color is strongest from the
-            weight that 99 % of the others do not exceed, or from `vmax`.
+        scale: `"linear"`, `"sqrt"`, `"log"`, `"auto"` or `"difference"`; the logarithmic scale starts at
+            `vmax` / 10,000. With negative weights, the scale applies to magnitudes. `"auto"` is the automatic range of
+            the attention page, which suits causal maps: weights below that of uniform attention are faint, and the
+            color is strongest from the weight that 99 % of the others do not exceed, or from `vmax`. `"difference"` has
+            the same end, and is linear around 0.
         dark: draw light labels on a dark background; `Reds` is replaced by a color map with a dark lower end.
         width: width of the figure in print: `"single"` or `"double"` (one column, 3.5 inches, or two, 7.2 inches), or
             a number of inches. The height follows from the maps, and `figsize` is ignored. None: as in `figsize`.
@@ -125,6 +127,7 @@ def heatmaps(
     limit = float(vmax or np.abs(panels).max(initial=1.0, where=np.isfinite(panels)))
     signed = bool((panels < 0).any())
     norm = color_norm(scale, limit, signed)
+    automatic = scale in ("auto", "difference")
     size = _figure_size(figsize, inches, panels.shape)
     cells = max(1, int(min(size[0] / across, size[1] / down) * _DPI / _MIN_CELL_PIXELS))
     if scale == "auto":
@@ -132,10 +135,10 @@ def heatmaps(
         causal = None if np.isnan(panels).any() else infer_causal(list(panels))
         panels = panels if causal is None else np.where(causal, panels, np.nan)
     pooled = pool_largest(panels, cells, cells)
-    if scale == "auto":
+    if automatic:
         allowed = ~np.isnan(panels)
         counts = allowed.sum(axis=-1).ravel() if share_one(panels, allowed) else None
-        colors = automatic_range(pooled, counts, pooled.size < panels.size, vmax or 0.0)
+        colors = automatic_range(pooled, counts, pooled.size < panels.size, vmax or 0.0, scale == "difference")
         norm, limit = range_norm(colors), colors.top
     ticks, labels, headings = _TEXT_POINTS[inches is not None]
     figure = new_figure(size, _DPI if inches is None else PRINT_DPI, dark)
@@ -143,8 +146,8 @@ def heatmaps(
         figure.set_layout_engine("compressed")
     from matplotlib import colormaps
 
-    if cmap == "Reds" and scale == "auto":
-        colormap = table_colormap(signed, dark)
+    if cmap == "Reds" and automatic:
+        colormap = table_colormap(colors.signed, dark)
     elif cmap == "Reds" and (signed or dark):
         colormap = colormaps["inferno" if not signed else "berlin" if dark else "RdBu_r"]
     else:
@@ -166,8 +169,8 @@ def heatmaps(
         _label_axis(axes.xaxis, keys, size[0] / across, 90, ticks)
         _label_axis(axes.yaxis, queries, size[1] / down, 0, ticks)
     extend = extension(bool((panels < -limit).any()), bool((panels > limit).any()))
-    bar = _add_bar(figure, image, grid, ticks, shrink=0.8 if down == 1 else 0.6, extend=extend)
-    if scale == "auto":
+    bar = _add_bar(figure, image, grid, scale == "difference", ticks, shrink=0.8 if down == 1 else 0.6, extend=extend)
+    if automatic:
         label_range(bar, colors)
     if title is not None:
         figure.suptitle(title, fontsize=headings + 1, fontweight="bold", parse_math=False)
@@ -180,10 +183,11 @@ def heatmaps(
     return figure
 
 
-def _add_bar(figure: Figure, image: Any, axes: Any, points: float, **options: Any) -> Any:
+def _add_bar(figure: Figure, image: Any, axes: Any, subtracted: bool, points: float, **options: Any) -> Any:
     bar = add_color_bar(figure, image, axes, **options)
     # Left-aligned: centered on such narrow axes, the label would overlap the map.
-    bar.ax.set_xlabel("weight", fontsize=points, loc="left")
+    label, pad = "difference" if subtracted else "weight", 10 if options["extend"] in ("min", "both") else None
+    bar.ax.set_xlabel(label, fontsize=points, loc="left", labelpad=pad)
     bar.ax.tick_params(labelsize=points)
     return bar
 
@@ -322,7 +326,7 @@ _MODEL_CHARACTERS = 20
 
 
 def plot_view(
-    view: View | TiledView,
+    view: View | TiledView | Difference,
     layer: int | None = None,
     head: int | None = None,
     *,
@@ -335,10 +339,11 @@ def plot_view(
 
     The colors are those of the attention page: faint below the weight of uniform attention, strongest from the weight
     that 99 % of the other cells do not exceed, grey for masked pairs, magenta for weights that are not finite. The maps
-    of a grid share one range, except those whose weights are not shares of 1, such as flow: each has its own.
+    of a grid share one range, except those whose weights are not shares of 1, such as flow: each has its own. The
+    colors of a difference are linear, from orange (smaller) to blue (larger).
 
     Args:
-        view: the view; of a view in tiles, only the grid can be plotted.
+        view: the view, or a result of `difference`; of a view in tiles, only the grid can be plotted.
         layer: index of the layer; None: plot the grid.
         head: index of the head in its layer.
         width: `"single"` or `"double"` (one column, 3.5 inches, or two, 7.2 inches), or a number of inches.
@@ -352,6 +357,7 @@ def plot_view(
 
     Raises:
         OptionError: the head does not exist, `layer` is given without `head`, or the view is in tiles.
+        ShapeError: the texts of a difference share no token.
 
     Example:
         >>> view = View.from_weights(np.eye(3)[None, None], ["a", "b", "c"], name="three words")
@@ -363,8 +369,10 @@ def plot_view(
     _check_limit(vmax)
     if (layer is None) != (head is None):
         raise OptionError(f"layer and head must be given together, got layer={layer!r} and head={head!r}.")
+    names, scale = ([view.name], "auto") if isinstance(view, BaseView) else (view.names, "difference")
+    view = view if isinstance(view, BaseView) else view.view()
     if layer is None or head is None:
-        return _grid(view, inches, _title(title, view, "", inches), vmax, dark)
+        return _grid(view, inches, _title(title, names, view, "", inches), vmax, dark, scale == "difference")
     if isinstance(view, TiledView):
         raise OptionError(
             f"view must not be in tiles to plot one head, got {view.name!r} with {len(view.queries.tokens):,} tokens. "
@@ -373,8 +381,8 @@ def plot_view(
     view.check_head(layer, head)
     maps = view.layers[layer]
     weights, allowed = view.weights(layer, head), view.allowed(layer, head)
-    title = _title(title, view, f"{maps.name}, {maps.heads[head]}", inches) or None
-    options = {"scale": "auto", "width": width, "vmax": vmax, "dark": dark}
+    title = _title(title, names, view, f"{maps.name}, {maps.heads[head]}", inches) or None
+    options = {"scale": scale, "width": width, "vmax": vmax, "dark": dark}
     options |= {"xlabel": "key (attended)", "ylabel": "query (attends)"}
     masked = np.ma.masked_array(weights, ~allowed)
     figure = attention(view.columns.tokens, masked, queries=view.queries.tokens, title=title, **options)
@@ -395,28 +403,30 @@ def plot_view(
     return figure
 
 
-def _title(title: str | None, view: BaseView, head: str, inches: float) -> str:
-    """Return the title: the name of the view, shortened to one line, and those of the model and the head."""
+def _title(title: str | None, names: Sequence[str], view: BaseView, head: str, inches: float) -> str:
+    """Return the title: the names of the views, shortened to one line each, and those of the model and the head."""
     if title is not None:
         return title
     model = "" if view.model == view.name else shortened(view.model, _MODEL_CHARACTERS)
     parts = ", ".join(filter(None, [model, head]))
-    length = max(8, int(inches * _CHARACTERS_PER_INCH) - len(parts))
-    return f"{shortened(view.name, length)}: {parts}" if parts else shortened(view.name, length)
+    length = max(8, int(inches * _CHARACTERS_PER_INCH) - len(parts) - len("minus ") * (len(names) - 1))
+    name = "\nminus ".join(shortened(one, length) for one in names)
+    return f"{name}: {parts}" if parts else name
 
 
-def _grid(view: BaseView, inches: float, title: str, vmax: float | None, dark: bool) -> Figure:
+def _grid(view: BaseView, inches: float, title: str, vmax: float | None, dark: bool, subtracted: bool) -> Figure:
     """Plot the thumbnails of all heads as one image, because hundreds of matplotlib axes would take half a minute."""
     ranges = [layer.ranges for layer in view.layers]
     codes = view.thumbnails()
     flat = [one for row in ranges for one in row]
     weights = dequantize(codes, [one.exponent for one in flat])
     masked = codes == MASKED
-    shares = np.array([one.normalized for one in flat])
+    shares = np.array([one.normalized or subtracted for one in flat])
     q, k = len(view.queries.tokens), len(view.columns.tokens)
-    counts = np.full(1, k)
-    common = automatic_range(weights[shares][~masked[shares]], counts, max(q, k) > THUMBNAIL_SIZE, vmax or 0.0)
-    own = [common if one.normalized else automatic_range(panel, None) for panel, one in zip(weights, flat, strict=True)]
+    counts = None if subtracted else np.full(1, k)
+    cells, pooled = weights[shares][~masked[shares]], max(q, k) > THUMBNAIL_SIZE
+    common = automatic_range(cells, counts, pooled, vmax or 0.0, subtracted)
+    own = [common if share else automatic_range(panel, None) for panel, share in zip(weights, shares, strict=True)]
     pitch, across = THUMBNAIL_SIZE + _GAP, max(map(len, ranges))
     sheet = np.full((len(ranges) * pitch - _GAP, across * pitch - _GAP, 3), color_table(False, dark)[0])
     corners = [(i * pitch, j * pitch) for i, row in enumerate(ranges) for j in range(len(row))]
@@ -451,9 +461,9 @@ def _grid(view: BaseView, inches: float, title: str, vmax: float | None, dark: b
     if shares.any():
         from matplotlib.cm import ScalarMappable
 
-        extend = extension(False, common.largest > common.top * 1.0005)
+        extend = extension(subtracted and common.largest > common.top * 1.0005, common.largest > common.top * 1.0005)
         mappable = ScalarMappable(range_norm(common), table_colormap(common.signed, dark))
-        label_range(_add_bar(figure, mappable, axes, 6.5, extend=extend, shrink=0.8, aspect=25), common)
+        label_range(_add_bar(figure, mappable, axes, subtracted, 6.5, extend=extend, shrink=0.8, aspect=25), common)
     color_figure(figure, dark)
     trim_height(figure)
     return figure

@@ -129,6 +129,8 @@ class ElementMap:
             entries.copy_(self._pool_unevenly(e, cols, cells))
         elif self.mean:
             torch.sum(e.view(len(e), entries.shape[1], -1), -1, out=entries)
+        elif e.shape[1] < 32 * entries.shape[1]:  # where `torch.amax` takes two to three times as long
+            entries.copy_(torch.nn.functional.max_pool1d(e, e.shape[1] // entries.shape[1]))
         else:
             torch.amax(e.view(len(e), entries.shape[1], -1), -1, out=entries)
         if maximum is not None:

@@ -6,7 +6,7 @@ import base64
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from qkv.core.formatting import format_key, format_query, format_value
 from qkv.core.typing import Float, Int
 from qkv.database.answer import format_estimate, format_failure, format_gradient, format_statistics
+from qkv.database.io.predicates import PredicateProcess
 from qkv.database.keys.queries import split_text
 from qkv.encoders.columns import Column
 from qkv.errors import OptionError, QkvError, QueryError
@@ -285,6 +286,7 @@ class AnswerPage:
         texts = any(column.kind in ("text", "category") for column in self._columns[:-1])
         single = len(self._columns) == 2
         name, value = self.database.value, self.points.value
+        first = self._columns[0].cells if self._columns[0].original is None else self._columns[0].original
         scores = _NUMBER_SCORES if self.axes else _TEXT_SCORES if single and kind == "text" else ("exact",)
         return {
             "title": self.title,
@@ -301,7 +303,7 @@ class AnswerPage:
             "normalizers": list(_NORMALIZERS),
             "lines": bool(self.axes) and not self.points.labels,
             "bandwidth": self._chosen_bandwidth(),
-            "completions": self._completions() if texts and single else [],
+            "completions": list(dict.fromkeys(map(str, first)))[:_MOST_COMPLETIONS] if texts and single else [],
             "printed": self._printed is not None,
         }
 
@@ -320,6 +322,17 @@ class AnswerPage:
                 return self._respond(request)
         except QkvError as error:
             return {"error": str(error)}
+
+    @contextlib.contextmanager
+    def responding(self) -> Iterator[Callable[[object], dict[str, object]]]:
+        """Yield `respond` for a server, whose predicates are evaluated by a process of their own."""
+        with contextlib.closing(PredicateProcess()) as predicates:
+
+            def respond(request: object) -> dict[str, object]:
+                with predicates.used():
+                    return self.respond(request)
+
+            yield respond
 
     def _respond(self, request: dict[str, object]) -> dict[str, object]:
         settings = AnswerSettings.parse(request.get("settings", {}))
@@ -415,11 +428,6 @@ class AnswerPage:
             if found and self.axes:
                 return [float(re.split(r"\s", part)[0].replace(",", "")) for part in found[1].split(", ")]
         return []
-
-    def _completions(self) -> list[str]:
-        column = self._columns[0]
-        texts = column.original if column.original is not None else column.cells
-        return list(dict.fromkeys(map(str, texts.tolist())))[:_MOST_COMPLETIONS]
 
     @property
     def title(self) -> str:

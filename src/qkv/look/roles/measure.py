@@ -137,7 +137,7 @@ class RoleTable:
                     numbers = f"{row.score:.3f}", f"{row.low:.3f}–{row.high:.3f}", f"{row.baseline:.3f}"
                     neither = "" if row.neither is None else f"{row.neither:.3f}"
                     lines.append((role, group, f"{row.layer}.{row.head}", *numbers, neither, row.count))
-        title = f"{self.model}, {counted(self.sentences, 'sentence', 'sentences')}; scores with 95 % intervals"
+        title = f"{self.model}, {counted(self.sentences, 'sentence', 'sentences')}; scores with 95% intervals"
         return "\n".join([title, "", *("{:<13}{:<14}{:<7}{:<7}{:<13}{:<10}{:<9}{}".format(*line) for line in lines)])
 
     def save(self, path: str | os.PathLike[str]) -> None:

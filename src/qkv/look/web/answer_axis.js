@@ -33,7 +33,7 @@ export class AxisChart extends AnswerChart {
   placeHandle() {
     if (!this.at) return;
     const x = Math.min(this.width - 4, Math.max(this.area.left - 10, this.x(this.at[0])));
-    Object.assign(this.handle.style, { left: `${x}px`, top: `${this.base}px` });
+    Object.assign(this.handle.style, { left: `${x}px`, top: `${this.base - 12}px` }); // above the ticks
     this.handle.setAttribute("aria-valuenow", String(this.at[0]));
     if (this.answer) this.handle.setAttribute("aria-valuetext", `${this.answer.shown}: ${this.answer.found ? this.answer.estimate : this.answer.reason}`);
     const line = this.drawing.querySelector(".query");

@@ -197,9 +197,9 @@ function leadOf(meta) {
 
 /** @param {any} meta */
 function legendOf(meta) {
-  if (meta.mode === "typed") return meta.value.labels ? "" : "Grey: values of all rows. Orange: rows with weight, larger and stronger for more. Dot: the answer ± its standard error; bar: 90 % prediction interval.";
+  if (meta.mode === "typed") return meta.value.labels ? "" : "Grey: values of all rows. Orange: rows with weight, larger and stronger for more. Dot: the answer ± its standard error; bar: 90% prediction interval.";
   if (meta.mode === "map") return "Points: rows, coloured by value; the background shows the answers. Rings: rows with weight, larger and stronger for more. Dot: the query.";
-  const curve = meta.value.labels ? "Bars: shares of the vote." : "Line and band: the answers to all queries, with their 90 % prediction intervals. Dot: this answer ± its standard error.";
+  const curve = meta.value.labels ? "Bars: shares of the vote." : "Line and band: the answers to all queries, with their 90% prediction intervals. Dot: this answer ± its standard error.";
   return `Grey: rows. Orange: rows with weight, larger and stronger for more; their weights are drawn below. ${curve}`;
 }
 

@@ -6,13 +6,6 @@ import { fromJson, openPart, partOf } from "./unpack.js";
 const savedMeta = JSON.parse(partOf("data"));
 const savedGrid = savedMeta.saved;
 
-/** Return the answers for some settings. @param {any} settings @returns {Promise<any[]>} */
-function answersFor(settings) {
-  const { bandwidths, neighbours } = savedGrid;
-  const [row, column] = [bandwidths.indexOf(settings.bandwidth), neighbours.indexOf(settings.neighbours)].map((at) => Math.max(0, at));
-  return openPart(`answers/${row * neighbours.length + column}`, fromJson);
-}
-
 /** Return the index of the query that is nearest to a place. @param {number[]} at */
 function nearestTo(at) {
   const distances = savedGrid.places.map((/** @type {number[]} */ place) =>
@@ -37,7 +30,9 @@ function placeOfText(text) {
 /** Respond to a request of the page, as the server does. @param {any} request */
 async function respondFromFile(request) {
   if (request.what === "points") return openPart("points", fromJson);
-  const every = await answersFor(request.settings);
+  const { bandwidths, neighbours } = savedGrid;
+  const [row, column] = [bandwidths.indexOf(request.settings.bandwidth), neighbours.indexOf(request.settings.neighbours)].map((at) => Math.max(0, at));
+  const every = /** @type {any[]} */ (await openPart(`answers/${row * neighbours.length + column}`, fromJson));
   if (request.what === "curve") {
     const { labels } = savedMeta.value;
     return {

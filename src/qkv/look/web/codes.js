@@ -55,15 +55,22 @@ export function errorOfWeight(weight, relative = 0) {
   return magnitude > 2 * TINY && magnitude < Infinity ? 0.5 * 10 ** (Math.floor(Math.log10(magnitude) + 1e-6) - 2) : 0;
 }
 
-/** Format a weight with three significant digits, or with fewer if its error leaves fewer certain.
- *  @param {number} weight @param {number} [error] the exact weight differs from `weight` by at most this number */
-export function formatWeight(weight, error = 0) {
+/** Format a weight with three significant digits, or with fewer if its error leaves fewer certain. ≈ says that the last one is not certain.
+ *  @param {number} weight @param {number} [error] the exact weight differs from `weight` by at most this number @param {number} [digits] */
+export function formatWeight(weight, error = 0, digits = Math.max(1, certainDigits(weight, error))) {
   if (weight === MASKED) return "masked";
   if (Number.isNaN(weight)) return "not a number";
   if (weight === 0 && error === 0) return "0";
   if (Math.abs(weight) <= 2 * TINY && error < TINY) return "≈ 0";
-  const digits = certainDigits(weight, error);
-  return digits ? rounded(weight, digits) : `≈ ${rounded(weight, 1)}`;
+  return `${certainDigits(weight, error) < digits ? "≈ " : ""}${rounded(weight, digits)}`;
+}
+
+/** Format the numbers of a list with one number of significant digits: three if these are certain in all of them, two if no number errs by
+ *  more than half a unit of the second, or one. @param {{weight: number, error?: number}[]} numbers */
+export function formatWeights(numbers) {
+  const known = numbers.map(({ weight, error = 0 }) =>
+    certainDigits(weight, error) === 3 ? 3 : 2 * error <= 10 ** (Math.floor(Math.log10(Math.abs(weight))) - 1) ? 2 : 1);
+  return numbers.map(({ weight, error }) => formatWeight(weight, error, Math.min(...known)));
 }
 
 /** Return how many significant digits of a weight are certain, at most three. @param {number} weight @param {number} error */

@@ -1,7 +1,7 @@
 // What the shown head is compared with: another text, model, layer or head, side by side or as a difference.
 
 import { alignViews } from "./align.js";
-import { formatWeight } from "./codes.js";
+import { formatWeights } from "./codes.js";
 import { createButton, createElement, createSelect, fillSelect } from "./dom.js";
 import { MEAN_HEAD } from "./load.js";
 import { ALL_HEADS } from "./matrix.js";
@@ -177,18 +177,20 @@ export class Comparison {
       const [found, pairs] = await /** @type {any} */ (this.source.differences)(state.view, state.compare);
       if (request !== this.request || state.compare < 0) return;
       const { layers, queries, keys } = meta.views[state.view];
+      const listed = found.slice(0, LISTED);
+      const shares = formatWeights(listed.map((/** @type {number[]} */ [, , weight, error]) => ({ weight, error })));
+      const weights = formatWeights(pairs.flatMap((/** @type {any[]} */ [, , , , first, second, errors]) => [first, second].map((weight, i) => ({ weight, error: errors[i] }))));
       this.list.replaceChildren(
         createElement("span", { class: "quiet", text: "share of the attention that moves: " }),
-        ...found.slice(0, LISTED).map((/** @type {[number, number, number, number]} */ [layer, head, distance, far]) =>
-          createButton(`${layers[layer].name}, ${layers[layer].heads[head]}: ${formatWeight(distance, far)}`, () => handlers.select(layer, head))),
+        ...listed.map((/** @type {[number, number]} */ [layer, head], /** @type {number} */ i) =>
+          createButton(`${layers[layer].name}, ${layers[layer].heads[head]}: ${shares[i]}`, () => handlers.select(layer, head))),
       );
       this.pairs.replaceChildren(
         createElement("span", { class: "quiet", text: "largest differences of single weights: " }),
-        ...pairs.map((/** @type {[number, number, number, number, number, number, [number, number]]} */ [layer, head, query, key, first, second, errors]) => {
+        ...pairs.map((/** @type {number[]} */ [layer, head, query, key, , second], /** @type {number} */ i) => {
           const pair = `${quoted(queries.tokens[query])} → ${quoted((keys || queries).tokens[key])}, ${layers[layer].name}, ${layers[layer].heads[head]}`;
-          const [one, other] = [first, second].map((weight, i) => formatWeight(weight, errors[i]));
-          const weights = `${one} − ${second < 0 ? `(${other})` : other}`;
-          return createButton(`${pair}: ${weights}`, () => handlers.selectPair(layer, head, query, key));
+          const [one, other] = weights.slice(2 * i, 2 * i + 2);
+          return createButton(`${pair}: ${one} − ${second < 0 ? `(${other})` : other}`, () => handlers.selectPair(layer, head, query, key));
         }),
       );
     } catch (error) {

@@ -205,7 +205,6 @@ export class Detail {
     this.map.reduction = options.reduction;
     this.map.palette = options.palette;
     this.map.show(this.mapData);
-    this.#coloured();
     this.#point(this.query, this.key, true, false);
     this.element.removeAttribute("aria-busy");
   }
@@ -317,11 +316,16 @@ export class Detail {
     return [this.groups[0].slice(top, top + rows).flat(), this.groups[1].slice(left, left + columns).flat()];
   }
 
-  /** The weight from the queries in the frame to its keys: mean over the queries, sum over the keys. */
-  get framedWeight() {
-    const { matrix, map: { framed } } = this;
-    if (!matrix || !framed) return "";
-    const [top, left, rows, columns] = framed;
+  /** Return the weight from the queries in a frame to its keys as text: mean over the queries, sum over the keys; of a single pair of a
+   *  map in tiles its weight, and otherwise "" if the weights are not loaded. @param {[number, number, number, number]} frame */
+  weightIn([top, left, rows, columns]) {
+    const { matrix } = this;
+    const mapData = /** @type {import("./map.js").MapData} */ (this.mapData);
+    if (rows * columns === 1) {
+      const weight = mapData.weight(top, left);
+      return weight === null ? "" : formatWeight(weight, mapData.error(top, left));
+    }
+    if (!matrix) return "";
     let [sum, error, queries] = [0, 0, 0];
     for (let row = top; row < top + rows; row++) {
       const count = matrix.rows[row].length;
@@ -333,18 +337,19 @@ export class Detail {
         error += count * matrix.bound(row, column);
       }
     }
-    return `; frame: ${formatWeight(sum / queries, error / queries)}`;
+    return formatWeight(sum / queries, error / queries);
   }
 
   /** Show the selected pair and its weight as text. */
   #updateReadout(row = this.query, column = this.key) {
     const mapData = /** @type {any} */ (this.mapData);
     const weight = mapData.weight(row, column);
+    const framed = this.map.framed ? this.weightIn(this.map.framed) : "";
     let text = weight === null ? "…" : formatWeight(weight, mapData.error(row, column));
     const parts = this.matrix?.parts;
     if (parts) text = describeDifference(parts, row, column)?.sum ?? text;
     const at = this.tokens(row, column);
-    this.readout.textContent = `${quoted(mapData.queries[row])} (${at.query}) → ${quoted(mapData.keys[column])} (${at.key}): ${text}${this.framedWeight}`;
+    this.readout.textContent = `${quoted(mapData.queries[row])} (${at.query}) → ${quoted(mapData.keys[column])} (${at.key}): ${text}${framed && `; frame: ${framed}`}`;
     const sentences = this.selectedSentences;
     this.opener.hidden = this.options.unit !== "sentences" || !this.matrix || !sentences.length || Boolean(this.view?.levels);
     this.opener.textContent = sentences.every((one) => this.options.opened.split(".").includes(one)) ? "Close these sentences" : "Open these sentences";
@@ -379,7 +384,7 @@ export class Detail {
       rows.map((/** @type {any} */ entry) => ({ ...entry, name: mapData.keys[entry.key], position: this.tokens(row, entry.key).key, error: mapData.error(row, entry.key, entry.weight) })),
       (key) => this.#point(row, key, true),
       this.matrix?.parts ? ["difference", `${query}: largest differences`]
-        : [this.weighted ? "weight × norm" : "weight", `${query} attends to${this.overlaid.length ? ` in ${this.head}` : ""}`],
+        : [this.weighted ? "weight × norm" : "weight", `${query}${this.overlaid.length ? ` in ${this.head}` : ""} attends to`],
     );
   }
 
@@ -389,7 +394,6 @@ export class Detail {
     if (!mapData) return;
     const shaded = this.self ? this.queries : this.keys;
     if (this.map.range) shaded.paint((at) => mapData.weight(this.query, at) ?? 0, shadeOf(this.map.range), this.map.colours);
-    this.#drawLines();
   }
 
   /** Select a patch of the image as query, or as key if the queries are no patches. @param {number} patch @param {boolean} click */
@@ -439,5 +443,6 @@ export class Detail {
     if (!this.map.range || !this.options) return;
     fillLegend(this.bar, this.map.range, this.map.colours, this.matrix?.parts ? SIGNS : "");
     this.#paintTokens();
+    this.#drawLines();
   }
 }

@@ -47,7 +47,9 @@ export function createSelect(label, options, selected, change, style) {
  *  @param {HTMLElement} control from `createSelect` @param {[string, string, string?][]} options @param {string} selected */
 export function fillSelect(control, options, selected) {
   const select = /** @type {HTMLSelectElement} */ (control.querySelector("select"));
-  select.replaceChildren(...options.map(([value, text, title]) => createElement("option", { value, text, title })));
+  // Styles are computed again for new options.
+  const same = select.length === options.length && options.every(([value, text], i) => select.options[i].value === value && select.options[i].text === text);
+  if (!same) select.replaceChildren(...options.map(([value, text, title]) => createElement("option", { value, text, title })));
   select.selectedIndex = Math.max(0, options.findIndex(([value]) => value === selected));
   updateTooltip(select);
 }

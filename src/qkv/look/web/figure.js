@@ -1,7 +1,6 @@
 // Figures for papers: one map, or two side by side, with their tokens, or the grid of all heads; with title, colour bar and legend.
 
 import { axisItems, curveDepths } from "./axes.js";
-import { formatWeight } from "./codes.js";
 import { cssColour, pixels } from "./colour.js";
 import { SIGNS } from "./difference.js";
 import { corners, fitText, imageCanvas, newPen, textWidth, wrapText } from "./drawing.js";
@@ -46,7 +45,7 @@ export function mapsFigure(details, inches, theme) {
   const [top, bottom] = [panels[0].top, Math.max(...panels.map((panel) => panel.bottom))];
   const height = Math.max(40, Math.min(panels[0].height, 200));
   drawing.items.push(...bar.items(width - bar.width, top + (panels[0].height - height) / 2, height));
-  const words = describeRange(range) + (details[0].matrix?.parts ? SIGNS : "") + details.map(pinnedWords).join("");
+  const words = describeRange(range) + (details[0].matrix?.parts ? SIGNS : "") + details.map(framedWords).join("");
   drawing.height = bottom + legendItems(drawing, words, range, palette, bottom);
   return drawing;
 }
@@ -123,36 +122,41 @@ function titleLines({ title, titled, weighted }, width) {
     titleWrapped(`${sign}${text}${head}${weighted && i === parts.length - 1 ? " · × norm of the value" : ""}`, width));
 }
 
-/** Return whether the pinned pair of a map is visible. @param {import("./detail.js").Detail} detail */
-function showsPin({ map, query, key }) {
+/** Return the pinned pair and the frame of a map: first row, first column, rows and columns of those that are visible.
+ *  @param {import("./detail.js").Detail} detail @returns {[number, number, number, number][]} */
+function framesOf({ map, query, key }) {
   const [top, left, rows, columns] = map.part;
-  return map.pinned !== null && query >= top && query < top + rows && key >= left && key < left + columns;
+  return /** @type {[number, number, number, number][]} */ ([map.pinned === null ? null : [query, key, 1, 1], map.framed].filter((frame) =>
+    frame && frame[0] >= top && frame[1] >= left && frame[0] + frame[2] <= top + rows && frame[1] + frame[3] <= left + columns));
 }
 
-/** Return the pinned pair and its weight in words. @param {import("./detail.js").Detail} detail */
-function pinnedWords(detail) {
-  const mapData = /** @type {import("./map.js").MapData} */ (detail.map.mapData);
-  const weight = showsPin(detail) ? mapData.weight(detail.query, detail.key) : null;
-  if (weight === null) return "";
-  const shown = formatWeight(weight, mapData.error(detail.query, detail.key));
-  return ` Framed: ${quoted(mapData.queries[detail.query])} → ${quoted(mapData.keys[detail.key])}: ${shown}.`;
+/** Return the pinned pair and the frame with their weights in words. @param {import("./detail.js").Detail} detail */
+function framedWords(detail) {
+  const { queries, keys } = /** @type {import("./map.js").MapData} */ (detail.map.mapData);
+  const named = (/** @type {string[]} */ names, /** @type {number} */ at, /** @type {number} */ count) =>
+    quoted(count > 3 ? `${names[at]} … ${names[at + count - 1]}` : names.slice(at, at + count).join(" "));
+  return framesOf(detail).map((frame) => {
+    const weight = detail.weightIn(frame);
+    return weight && ` Framed: ${named(queries, frame[0], frame[2])} → ${named(keys, frame[1], frame[3])}: ${weight}.`;
+  }).join("");
 }
 
-/** Return the frames of the pinned row and of the pinned pair, which has at least 3 points on each side.
+/** Return the outlines of the pinned row, and of the pinned pair and the frame, which have at least 3 points on each side.
  *  @param {import("./detail.js").Detail} detail @param {number} left @param {number} top of the map
  *  @param {number} across @param {number} down @returns {Drawing["items"]} */
-function pinnedItems(detail, left, top, across, down) {
-  if (!showsPin(detail)) return [];
-  const { map, query, key } = detail;
-  const stroke = getComputedStyle(map.canvas).getPropertyValue("--mark");
-  const [height, width] = [Math.max(3, down / map.part[2]), Math.max(3, across / map.part[3])];
-  const y = top + ((query + 0.5 - map.part[0]) / map.part[2]) * down - height / 2;
-  const x = left + ((key + 0.5 - map.part[1]) / map.part[3]) * across - width / 2;
-  return [
-    { kind: "shape", points: corners(left, y, across, height), stroke },
-    { kind: "shape", points: corners(x, y, width, height), stroke },
-    { kind: "shape", points: corners(x + 0.6, y + 0.6, width - 1.2, height - 1.2), stroke },
-  ];
+function framedItems(detail, left, top, across, down) {
+  const { canvas, part, pinned } = detail.map;
+  const stroke = getComputedStyle(canvas).getPropertyValue("--mark");
+  return framesOf(detail).flatMap(([row, column, rows, columns], i) => {
+    const [height, width] = [Math.max(3, (rows / part[2]) * down), Math.max(3, (columns / part[3]) * across)];
+    const y = top + ((row + rows / 2 - part[0]) / part[2]) * down - height / 2;
+    const x = left + ((column + columns / 2 - part[1]) / part[3]) * across - width / 2;
+    return [
+      ...(pinned === null || i ? [] : [/** @type {const} */ ({ kind: "shape", points: corners(left, y, across, height), stroke })]),
+      { kind: "shape", points: corners(x, y, width, height), stroke },
+      { kind: "shape", points: corners(x + 0.6, y + 0.6, width - 1.2, height - 1.2), stroke },
+    ];
+  });
 }
 
 /** Return the items of one map with its labels, between `x0` and `x0 + width`.
@@ -175,7 +179,7 @@ function panelItems(detail, titles, top, x0, width, rowLabel, ink) {
     ...titles.map((text, i) => /** @type {Text} */ ({ kind: "text", x: x0 + width / 2, y: PAD + 6 + TITLE_LEADING * i, text, size: SIZE.title, anchor: "middle" })),
     { kind: "image", x: left, y: top, width: across, height: down, canvas: imageCanvas(image) },
     { kind: "shape", points: corners(left, top, across, down), stroke: ink },
-    ...pinnedItems(detail, left, top, across, down),
+    ...framedItems(detail, left, top, across, down),
   ];
   items.push(...axisItems(mapData, { x: left, y: top, width: across, height: down }, map.part, {
     size: SIZE.tick, nameSize: SIZE.axis, names: ["query (attends)", "key (attended)"], gap: PAD, room: [rowLabel, columnLabel], selected: [[], []],

@@ -1,6 +1,6 @@
 // The question which heads attend from one word to another, over all texts of the page.
 
-import { formatWeight, MASKED } from "./codes.js";
+import { formatWeights, MASKED } from "./codes.js";
 import { createButton, createElement, createTable } from "./dom.js";
 import { errorOf, findPhrase, groupsOf, merge, nameOf, POSITIONS } from "./groups.js";
 import { ALL_HEADS } from "./matrix.js";
@@ -120,26 +120,30 @@ export class HeadSearch {
     const models = new Set(found.map(({ model }) => model)).size;
     const many = places > 1;
     const heading = ["head", many ? "mean weight" : "weight", ...(many ? ["smallest", "largest"] : []), "rank among the tokens"];
-    const lines = found.slice(0, LISTED_HEADS).map((head) => {
+    const heads = found.slice(0, LISTED_HEADS);
+    const numbers = heads.flatMap((head) => [head, ...(many ? [head.places[places - 1], head.places[0]] : [])]);
+    // The numbers of the table and of its caption have the same digits, so that a mean is not above the largest weight.
+    const [mean, ...texts] = formatWeights([{ weight: averageOf(found, "weight"), error: averageOf(found, "bound") }, ...numbers]);
+    const lines = heads.map((head, i) => {
       const best = head.places[0];
       const { layers } = views[best.view];
       const name = `${layers[head.layer].name}, ${layers[head.layer].heads[head.head]}`;
       const go = createButton(models > 1 ? `${name} (${head.model})` : name, () => this.handlers.go(best.view, head.layer, head.head, best.query, best.key));
       const ranks = head.places.map(({ rank }) => rank);
       const first = ranks.filter((rank) => rank === 1).length;
-      const numbers = [head, ...(many ? [head.places[places - 1], best] : [])];
+      const own = texts.slice(i * (many ? 3 : 1), (i + 1) * (many ? 3 : 1));
       return createElement("tr", {}, [
         createElement("th", { scope: "row" }, [go]),
-        ...numbers.map(({ weight, error }) => createElement("td", { text: formatWeight(weight, error) })),
+        ...own.map((text) => createElement("td", { text })),
         createElement("td", { text: many ? `first in ${first} of ${ranks.length}` : `${ranks[0]}` }),
       ]);
     });
-    const texts = new Set(found[0].places.map(({ view }) => view)).size;
-    const where = many ? `, ${places} places in ${texts === 1 ? "one text" : `${texts} texts`}` : "";
+    const count = new Set(found[0].places.map(({ view }) => view)).size;
+    const where = many ? `, ${places} places in ${count === 1 ? "one text" : `${count} texts`}` : "";
     const { query, key, view } = found[0].places[0];
     const side = views[view];
     const [from, to] = [[side.queries, query, this.query.value], [side.keys || side.queries, key, this.key.value]].map(([axis, group, text]) => quoted(POSITIONS.test(text) ? nameOf(axis, group, "words") : text));
-    const caption = `${from} attends to ${to}: the ${lines.length} first of ${found.length} heads${where}; mean over all heads: ${formatWeight(averageOf(found, "weight"), averageOf(found, "bound"))}`;
+    const caption = `${from} attends to ${to}: the ${lines.length} first of ${found.length} heads${where}; mean over all heads: ${mean}`;
     this.result.replaceChildren(createTable(caption, heading, lines));
   }
 }

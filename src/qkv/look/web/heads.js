@@ -182,6 +182,7 @@ export function render({ model, el, hash }) {
   const roles = createElement("section", { class: "rolelist", "aria-label": "heads by role" });
   const legend = createElement("p", { class: "hint" });
   const details = createElement("div", { class: "details" }, [first.element, second.element]);
+  new ResizeObserver(() => details.style.setProperty("--height", `${details.offsetHeight}px`)).observe(details);
   const controls = createElement("div", { class: "controls" });
   const leave = createElement("button", { class: "ask leave", text: "← → best head of each role · Esc leaves", onclick: () => present(false) });
   el.replaceChildren(
@@ -438,6 +439,8 @@ export function render({ model, el, hash }) {
     createElement("label", { class: "control" }, [createElement("span", { text: "Colour limit" }), top]),
     createSelect("Cell value", REDUCTIONS, state.cell, (value) => { state.cell = value; refresh(); }),
     createSelect("Rows and columns", units.map((unit) => /** @type {[string, string]} */ ([unit, unit])), state.unit, (value) => { Object.assign(state, { unit: value, opened: "" }); regroup(); }, "unit"),
+    units.some((unit) => !["tokens", "sentences"].includes(unit)) || meta.views.some(imageSize) ? null
+      : createElement("span", { class: "quiet", text: `no words: ${meta.views.some((/** @type {any} */ { levels }) => levels) ? "the map is in tiles" : "each is one token"}` }),
     createCheckBox("Hide special tokens", state.hide, (on) => { state.hide = on; regroup(); }),
     ...(meta.views.some((/** @type {any} */ view) => view.values?.some(Boolean)) ? [
       createCheckBox("× norm of the value", state.values, (on) => { state.values = on; repaint(); }),

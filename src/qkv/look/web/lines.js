@@ -1,6 +1,6 @@
 // Lines between words, of one head or of several: queries on the left, keys on the right, and a line for each weight that stands out.
 
-import { formatWeight } from "./codes.js";
+import { formatWeight, formatWeights } from "./codes.js";
 import { blend, cssColour, inkOn } from "./colour.js";
 import { createElement } from "./dom.js";
 import { corners, drawInFrames, fitText, paintItems, screenPen, textWidth, wrapText } from "./drawing.js";
@@ -80,9 +80,10 @@ export class Lines {
   #fillLegend({ heads, query, key }) {
     const mark = (/** @type {number} */ i) => () => { this.marked = i; this.draw(); };
     const focused = Array.from(this.legend.children).findIndex((one) => one.contains(document.activeElement));
+    const weights = formatWeights(heads.map((head) => ({ weight: head.weight(query, key), error: head.error(query, key) })));
     this.legend.replaceChildren(...heads.map((head, i) => {
       const item = createElement("li", { class: "badge" }, [
-        createElement("span", { class: "swatch", style: { background: head.colour(1) } }), createElement("span", { text: ` ${head.name}: ${formatWeight(head.weight(query, key), head.error(query, key))} ` }),
+        createElement("span", { class: "swatch", style: { background: head.colour(1) } }), createElement("span", { text: ` ${head.name}: ${weights[i]} ` }),
         createElement("button", { class: "ask", text: "×", "aria-label": `remove ${head.name}`, onclick: () => this.remove(i), onfocus: mark(i), onblur: mark(-1) }),
       ]);
       item.addEventListener("pointerenter", mark(i));

@@ -32,7 +32,8 @@ export async function loadHead(source, view, index, layer, head, options) {
       bound: errorOf(map, width, rows, columns, true, norm),
     };
   }));
-  const weights = maps.length === 1 ? maps[0].weights : meanOf(maps.map((map) => map.weights));
+  const [{ weights: first }, ...more] = maps;
+  const weights = more.length ? first.map((weight, i) => more.reduce((sum, map) => sum + map.weights[i], weight) / maps.length) : first;
   return {
     weights, rows, columns,
     error: (row, column) => maps.reduce((sum, map) => sum + map.error(row, column), 0) / maps.length,
@@ -41,15 +42,4 @@ export async function loadHead(source, view, index, layer, head, options) {
     keys: columns.map((group) => nameOf(keys, group, options.unit)),
     normalized: norms === null && heads.every((one) => view.ranges[layer][one].normalized),
   };
-}
-
-/** Return the mean of maps with the same masked pairs. @param {Float32Array[]} maps */
-function meanOf(maps) {
-  const mean = new Float32Array(maps[0].length);
-  for (let i = 0; i < mean.length; i++) {
-    let sum = 0;
-    for (const map of maps) sum += map[i];
-    mean[i] = sum / maps.length;
-  }
-  return mean;
 }

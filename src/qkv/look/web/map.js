@@ -97,6 +97,7 @@ export class MapView {
     const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
     this.before = same && !still && this.painted ? { canvas: this.painted.canvas, start: performance.now() } : null;
     if (!same) this.part = [0, 0, mapData.rows, mapData.columns];
+    delete this.canvas.dataset.range; // `coloured` is called for the new map
     this.refresh();
   }
 

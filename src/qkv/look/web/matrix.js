@@ -15,10 +15,11 @@ export const ALL_HEADS = "all heads";
 /** Return the largest finite magnitude of each row. @param {Float32Array} weights @param {number} width */
 export function rowMaxima(weights, width) {
   const maxima = new Float32Array(weights.length / width);
-  for (let i = 0; i < weights.length; i++) {
-    const magnitude = Math.abs(weights[i]);
-    const row = Math.floor(i / width);
-    if (magnitude > maxima[row] && magnitude < Infinity) maxima[row] = magnitude;
+  for (let row = 0, i = 0; row < maxima.length; row++) {
+    for (const end = i + width; i < end; i++) {
+      const magnitude = Math.abs(weights[i]);
+      if (magnitude > maxima[row] && magnitude < Infinity) maxima[row] = magnitude;
+    }
   }
   return maxima;
 }
@@ -26,7 +27,7 @@ export function rowMaxima(weights, width) {
 /** Return the number of keys of each query that are not masked. @param {Float32Array} weights @param {number} width @returns {Uint32Array} */
 export function countKeys(weights, width) {
   const counts = new Uint32Array(weights.length / width);
-  for (let i = 0; i < weights.length; i++) if (weights[i] !== MASKED) counts[Math.floor(i / width)]++;
+  for (let row = 0, i = 0; row < counts.length; row++) for (const end = i + width; i < end; i++) if (weights[i] !== MASKED) counts[row]++;
   return counts;
 }
 

@@ -24,13 +24,10 @@ const MARKED = 0.5;
 const describeRole = (role) => ROLES[role]?.[1] || role;
 
 /** Pronouns of English, whose rows show what heads of the roles `pronoun` and `coreference` do. */
-const PRONOUNS = ["he", "she", "it", "they", "him", "her", "them", "his", "hers", "its", "their", "theirs", "who", "whom"];
+const PRONOUN = /^[^a-z]*(?:he|she|it|they|him|her|them|his|hers|its|their|theirs|who|whom)$/i;
 
 /** Return the index of the first word that shows what a head with a role does; −1: any word. @param {string} role @param {string[]} words */
-export function exampleWord(role, words) {
-  if (!["pronoun", "coreference"].includes(role)) return -1;
-  return words.findIndex((word) => PRONOUNS.includes(word.toLowerCase().replace(/^[^a-z]+/, "")));
-}
+export const exampleWord = (role, words) => (["pronoun", "coreference"].includes(role) ? words.findIndex((word) => PRONOUN.test(word)) : -1);
 
 /** Roles that most models have in many heads, whose marks are less prominent. */
 const COMMON = ["self", "first", "separator", "broad"];

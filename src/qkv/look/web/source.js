@@ -42,23 +42,18 @@ export const TILE_SIZE = 256;
 function fromRequests(meta, send) {
   const json = async (/** @type {string} */ what, /** @type {number[]} */ ...place) => fromJson(await send(what, ...place));
   const exponent = (/** @type {number[]} */ [view, layer, head]) => meta.views[view].ranges[layer][head].exponent;
+  const names = ["row", "flow", "predictions", "differences", "aligned", "pair", "weight"];
+  const jsonRequests = /** @type {any} */ (Object.fromEntries(names.map((name) => [name, (/** @type {number[]} */ ...place) => json(name, ...place)])));
   return {
     thumbnails: async (view) => allHeads(meta, view, await send("thumbnails", view)),
     map: async (...place) => ({ weights: dequantize(codesOf(await send("map", ...place)), exponent(place)), error: 0 }),
     rows: async (view, start, stop) => allHeads(meta, view, await send("rows", view, start, stop)).map((weights) => ({ weights, error: 0 })),
     tile: async (view, layer, head, ...place) => dequantize(codesOf(await send("tile", view, layer, head, ...place)), exponent([view, layer, head])),
-    row: (...place) => json("row", ...place),
-    sentences: async (...place) => new Float32Array((await send("sentences", ...place)).slice().buffer),
+    ...jsonRequests, sentences: async (...place) => new Float32Array((await send("sentences", ...place)).slice().buffer),
     counts: async (...place) => ({ counts: new Uint32Array((await send("key_counts", ...place)).slice().buffer), error: 0 }),
     pixels: (view) => send("pixels", view),
-    flow: (...place) => json("flow", ...place),
     valueNorms: (...place) => json("value_norms", ...place),
-    predictions: (view) => json("predictions", view),
-    differences: (...views) => json("differences", ...views),
-    aligned: (...views) => json("aligned", ...views),
     effect: (view, query, heads) => json("effect", view, query, ...heads.flat()),
-    pair: (...place) => json("pair", ...place),
-    weight: (...place) => json("weight", ...place),
   };
 }
 

@@ -1,11 +1,11 @@
 // The tokens as text shaded by weight, and a table of the keys with the largest weights.
 
-import { formatWeight } from "./codes.js";
+import { formatWeights } from "./codes.js";
 import { cssColour, inkOn } from "./colour.js";
 import { createElement, createTable, moveSelection, placeOfKey } from "./dom.js";
 
 /** Maximum number of tokens shown; in a longer text, the tokens around the selected token are shown. */
-export const MAX_TOKENS = 560;
+export const MAX_TOKENS = 440;
 
 export class Tokens {
   /** @param {string} label @param {(token: number) => void} onSelect @param {(token: number) => void} hover */
@@ -101,11 +101,12 @@ export class Tokens {
  *  @param {{name: string, key: number, position: number, weight: number, error: number, text?: string}[]} rows
  *  @param {(key: number) => void} onSelect @param {string[]} titles heading of the last column and caption */
 export function fillTable(place, rows, onSelect, titles) {
-  const lines = rows.map(({ name, key, position, weight, error, text }) => {
+  const weights = formatWeights(rows);
+  const lines = rows.map(({ name, key, position, text }, i) => {
     const line = createElement("tr", {}, [
       createElement("th", { scope: "row" }, [createElement("button", { text: name, tabindex: -1 })]),
       createElement("td", { text: String(position) }),
-      createElement("td", { text: text ?? formatWeight(weight, error) }),
+      createElement("td", { text: text ?? weights[i] }),
     ]);
     line.addEventListener("click", () => onSelect(key));
     return line;
