@@ -23,6 +23,7 @@ from qkv.core.typing import Bool, Float, Shaped
 from qkv.core.untrusted_json import Fields
 from qkv.database.answer import Answer, Entry
 from qkv.database.execute.stream_plan import StreamedPlan
+from qkv.database.io.cell_notes import check_units
 from qkv.database.io.sources import report_rows
 from qkv.database.keys.queries import Queries, QueryCells
 from qkv.encoders.columns import Column
@@ -275,6 +276,7 @@ def prepare_rows(
         progress: as in `StoredDatabase.append`.
         done: number of rows that were already prepared.
     """
+    tables = (table for table in tables if check_units(schema, table.schema) is None)
     if encoding is None:
         return report_rows(tables, progress)
     return encoding.encode_tables((fit_table(table, schema, name) for table in tables), progress, done)
