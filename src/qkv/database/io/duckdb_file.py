@@ -170,9 +170,11 @@ class OpenFile:
         if self.kind in PARQUET:
             return self.connection.read_parquet(literal)
         if self.kind in JSON:
-            # Types of the first rows would round 1.5 in a column of whole numbers, and leave out later fields.
+            # Types of the first rows would round 1.5 in a column of whole numbers, and leave out later fields. Records
+            # of more than 200 fields, or of rare ones, are no maps.
             types = more.pop("dtype", None)
-            rows = self.connection.read_json(literal, **{**more, "sample_size": -1})
+            detection = {"sample_size": -1, "map_inference_threshold": -1, "field_appearance_threshold": 0.0}
+            rows = self.connection.read_json(literal, **{**more, **detection})
             if not isinstance(types, dict):
                 return rows
             detected = dict(zip(rows.columns, map(str, rows.types), strict=True))
