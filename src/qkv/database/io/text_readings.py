@@ -141,11 +141,12 @@ def _has_eight_digits(text: str) -> bool:
 
 
 def numbers_remark(numbers: Iterable[object]) -> str:
-    """Return what is said about a column of whole numbers that are all dates such as 20240131; otherwise ""."""
+    """Return what is said about a column of numbers of which most are dates such as 20240131; otherwise ""."""
     present = [str(number) for number in numbers if number is not None]
-    if not present or not all(map(is_compact_date, present)):
+    dates = list(filter(is_compact_date, present))
+    if 2 * len(dates) <= len(present):
         return ""
-    return f"holds whole numbers that look like dates, such as {present[0]}; convert them to compare them as dates"
+    return f"holds whole numbers that look like dates, such as {dates[0]}; convert them to compare them as dates"
 
 
 _FIRST_ROWS = 20_480
