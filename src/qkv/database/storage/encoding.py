@@ -276,10 +276,15 @@ def prepare_rows(
         progress: as in `StoredDatabase.append`.
         done: number of rows that were already prepared.
     """
-    tables = (table for table in tables if check_units(schema, table.schema) is None)
+
+    def checked() -> Iterator[pa.Table]:
+        for table in tables:
+            check_units(schema, table.schema)
+            yield table
+
     if encoding is None:
-        return report_rows(tables, progress)
-    return encoding.encode_tables((fit_table(table, schema, name) for table in tables), progress, done)
+        return report_rows(checked(), progress)
+    return encoding.encode_tables((fit_table(table, schema, name) for table in checked()), progress, done)
 
 
 def _check(encoder: Encoder, columns: Sequence[str], table: pa.Table) -> None:
