@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -145,6 +145,7 @@ class OpenFile:
         folder: a folder for copies.
         given: the encoding, the separators and the place of the table.
         layout: for delimited files, the place and the separators of the table.
+        detected: for JSON files, the types of the columns.
     """
 
     path: str
@@ -154,9 +155,10 @@ class OpenFile:
     folder: Path
     given: ReadOptions
     layout: Layout
+    detected: dict[str, str] = field(default_factory=dict)
 
     def open(self, **more: object) -> duckdb.DuckDBPyRelation:
-        """Return the file as a relation, with more options of DuckDB."""
+        """Return the file as a relation, with more options of DuckDB; for JSON, first without `dtype`."""
         file = self.readable
         if self.layout.copied:
             file = self.folder / "rows.csv"
@@ -172,13 +174,12 @@ class OpenFile:
         if self.kind in JSON:
             # Types of the first rows would round 1.5 in a column of whole numbers, and leave out later fields. Records
             # of more than 200 fields, or of rare ones, are no maps.
-            types = more.pop("dtype", None)
+            if isinstance(types := more.pop("dtype", None), dict):
+                return self.connection.read_json(literal, columns={**self.detected, **types})
             detection = {"sample_size": -1, "map_inference_threshold": -1, "field_appearance_threshold": 0.0}
             rows = self.connection.read_json(literal, **{**more, **detection})
-            if not isinstance(types, dict):
-                return rows
-            detected = dict(zip(rows.columns, map(str, rows.types), strict=True))
-            return self.connection.read_json(literal, columns={**detected, **types})
+            self.detected = dict(zip(rows.columns, map(str, rows.types), strict=True))
+            return rows
         options: dict[str, object] = {"decimal": self.given.decimal} if self.given.decimal else {}
         options |= {"max_line_size": longest_line()} if longest_line() > 2_000_000 else {}
         return self.connection.read_csv(literal, **{**self.layout.options(), **options, **more})
