@@ -143,6 +143,19 @@ def test_digits_without_separators_are_dates_if_all_are(tmp_path):
     assert store.ask(20240201, score="exact").value == 1
 
 
+@pytest.mark.parametrize("mark", ["NA", "-", "n/a", ""])
+def test_digits_beside_marks_of_missing_cells_are_dates(mark, tmp_path):
+    path = write(tmp_path / "t.csv", ["20240131", mark, "20240202"])
+    found = Database.open(path, "v", "x").table["x"].to_pylist()
+    assert found == [dt.date(2024, 1, 31), None, dt.date(2024, 2, 2)]
+
+
+@pytest.mark.parametrize("other", ["0", "99999999", "later", "2024-05-06"])
+def test_digits_that_are_read_as_numbers_although_most_are_dates_are_named(other, tmp_path):
+    notes = Database.open(write(tmp_path / "t.csv", ["20240131", other, "20240202"]), "v", "x").ask("0").column_notes
+    assert any(note.startswith("x holds whole numbers that look like dates, such as 20240") for note in notes)
+
+
 def test_numbers_of_typed_tables_that_look_like_dates_are_mentioned(tmp_path):
     table = pa.table({"x": [20240131, 20240201], "v": [1, 2]})
     parquet.write_table(table, tmp_path / "t.parquet")

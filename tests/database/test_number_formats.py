@@ -203,3 +203,17 @@ def test_a_predicate_says_that_points_beside_other_delimiters_than_commas_may_se
         assert not any("decides" in each for each in database.ask(3, score="exact", where="decided > 2").notes)
     stated = Database.open(path, "k", "v", decimal=",")
     assert stated.ask([3, 1], score="exact", where="w > 2000").value == [3.0, None]
+
+
+@pytest.mark.parametrize("second", ["500 g", "€50"])
+def test_numbers_of_several_units_are_refused_in_several_files_and_in_rows_for_a_store(second, tmp_path):
+    cells = {"a": "$5" if second[0] == "€" else "5 kg", "b": second}
+    files = [tmp_path / f"{name}.csv" for name in cells]
+    for file, (name, cell) in zip(files, cells.items(), strict=True):
+        file.write_text(f"name,x\n{name},{cell}\n{name}2,{cell}\n")
+    with pytest.raises(DataError, match="numbers of 'x' must have one unit, got"):
+        Database.open(files, "name", "x")
+    store = Database.create(tmp_path / "store", files[0], "name", "x")
+    with pytest.raises(DataError, match="numbers of 'x' must have one unit, got"):
+        store.append(files[1])
+    assert store.append({"name": ["c"], "x": [7]}) == 2

@@ -91,3 +91,38 @@ def test_random_files_are_read_as_their_cells(tmp_path):
         zoned = getattr(opened.table.schema.field("day").type, "tz", None)
         asked = query.replace(tzinfo=dt.UTC) if zoned else query
         assert opened.ask(asked, score="exact").value == pytest.approx(expected)
+
+
+LATER = {
+    "1": ("1.5", "true", '"2.5"', "1e2"),
+    "0.5": ("true", '"1.5"', "12345678901234567891"),
+    "true": ("1", '"no"', "0.4"),
+}
+LATER |= {"[1]": ("[1.5]",), '{"a": 1}': ('{"a": 1.5, "b": 2}',), '"2024-01-02"': ('"2024-01-02 12:30:00"', '"x"', "7")}
+LATER |= {
+    '"2024-01-02 01:00"': ('"2024-01-02 12:30:00+02:00"', '"2024-01-02 01:00 PM"', '"2024-01-02"'),
+    '"7:00"': ('"25:00"',),
+}
+LATER |= {'"1.234"': ('"0,5"', '"1.234.567"', '"12.5"'), '"1,234"': ('"1.5"',), "7": ('"1,234.5"', '"(5)"', '"7 kg"')}
+
+
+def test_a_cell_behind_the_first_rows_is_read_as_in_a_short_file(tmp_path):
+    draw, quote = random.Random(2), '"'
+    pairs = [(first, last, kind) for first in LATER for last in LATER[first] for kind in ("csv", "jsonl")]
+    for first, last, kind in pairs if LONG else draw.sample(pairs, 8):
+        if kind == "csv" and first[0] in "[{":
+            continue
+        read = {}
+        for count in (3, 20_500):
+            cells = [*[first] * count, last]
+            if kind == "csv":
+                lines = ["name;cell", *(f"n{row};{cell.strip(quote)}" for row, cell in enumerate(cells))]
+            else:
+                lines = [f'{{"name": "n{row}", "cell": {cell}}}' for row, cell in enumerate(cells)]
+            (tmp_path / f"t.{kind}").write_text("\n".join(lines) + "\n")
+            for key, value in (("name", "name"), ("cell", "name"), ("name", "cell")):
+                if (key != value and first[0] in "[{") or (key == value and kind == "csv" and first[0] == quote):
+                    continue  # no key or value, or a shown time that is missing if few others are written so
+                table = Database.open(tmp_path / f"t.{kind}", key, value).table
+                found = [str(table["cell"][row].as_py()).removesuffix(" 00:00:00") for row in (0, count)]
+                assert read.setdefault((key, value), found) == found, (first, last, kind, key, value)

@@ -430,3 +430,14 @@ def test_a_text_that_is_a_category_in_some_of_several_files_is_a_text(tmp_path):
     assert database.table.schema.field("k").type == pa.string()
     stated = Database.open([tmp_path / "0.parquet", tmp_path / "2.parquet"], "k", "v")
     assert pa.types.is_dictionary(stated.table.schema.field("k").type)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_records_of_hundreds_of_fields_are_rows_with_a_column_each(dense, tmp_path):
+    rows = [
+        {"name": f"n{row}", "v": row, **{f"f{n}": n for n in range(300) if dense or n == row}} for row in range(300)
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    opened = Database.open(tmp_path / "t.jsonl", "name", "f7")
+    assert len(opened.table.column_names) == 302
+    assert opened.ask("n7").value == 7

@@ -489,3 +489,12 @@ def test_the_calls_of_a_query_without_a_match_have_the_same_bandwidth_in_memory_
     assert (near.found, far.found) == (False, False)
     assert near.calls == far.calls
     assert near.calls[-1].bandwidth.keys() == {"x"}
+
+
+def test_times_are_not_appended_to_a_column_of_dates(tmp_path):
+    day, noon = dt.datetime(2024, 5, 1), dt.datetime(2024, 5, 1, 12)
+    store = Database.create(tmp_path / "store", {"name": ["a"], "day": [day.date()]}, "name", "day")
+    with pytest.raises(DataError, match="cells of day have times of day instead of date32"):
+        store.append({"name": ["b"], "day": [noon]})
+    store.append({"name": ["b"], "day": [day]})
+    assert store.ask("b").value == day.date()

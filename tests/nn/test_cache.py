@@ -347,6 +347,9 @@ def test_an_empty_cache_can_be_saved_copied_and_reordered(tmp_path: Path) -> Non
     padded.append(x, x)
     padded.save(tmp_path / "padding")
     assert KeyValueCache.load(tmp_path / "padding").start.tolist() == [0, 0]
+    keys, _ = padded.reorder(torch.tensor([1])).set_lengths(torch.tensor([4])).append(x[:1], x[:1])
+    assert padded.start.tolist() == [4]
+    assert torch.equal(keys, x[:1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -34,6 +34,34 @@ def test_a_judged_query_without_a_ranking_counts_zero_and_one_not_judged_does_no
     assert measure({}, relevant, ["MAP"]).means == {"MAP": 0.0}
 
 
+def test_measures_are_those_of_the_formulas_whatever_their_names_and_the_size_of_the_scores():
+    random = np.random.default_rng(3)
+    for scale in (1.0, 1e-60, 1e-9):
+        grades = {f"d{n}": int(random.integers(0, 3)) for n in range(12)}
+        scores = dict(
+            zip(
+                grades,
+                (1 + scale * random.permutation(12) if scale == 1e-9 else scale * random.random(12)),
+                strict=True,
+            )
+        )
+        ranked = [grades[name] for name in sorted(scores, key=scores.__getitem__, reverse=True)]
+        relevant = np.array(ranked) > 0
+        precision = np.cumsum(relevant) / np.arange(1, 13)
+        discount = 1 / np.log2(np.arange(2, 14))
+        gain = (ranked @ discount) / (np.sort(ranked)[::-1] @ discount)
+        expected = {"MAP": precision[relevant].mean(), "RR": 1 / (1 + relevant.argmax()), "nDCG@12": gain}
+        expected |= {"AP": expected["MAP"], "MRR": expected["RR"]}
+        assert measure({"q": scores}, {"q": grades}, list(expected)).means == pytest.approx(expected)
+
+
+def test_rankings_without_judgements_or_with_a_score_that_is_no_number_are_refused():
+    with pytest.raises(DataError, match="at least one judged query"):
+        measure({"q": {"a": 1.0}}, {}, ["MAP"])
+    with pytest.raises(DataError, match="scores of a ranking must be numbers"):
+        measure({"q": {"a": float("nan")}}, {"q": {"a": 1}}, ["MAP"])
+
+
 def test_an_unknown_measure_is_refused():
     with pytest.raises(OptionError, match="names that the package ir-measures knows, got 'magic'"):
         measure({"a": {"d": 1.0}}, {"a": {"d": 1}}, ["magic"])

@@ -46,6 +46,7 @@ def measure(run: Run, relevant: Judgements, measures: Sequence[str] = _MEASURES)
 
     Raises:
         OptionError: a measure is unknown.
+        DataError: no query is judged, or a score is NaN.
         MissingPackageError: ir-measures is not installed.
 
     Example:
@@ -64,14 +65,25 @@ def measure(run: Run, relevant: Judgements, measures: Sequence[str] = _MEASURES)
                 f"measures must be names that the package ir-measures knows, got {name!r}. Examples are nDCG@10, MAP "
                 "and R@100."
             ) from None
-    found = {query: [0.0] * len(parsed) for query in relevant}
-    places = {str(each): at for at, each in enumerate(parsed.values())}
-    given = {query: dict(run[query]) for query in relevant if run.get(query)}
+    if not relevant:
+        raise DataError("relevant must have at least one judged query, got none. Pass judgements.")
+    values: dict[str, dict[str, float]] = {query: {} for query in relevant}
+    given = {query: _ranks(run[query]) for query in relevant if run.get(query)}
     judged = {query: dict(grades) for query, grades in relevant.items()}
     for one in ir_measures.iter_calc(list(parsed.values()), judged, given) if given else ():
-        found[one.query_id][places[str(one.measure)]] = float(one.value)
+        values[one.query_id][str(one.measure)] = float(one.value)
+    # Two names, such as MAP and AP, may be one measure.
+    found = {query: [each.get(str(one), 0.0) for one in parsed.values()] for query, each in values.items()}
     table = np.array(list(found.values())).reshape(len(found), len(parsed))
     return RankingMeasures({name: float(table[:, at].mean()) for at, name in enumerate(parsed)}, found)
+
+
+def _ranks(scores: Mapping[str, float]) -> dict[str, float]:
+    """Return the ranks of scores, the same for equal ones, as `ir_measures` rounds scores to float32."""
+    numbers = np.array(list(scores.values()), np.float64)
+    if np.isnan(numbers).any():
+        raise DataError("scores of a ranking must be numbers, got NaN. Leave these documents out.")
+    return dict(zip(scores, np.unique(numbers, return_inverse=True)[1].astype(float).tolist(), strict=True))
 
 
 def rankings(

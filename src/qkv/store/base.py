@@ -56,7 +56,8 @@ def fit_table(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
 def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return the columns of a schema in its types, if their cells keep their meaning.
 
-    Arrow would also cast whole numbers to dates and back, all numbers but 0 to true, and dates to those of a time zone.
+    Arrow would also cast whole numbers to dates and back, all numbers but 0 to true, dates to those of a time zone, and
+    times to their days.
 
     Raises:
         ValueError: A type has another kind, or a cell does not fit it; texts may hold cells of any kind.
@@ -66,7 +67,12 @@ def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
         kinds = {cell_kind(given.type), cell_kind(wanted.type)}
         if len(kinds) > 1 and not kinds & {"text", "null"}:
             raise ValueError(f"cells of {given.name} have the type {given.type} instead of {wanted.type}")
-    return table.cast(schema)
+    result = table.cast(schema)
+    for given, wanted in zip(table.schema, result.columns, strict=True):
+        timed = pa.types.is_timestamp(given.type) and pa.types.is_date(wanted.type)
+        if timed and wanted.cast(given.type) != table[given.name]:
+            raise ValueError(f"cells of {given.name} have times of day instead of {wanted.type}")
+    return result
 
 
 Metadata: TypeAlias = dict[str, Any]

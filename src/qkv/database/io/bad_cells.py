@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from qkv.core.cell_kinds import cell_kind
-from qkv.core.printable import quoted_name
+from qkv.core.printable import quoted_name, sql_text
 from qkv.core.times import is_compact_date
 from qkv.core.typing import Num
 from qkv.database.io.cell_notes import CellNote, with_cell_note
@@ -28,6 +28,7 @@ from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.text_readings import (
     FIRST_TEXTS,
     LEAST_SHARE,
+    MISSING,
     TextReading,
     boolean_reading,
     detect_reading,
@@ -137,10 +138,10 @@ def detect_conversions(
             if booleans is not None:
                 readings[name] = booleans
                 continue
-        if text and name in numeric:
+        if text and (name in numeric or (name not in stated and options.date_format is None)):
             dated = _reading_in_format(relation, name, name in stated, options, delimiter)
-            if dated is None:
-                found = number_reading(relation, name, options, delimiter, policy == "text")
+        if text and name in numeric and dated is None:
+            found = number_reading(relation, name, options, delimiter, policy == "text")
         if found is not None:
             readings[name] = found
             bad = f"{found.bad('x')} and lower(trim(x)) not in ('nan', '-nan')"
@@ -154,6 +155,9 @@ def detect_conversions(
         elif text and not options.as_written:
             reading, note = dated or detect_reading(relation, name, name in stated, options, delimiter)
             if reading is not None:
+                digits = reading.type == "bigint" and reading.noun == "finite number" and not reading.said
+                remark = numbers_remark(first_texts(relation, name)) if digits else ""
+                reading = replace(reading, said=remark) if remark else reading
                 counted = "count" if policy == "text" else policy
                 if reading.bad_cells:
                     note = _count_bad(relation, name, reading.bad("x"), reading.noun, counted, source)
@@ -185,8 +189,8 @@ def _reading_in_format(
         return None
     form = options.date_format
     if form is None and not has_identifier_name(name) and dict(options.assumed).get(name) != "number":
-        firsts = relation.project(quoted_name(name)).limit(10).fetchall()
-        if all(text is None or is_compact_date(text.strip()) for (text,) in firsts):
+        firsts = [text.strip() for (text,) in relation.project(quoted_name(name)).limit(10).fetchall() if text]
+        if all(text.lower() in MISSING or is_compact_date(text) for text in firsts):
             written = first_texts(relation, name)
             form = "%Y%m%d" if written and all(map(is_compact_date, written)) else None
     if form is None:
@@ -196,9 +200,11 @@ def _reading_in_format(
         return None
     # Digits are surely dates if nearly all are.
     if options.date_format is None:
-        if reading.bad_cells * (1 if options.on_bad_cell == "text" else 20) > len(relation):
+        marks = f"lower(trim({quoted_name(name)})) in ({', '.join(map(sql_text, MISSING[1:]))})"
+        ((missing,),) = relation.aggregate(f"count(*) filter ({marks})").fetchall()
+        if (reading.bad_cells - missing) * (1 if options.on_bad_cell == "text" else 20) > len(relation) - missing:
             return None
-        reading = replace(reading, said=f"{reading.said}; read_csv in --sql reads numbers")
+        reading = reading if missing else replace(reading, said=f"{reading.said}; read_csv in --sql reads numbers")
     return reading, note
 
 

@@ -24,6 +24,7 @@ from qkv.encoders.arrow_columns import (
     with_metadata,
 )
 from qkv.encoders.number_formats import NumberFormat
+from qkv.errors import DataError
 
 _NOTE = b"qkv cell note"
 _LINES = b"qkv lines"
@@ -180,6 +181,15 @@ def type_conflict(tables: Sequence[pa.Table], names: Sequence[str]) -> str:
             forms = [f"{type_}{f' (in the format {form})' if form else ''}" for type_, form in types]
             return f"{' and '.join(forms)} for {name!r}"
     return ""
+
+
+def check_units(*schemas: pa.Schema) -> None:
+    """Raise a `DataError` if the numbers of a column have different units or currencies in several tables."""
+    for name in dict.fromkeys(name for schema in schemas for name in schema.names):
+        formats = [text for schema in schemas if (text := metadata_text(schema, name, NUMBER_FORMAT))]
+        units = [unit for unit in dict.fromkeys(NumberFormat.load(text).affix for text in formats) if unit]
+        if len(units) > 1:
+            raise DataError(f"numbers of {name!r} must have one unit, got {', '.join(units)}. Convert them to one.")
 
 
 def stated_types(schema: pa.Schema) -> Mapping[str, str]:

@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -145,6 +145,7 @@ class OpenFile:
         folder: a folder for copies.
         given: the encoding, the separators and the place of the table.
         layout: for delimited files, the place and the separators of the table.
+        detected: for JSON files, the types of the columns.
     """
 
     path: str
@@ -154,9 +155,10 @@ class OpenFile:
     folder: Path
     given: ReadOptions
     layout: Layout
+    detected: dict[str, str] = field(default_factory=dict)
 
     def open(self, **more: object) -> duckdb.DuckDBPyRelation:
-        """Return the file as a relation, with more options of DuckDB."""
+        """Return the file as a relation, with more options of DuckDB; for JSON, first without `dtype`."""
         file = self.readable
         if self.layout.copied:
             file = self.folder / "rows.csv"
@@ -169,12 +171,15 @@ class OpenFile:
         literal = "".join(f"[{c}]" if c in "*?[" else c for c in named)
         if self.kind in PARQUET:
             return self.connection.read_parquet(literal)
-        if self.kind in JSON and isinstance(types := more.pop("dtype", None), dict):
-            rows = self.connection.read_json(literal, **more)
-            detected = dict(zip(rows.columns, map(str, rows.types), strict=True))
-            return self.connection.read_json(literal, columns={**detected, **types})
         if self.kind in JSON:
-            return self.connection.read_json(literal, **more)
+            # Types of the first rows would round 1.5 in a column of whole numbers, and leave out later fields. Records
+            # of more than 200 fields, or of rare ones, are no maps.
+            if isinstance(types := more.pop("dtype", None), dict):
+                return self.connection.read_json(literal, columns={**self.detected, **types})
+            detection = {"sample_size": -1, "map_inference_threshold": -1, "field_appearance_threshold": 0.0}
+            rows = self.connection.read_json(literal, **{**more, **detection})
+            self.detected = dict(zip(rows.columns, map(str, rows.types), strict=True))
+            return rows
         options: dict[str, object] = {"decimal": self.given.decimal} if self.given.decimal else {}
         options |= {"max_line_size": longest_line()} if longest_line() > 2_000_000 else {}
         return self.connection.read_csv(literal, **{**self.layout.options(), **options, **more})
@@ -262,7 +267,8 @@ def run_typed(
 ) -> tuple[_T, duckdb.DuckDBPyRelation, list[str]]:
     """Open a file with types that all its cells have, and return the result of `run`, the relation and some columns.
 
-    DuckDB detects types from the first 20,480 rows. If a later cell contradicts them, they are detected from all rows.
+    DuckDB detects types from the first 20,480 rows of a delimited file. If a later cell contradicts them, they are
+    detected from all rows.
     The columns are those that are read as texts although DuckDB would read them as dates or numbers, see `_open_typed`.
     """
     import duckdb
@@ -312,15 +318,25 @@ def _open_typed(
     form = options.date_format
     whole = [name for name in dict.fromkeys(required) if types.get(name) == "BIGINT"]
     stated = dict(options.assumed)
-    tested += whole if form else _compact_dates(rows, [name for name in whole if stated.get(name) != "number"])
+    compact = whole if form else _compact_dates(rows, [name for name in whole if stated.get(name) != "number"])
+    tested += compact
+    # A cast rounds 1.5 to a whole number.
+    later = not dialect and len(rows.limit(_FIRST_ROWS + 1).project("1").to_arrow_table()) > _FIRST_ROWS
+    rounded = [
+        name for name, type_ in types.items() if type_ == "BIGINT" and later and name not in (*compact, *numbers)
+    ]
+    tested += rounded
     if not tested:
         return (file.open(**dialect, dtype=dict.fromkeys(numbers, "VARCHAR")) if numbers else rows), numbers
     # Opening a file takes 0.1 s, as DuckDB detects its dialect again.
     texts = file.open(**dialect, dtype=dict.fromkeys([*tested, *numbers], "VARCHAR"))
-    dates = []
+    dates, casts = [], []
     for name in tested:
-        written = first_texts(texts, name)
-        if types[name] == "BOOLEAN":
+        every = texts.select(quoted_name(name)).distinct() if dialect and types[name] == "BOOLEAN" else texts
+        written = [] if name in rounded else first_texts(every, name)
+        if name in rounded:
+            read = False
+        elif types[name] == "BOOLEAN":
             read = name in required or not has_one_spelling(written)
         elif types[name] == "BIGINT":
             read = form is None or sum(map(partial(has_format, form=form), written)) > len(written) / 2
@@ -329,13 +345,17 @@ def _open_typed(
             # one column without a word.
             read = types[name] != "DATE" and (name in required or types[name] != "TIMESTAMP") and not options.as_written
             read = read or not all(map(ISO.fullmatch, written)) or not _all_iso(texts, name, types[name], dialect)
-        dates += [name] if read else []
-    others = {name: _strict_cast(quoted_name(name), types[name]) for name in tested if name not in dates}
-    dates += numbers
-    if not dates:
-        return rows, []
-    casts = ", ".join(f"{cast} as {quoted_name(name)}" for name, cast in others.items())
-    return texts.project(f"* replace ({casts})") if casts else texts, dates
+        if read:
+            dates.append(name)
+        else:
+            exact = types[name] != "BIGINT" or name in rounded
+            cast = (
+                _strict_cast(quoted_name(name), types[name], written)
+                if exact
+                else f"nullif({quoted_name(name)}, '')::BIGINT"
+            )
+            casts.append(f"{cast} as {quoted_name(name)}")
+    return texts.project(f"* replace ({', '.join(casts)})") if casts else texts, dates + numbers
 
 
 def _perhaps_thousands(rows: duckdb.DuckDBPyRelation, names: Sequence[str], file: OpenFile) -> list[str]:
@@ -350,11 +370,24 @@ def _perhaps_thousands(rows: duckdb.DuckDBPyRelation, names: Sequence[str], file
     return [name for name, may in zip(names, found, strict=True) if may]
 
 
-def _strict_cast(cell: str, type_: str) -> str:
-    """Return the SQL expression of a cell as a type, which raises an error for times that a cast would truncate."""
-    if type_ not in ("DATE", "TIMESTAMP"):
+def _strict_cast(cell: str, type_: str, written: Sequence[str]) -> str:
+    """Return the SQL expression of a cell as a type, which raises an error for a cell that a cast would change.
+
+    Args:
+        cell: the SQL expression of the cell.
+        type_: the type.
+        written: the first cells of the column; booleans must have their spelling.
+    """
+    if type_ in ("DATE", "TIMESTAMP"):
+        exact = iso_sql(cell, type_.lower())
+    elif type_ == "BOOLEAN":
+        spelling = next(f for f in (str.lower, str.upper, str.title) if f(written[0]) == written[0])
+        exact = f"case trim({cell}) when '{spelling('true')}' then true when '{spelling('false')}' then false end"
+    elif type_ == "BIGINT":
+        exact = f"case when {cell}::BIGINT::VARCHAR = {cell} then {cell}::BIGINT end"
+    else:
         return f"nullif({cell}, '')::{type_}"
-    return f"coalesce({iso_sql(cell, type_.lower())}, case when trim({cell}) <> '' then ('?' || {cell})::{type_} end)"
+    return f"coalesce({exact}, case when trim({cell}) <> '' then ('?' || {cell})::{type_} end)"
 
 
 def _all_iso(texts: duckdb.DuckDBPyRelation, name: str, type_: str, dialect: Mapping[str, object]) -> bool:

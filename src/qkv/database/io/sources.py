@@ -32,6 +32,7 @@ from qkv.database.io import duckdb_reader
 from qkv.database.io.bad_cells import add_cell_notes
 from qkv.database.io.cell_notes import (
     assumed_formats,
+    check_units,
     join_cell_notes,
     type_conflict,
     undecided_columns,
@@ -363,6 +364,7 @@ def _read_paths(paths: list[Path], required: tuple[str, ...], options: ReadOptio
     # A CSV file without rows has columns of texts, whatever the types in the other files are.
     tables = [table for table in tables if table.num_rows] or tables[:1]
     schemas = [table.schema for table in tables]
+    check_units(*schemas)
     for name in {field.name for schema in schemas for field in schema if pa.types.is_dictionary(field.type)}:
         if not all(pa.types.is_dictionary(schema.field(name).type) for schema in schemas if name in schema.names):
             tables = [_with_texts(table, name) for table in tables]  # categories in some files alone are texts

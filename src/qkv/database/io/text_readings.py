@@ -1,6 +1,7 @@
 """Detection of how a column of texts is read: as numbers or dates of a format, or as texts.
 
-The formats that some texts of the first rows may have are counted over all rows.
+The formats that some texts of the first rows may have, or cells that are no plain numbers beside such numbers, are
+counted over all rows.
 
 A column is read as booleans if its cells are spelled in one of three ways: true and false, True and False, TRUE and
 FALSE. Each key is then printed as a text that is read as the same key. Columns with other or several spellings, such
@@ -140,11 +141,12 @@ def _has_eight_digits(text: str) -> bool:
 
 
 def numbers_remark(numbers: Iterable[object]) -> str:
-    """Return what is said about a column of whole numbers that are all dates such as 20240131; otherwise ""."""
+    """Return what is said about a column of numbers of which most are dates such as 20240131; otherwise ""."""
     present = [str(number) for number in numbers if number is not None]
-    if not present or not all(map(is_compact_date, present)):
+    dates = list(filter(is_compact_date, present))
+    if 2 * len(dates) <= len(present):
         return ""
-    return f"holds whole numbers that look like dates, such as {present[0]}; convert them to compare them as dates"
+    return f"holds whole numbers that look like dates, such as {dates[0]}; convert them to compare them as dates"
 
 
 _FIRST_ROWS = 20_480
@@ -292,6 +294,15 @@ def detect_reading(
     """
     column = relation.project(f"{quoted_name(name)} as x")
     texts = first_texts(column, "x")
+    decimal = options.decimal or "."
+    plain = _is_number(_with_point("x", decimal))
+    if not stated and any(PLAIN.fullmatch(text.replace(decimal, ".")) for text in texts):
+        # A rare cell decides how all numbers are read: 0,5 shows that 1.234 is 1234.
+        others = (
+            column.filter(f"trim(x) <> '' and not coalesce({plain}, false)").distinct().limit(FIRST_TEXTS).fetchall()
+        )
+        found = (text.strip() for (text,) in others)
+        texts = list(dict.fromkeys([*texts, *sorted(text for text in found if text.lower() not in MISSING)]))
     assumed = dict(options.assumed).get(name, "")
     assumed = assumed if "%" in assumed or assumed in (".", ",") else ""
     dates = candidate_formats(texts)
@@ -300,8 +311,6 @@ def detect_reading(
             dates = [form, *(each for each in dates if each != form)]
     # The spaces and hyphens of 030 123 456 separate no thousands.
     numbers = [] if stated or has_identifier_name(name) else _number_formats(texts, options.decimal)
-    decimal = options.decimal or "."
-    plain = _is_number(_with_point("x", decimal))
     iso, zoned = (f"{iso_sql('x', type_)} is not null" for type_ in ("timestamp", "timestamptz"))
     # Tests that no text of the first rows passes are not made for all rows.
     written = [text.replace(decimal, ".") for text in texts]

@@ -172,9 +172,10 @@ class ComparisonChooser:
             limit = getattr(limits, name)
             if limit is not None and name != own:
                 keys = ", ".join(column.name for column in self.columns)
-                how = f"{own.partition('_')[2]}. Pass {own}" if own else f"{comparison.score}. Omit {name}"
+                how = own.partition("_")[2] or comparison.score
                 raise OptionError(
-                    f"{name} must be None for the key {keys}, which is compared by {how}, got {limit:g}. Omit it."
+                    f"{name} must be None for the key {keys}, which is compared by {how}, got {limit:g}. "
+                    f"{f'Pass {own} instead' if own else 'Omit it'}."
                 )
 
     def _choose(

@@ -23,6 +23,7 @@ from qkv.core.typing import Bool, Float, Shaped
 from qkv.core.untrusted_json import Fields
 from qkv.database.answer import Answer, Entry
 from qkv.database.execute.stream_plan import StreamedPlan
+from qkv.database.io.cell_notes import check_units
 from qkv.database.io.sources import report_rows
 from qkv.database.keys.queries import Queries, QueryCells
 from qkv.encoders.columns import Column
@@ -275,9 +276,15 @@ def prepare_rows(
         progress: as in `StoredDatabase.append`.
         done: number of rows that were already prepared.
     """
+
+    def checked() -> Iterator[pa.Table]:
+        for table in tables:
+            check_units(schema, table.schema)
+            yield table
+
     if encoding is None:
-        return report_rows(tables, progress)
-    return encoding.encode_tables((fit_table(table, schema, name) for table in tables), progress, done)
+        return report_rows(checked(), progress)
+    return encoding.encode_tables((fit_table(table, schema, name) for table in checked()), progress, done)
 
 
 def _check(encoder: Encoder, columns: Sequence[str], table: pa.Table) -> None:

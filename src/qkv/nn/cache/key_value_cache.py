@@ -418,10 +418,15 @@ class KeyValueCache:
         """
         key = self.chunks[0].tensors["key"] if self.chunks else None
         lengths = self._new_lengths
-        known = None if lengths is None else tuple(lengths.shape)
+        counts = self._total if isinstance(self._total, Tensor) else lengths  # there are counts after padding alone
+        known = None if counts is None else tuple(counts.shape)
         check_index(index, known if key is None else tuple(key.shape[:-2]))
         if lengths is not None:
             self._new_lengths = lengths[index.to(lengths.device)]
+        if isinstance(self._total, Tensor):
+            self._total = self._total[index.to(self._total.device)]
+        if isinstance(self._before, Tensor):
+            self._before = self._before[index.to(self._before.device)]
         if key is None:
             return self
         index, batch = index.long().to(key.device), key.shape[0]
@@ -431,10 +436,7 @@ class KeyValueCache:
         if self.projected is not None:
             self.projected.take(index)
         if isinstance(self._total, Tensor):
-            self._total = self._total[index]
             self._rows.crop(len(self))  # the longest sequence may be gone
-        if isinstance(self._before, Tensor):
-            self._before = self._before[index]
         return self
 
     def crop(self, length: int | Int[Tensor, " batch"]) -> Self:
