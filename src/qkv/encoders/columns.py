@@ -79,14 +79,21 @@ _MOST_SLICES = 1000
 _MICROSECONDS_PER_DAY = 86_400e6
 
 
+def compose(text: str) -> str:
+    """Return a text in Unicode NFKC, in which İ is an i: lower case would be an i with a second dot."""
+    return text if text.isascii() else unicodedata.normalize("NFKC", text).replace("İ", "i")
+
+
 def fold(text: str) -> str:
     """Return a text normalized for comparison: in Unicode NFKC, case folded, and with white space collapsed.
 
     Example:
         >>> fold("  Ｊohn   DOE ")
         'john doe'
+        >>> fold("İzmir") == fold("IZMIR")
+        True
     """
-    return " ".join((text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold().split())
+    return " ".join(compose(text).casefold().split())
 
 
 def split_names(names: object) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from qkv.core.checks import check_choice
 from qkv.core.extras import import_optional, require_packages
+from qkv.encoders.columns import compose
 from qkv.encoders.word_spans import SINGLE_SIGNS, WORD_SIGNS
 from qkv.errors import DataError
 
@@ -23,7 +23,7 @@ _TOKEN = re.compile(rf"[^\W{SINGLE_SIGNS}](?:[^\W{SINGLE_SIGNS}]+|[{WORD_SIGNS}]
 
 
 def _normalized(text: str) -> str:
-    return (text if text.isascii() else unicodedata.normalize("NFKC", text)).lower()
+    return compose(text).lower()
 
 
 class _Stemmer(Protocol):
@@ -47,6 +47,8 @@ class Vocabulary:
     Example:
         >>> Vocabulary()("The shepherd found a golden ring.")
         ['shepherd', 'golden', 'ring']
+        >>> Vocabulary()("İstanbul, ISTANBUL")
+        ['istanbul', 'istanbul']
     """
 
     def __init__(self, stem: str | None = None, terms: Sequence[str] | None = None) -> None:
