@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import sys
-import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -93,22 +92,25 @@ def guarded_logits(
     xp = namespace(query)
     clean = score(zero_nonfinite(query), zero_nonfinite(key))
 
-    def with_nonfinite() -> Array:
-        bad_query = ~xp.all(xp.isfinite(query), axis=-1)[..., :, None]
-        bad_key = ~xp.all(xp.isfinite(key), axis=-1)[..., None, :]
-        return xp.where(bad_query | bad_key, stop_gradient(score(stop_gradient(query), stop_gradient(key))), clean)
+    def finite() -> tuple[Array, Array, Array]:
+        return stop_gradient(clean), xp.zeros(query.shape[:-1], dtype=bool), xp.zeros(key.shape[:-1], dtype=bool)
 
-    return _unless_finite((query, key), clean, with_nonfinite)
+    def with_nonfinite() -> tuple[Array, Array, Array]:
+        bad_query, bad_key = (~xp.all(xp.isfinite(x), axis=-1) for x in (query, key))
+        return stop_gradient(score(stop_gradient(query), stop_gradient(key))), bad_query, bad_key
+
+    original, bad_query, bad_key = _unless_finite((query, key), finite, with_nonfinite)
+    return xp.where(bad_query[..., :, None] | bad_key[..., None, :], original, clean)
 
 
-def _unless_finite(inputs: tuple[Array, ...], result: Array, repaired: Callable[[], Array]) -> Array:
-    """Return `repaired()`, or `result` where a compiled function of JAX or TensorFlow finds that all inputs are finite.
+def _unless_finite(inputs: tuple[Array, ...], finite: Callable[[], Any], repaired: Callable[[], Any]) -> Any:
+    """Return `repaired()`, or `finite()` where a compiled function of JAX or TensorFlow finds all inputs finite.
 
-    Both branches share `result`, and JAX stores nothing else of `repaired` for the gradient.
+    Neither result has a gradient, for which JAX would store what both branches read.
     """
     if library(*inputs) not in ("jax", "tensorflow"):
         return repaired()
-    return typing.cast("Array", _choose_by_sums(inputs, lambda: result, repaired))
+    return _choose_by_sums(inputs, finite, repaired)
 
 
 def apply_weights(
@@ -129,16 +131,21 @@ def apply_weights(
     if clean:
         return xp.matmul(weights, value)
     clean_product = xp.matmul(weights, zero_nonfinite(value))
-    return _unless_finite((value,), clean_product, lambda: _with_nonfinite(weights, value, support(), clean_product))
+    nonfinite = _unless_finite(
+        (value,),
+        lambda: xp.zeros_like(clean_product),
+        lambda: _nonfinite_sums(weights, value, support(), clean_product),
+    )
+    return where(nonfinite == 0, clean_product, nonfinite)
 
 
-def _with_nonfinite(
+def _nonfinite_sums(
     weights: Float[Array, "*#batch q k"],
     value: Float[Array, "*#batch k value_width"],
     support: Bool[Array, "*#batch #q #k"],
     clean_product: Float[Array, "*batch q value_width"],
 ) -> Float[Array, "*batch q value_width"]:
-    """Return the product with the values' NaN and infinity, from the product in which they are 0."""
+    """Return NaN or infinity where the product has them, and 0 elsewhere, from the product in which they are 0."""
     xp = namespace(weights)
     constant = stop_gradient(value)
     plus, minus = constant == math.inf, constant == -math.inf
@@ -153,5 +160,5 @@ def _with_nonfinite(
     up = reads_any(positive, plus) | reads_any(negative, minus)
     down = reads_any(positive, minus) | reads_any(negative, plus)
     nan = reads_any(support, xp.isnan(constant)) | (up & down) | xp.isnan(stop_gradient(clean_product))
-    out = where(up, math.inf, where(down, -math.inf, clean_product))
-    return where(nan, math.nan, out)
+    zeros = xp.zeros_like(stop_gradient(clean_product))
+    return where(nan, math.nan, where(up, math.inf, where(down, -math.inf, zeros)))
