@@ -205,9 +205,9 @@ def test_a_predicate_says_that_points_beside_other_delimiters_than_commas_may_se
     assert stated.ask([3, 1], score="exact", where="w > 2000").value == [3.0, None]
 
 
-@pytest.mark.parametrize("second", ["500 g", "€50"])
-def test_numbers_of_several_units_are_refused_in_several_files_and_in_rows_for_a_store(second, tmp_path):
-    cells = {"a": "$5" if second[0] == "€" else "5 kg", "b": second}
+@pytest.mark.parametrize(("first", "second"), [("5 kg", "500 g"), ("$5", "€50"), ("5%", "0.05"), ("0.05", "5%")])
+def test_numbers_of_several_units_are_refused_in_several_files_and_in_rows_for_a_store(first, second, tmp_path):
+    cells = {"a": first, "b": second}
     files = [tmp_path / f"{name}.csv" for name in cells]
     for file, (name, cell) in zip(files, cells.items(), strict=True):
         file.write_text(f"name,x\n{name},{cell}\n{name}2,{cell}\n")
@@ -216,4 +216,12 @@ def test_numbers_of_several_units_are_refused_in_several_files_and_in_rows_for_a
     store = Database.create(tmp_path / "store", files[0], "name", "x")
     with pytest.raises(DataError, match="numbers of 'x' must have one unit, got"):
         store.append(files[1])
-    assert store.append({"name": ["c"], "x": [7]}) == 2
+    if first in ("5 kg", "$5"):
+        assert store.append({"name": ["c"], "x": [7]}) == 2
+
+
+@pytest.mark.parametrize("code", ["04713", "+04", "00.5"])
+@pytest.mark.parametrize("rows", [30, 21_000])
+def test_a_code_in_the_last_row_makes_decimals_texts_in_files_of_any_length(tmp_path, rows, code):
+    path = write(tmp_path / "t.csv", ["-1.5"] * rows + [code])
+    assert read(path, ("x",))["x"].to_pylist()[-2:] == ["-1.5", code]

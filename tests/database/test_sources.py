@@ -441,3 +441,18 @@ def test_records_of_hundreds_of_fields_are_rows_with_a_column_each(dense, tmp_pa
     opened = Database.open(tmp_path / "t.jsonl", "name", "f7")
     assert len(opened.table.column_names) == 302
     assert opened.ask("n7").value == 7
+
+
+@pytest.mark.parametrize(
+    "cells", [["5%", "7%"], ["1.5", "2"], ["2024-01-02", "2024-01-03"], ["true", "false"], ["a", "b"]]
+)
+def test_a_column_without_cells_has_the_type_of_the_other_files(tmp_path, cells):
+    files = [tmp_path / "full.csv", tmp_path / "empty.csv"]
+    for file, given in zip(files, (cells, ["", ""]), strict=True):
+        file.write_text("\n".join(["name,x", *(f"n{row},{cell}" for row, cell in enumerate(given))]) + "\n")
+    expected = Database.open(files[0], "name", "x").table["x"]
+    for order in (files, files[::-1]):
+        found = Database.open(order, "name", "x").table["x"]
+        assert found.type == expected.type
+        assert found.drop_null().to_pylist() == expected.to_pylist()
+        assert found.null_count == 2

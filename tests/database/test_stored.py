@@ -2,6 +2,7 @@
 
 import datetime as dt
 import functools
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -498,3 +499,28 @@ def test_times_are_not_appended_to_a_column_of_dates(tmp_path):
         store.append({"name": ["b"], "day": [noon]})
     store.append({"name": ["b"], "day": [day]})
     assert store.ask("b").value == day.date()
+
+
+@pytest.mark.parametrize(
+    ("stored", "appended", "sentence"),
+    [
+        (pa.array([1]), pa.array(["007"]), "codes, such as '007', not int64"),
+        (pa.array([1.5]), pa.array(["007"]), "codes, such as '007', not double"),
+        (pa.array([1]), pa.array(["0x10"]), "codes, such as '0x10', not int64"),
+        (pa.array([1.5], pa.float32()), pa.array([-1e300]), "too large for float"),
+        (pa.array([[1.5]], pa.list_(pa.float32(), 1)), pa.array([[1e300]]), "too large for fixed_size_list"),
+        (pa.array([Decimal("1.10")]), pa.array([2.345]), r"more digits than decimal128\(3, 2\)"),
+    ],
+)
+def test_cells_that_a_type_changes_are_not_appended(tmp_path, stored, appended, sentence):
+    store = Database.create(tmp_path / "store", pa.table({"name": ["a"], "x": stored}), "name", "x")
+    with pytest.raises(DataError, match=f"cells of x are {sentence}" if "more" not in sentence else sentence):
+        store.append(pa.table({"name": ["b"], "x": appended}))
+    assert store.store.to_table()["x"].to_pylist() == stored.to_pylist()
+
+
+@pytest.mark.parametrize("stored", ["red", 1, Decimal("1.10")])
+def test_nan_is_appended_as_a_missing_cell_to_columns_without_floats(tmp_path, stored):
+    store = Database.create(tmp_path / "store", {"name": ["a"], "x": [stored]}, "name", "x")
+    store.append({"name": ["b", "c"], "x": np.array([np.nan, 2.0])})
+    assert store.store.to_table()["x"].to_pylist() == [stored, None, "2" if stored == "red" else 2]

@@ -56,23 +56,48 @@ def fit_table(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
 def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return the columns of a schema in its types, if their cells keep their meaning.
 
-    Arrow would also cast whole numbers to dates and back, all numbers but 0 to true, dates to those of a time zone, and
-    times to their days.
+    Arrow would also cast whole numbers to dates and back, all numbers but 0 to true, dates to those of a time zone,
+    times to their days, texts such as 007 to 7, NaN to a text, large numbers to infinity, and round decimals.
 
     Raises:
         ValueError: A type has another kind, or a cell does not fit it; texts may hold cells of any kind.
     """
+    from pyarrow import compute
+
     table = table.select(schema.names)
     for given, wanted in zip(table.schema, schema, strict=True):
         kinds = {cell_kind(given.type), cell_kind(wanted.type)}
         if len(kinds) > 1 and not kinds & {"text", "null"}:
             raise ValueError(f"cells of {given.name} have the type {given.type} instead of {wanted.type}")
+        if kinds == {"text", "number"} and cell_kind(wanted.type) == "number":
+            texts = table[given.name].cast(pa.string())
+            codes = texts.filter(compute.match_substring_regex(texts, r"^\s*[+-]?0[0-9xX]"))
+            if len(codes):
+                raise ValueError(f"cells of {given.name} are codes, such as {codes[0].as_py()!r}, not {wanted.type}")
+        if pa.types.is_floating(given.type) and not pa.types.is_floating(wanted.type):
+            cells = table[given.name]
+            missing = compute.if_else(compute.is_nan(cells), pa.scalar(None, given.type), cells)
+            table = table.set_column(table.column_names.index(given.name), given, missing)
     result = table.cast(schema)
     for given, wanted in zip(table.schema, result.columns, strict=True):
         timed = pa.types.is_timestamp(given.type) and pa.types.is_date(wanted.type)
         if timed and wanted.cast(given.type) != table[given.name]:
             raise ValueError(f"cells of {given.name} have times of day instead of {wanted.type}")
+        rounded = pa.types.is_floating(given.type) and pa.types.is_decimal(wanted.type)
+        if rounded and wanted.cast(given.type) != table[given.name]:
+            raise ValueError(f"cells of {given.name} have more digits than {wanted.type}")
+        if given.type != wanted.type and _count_infinite(wanted) > _count_infinite(table[given.name]):
+            raise ValueError(f"cells of {given.name} are too large for {wanted.type}")
     return result
+
+
+def _count_infinite(column: pa.ChunkedArray) -> int:
+    """Return the number of infinite numbers in a column of numbers or lists of numbers; 0 for other columns."""
+    from pyarrow import compute
+
+    if cell_kind(column.type).startswith("list of"):
+        column = compute.list_flatten(column)
+    return compute.sum(compute.is_inf(column)).as_py() or 0 if pa.types.is_floating(column.type) else 0
 
 
 Metadata: TypeAlias = dict[str, Any]

@@ -184,10 +184,16 @@ def type_conflict(tables: Sequence[pa.Table], names: Sequence[str]) -> str:
 
 
 def check_units(*schemas: pa.Schema) -> None:
-    """Raise a `DataError` if the numbers of a column have different units or currencies in several tables."""
+    """Raise a `DataError` if the numbers of a column have different units or currencies in several tables.
+
+    Numbers without a unit may have that of the others, but beside 5% it is not known whether 0.05 is a share.
+    """
     for name in dict.fromkeys(name for schema in schemas for name in schema.names):
-        formats = [text for schema in schemas if (text := metadata_text(schema, name, NUMBER_FORMAT))]
-        units = [unit for unit in dict.fromkeys(NumberFormat.load(text).affix for text in formats) if unit]
+        numbers = [schema for schema in schemas if stated_types(schema).get(name) == "number"]
+        formats = [metadata_text(schema, name, NUMBER_FORMAT) for schema in numbers]
+        found = [NumberFormat.load(text) if text else NumberFormat() for text in formats]
+        percent = any(form.kind == "percent" for form in found)
+        units = [each for each in dict.fromkeys(form.affix or "no unit" * percent for form in found) if each]
         if len(units) > 1:
             raise DataError(f"numbers of {name!r} must have one unit, got {', '.join(units)}. Convert them to one.")
 

@@ -348,6 +348,8 @@ def _read_paths(paths: list[Path], required: tuple[str, ...], options: ReadOptio
     tables = [_read_path(path, required, options) for path in paths]
     if len(tables) == 1:
         return tables[0]
+    schemas = [table.schema for table in tables]
+    tables = [_without_empty_texts(table, schemas) for table in tables]
     formats = assumed_formats([table.schema for table in tables if table.num_rows], required)
     for index, table in enumerate(tables):
         # The format that the cells of one file leave open is that of the others.
@@ -376,6 +378,15 @@ def _read_paths(paths: list[Path], required: tuple[str, ...], options: ReadOptio
             f"{len(paths):,} files from {str(paths[0])!r} on. Convert the columns, or name fewer files."
         ) from None
     return join_cell_notes(table, tables, required)
+
+
+def _without_empty_texts(table: pa.Table, schemas: Sequence[pa.Schema]) -> pa.Table:
+    """Return a table whose columns of texts without cells are nulls, where other files have other types."""
+    for place, field in enumerate(table.schema):
+        others = {schema.field(field.name).type for schema in schemas if field.name in schema.names} - {pa.string()}
+        if others and field.type == pa.string() and table.column(place).null_count == len(table):
+            table = table.set_column(place, field.name, pa.nulls(len(table)))
+    return table
 
 
 def _with_texts(table: pa.Table, name: str) -> pa.Table:

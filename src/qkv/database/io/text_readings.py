@@ -254,9 +254,9 @@ def number_reading(
     """
     decimal = options.decimal or "."
     column, text = relation.project(f"{quoted_name(name)} as x"), _with_point("x", decimal)
-    # 1E05 and 100000 are two identifiers, but one number.
-    exponents = "coalesce(bool_or(regexp_full_match(trim(x), '[0-9]+[eE][0-9]+')), false)"
-    if has_text_identifier_name(name) and column.aggregate(exponents).fetchall()[0][0]:
+    # 1E05 and 100000 are two identifiers, but one number. DuckDB reads a column of codes such as 04713 as texts.
+    codes = "[+]?0[0-9]+([.][0-9]*)?([eE][+-]?[0-9]+)?" + "|[0-9]+[eE][0-9]+" * has_text_identifier_name(name)
+    if column.aggregate(f"coalesce(bool_or(regexp_full_match(trim(x), '{codes}')), false)").fetchall()[0][0]:
         return None
     if is_mostly_whole(relation, name, f"try_cast({text} as double)", entirely):
         return TextReading("whole number", "bigint", decimal=decimal)
