@@ -1,6 +1,6 @@
 """Estimate log odds of agreement levels without labels, by expectation–maximization of the Fellegi–Sunter mixture.
 
-    logit(pair) = log(M / ((L − M) (R − M))) + Σ_columns log(m[level] / u[level])
+    logit(pair) = log(M / ((L − M + 3) (R − M + 3))) + Σ_columns log(m[level] / u[level])
 
 m and u are the probabilities of a level among matches and among other pairs, M the number of matches, L and R the
 numbers of left and right rows. The first term is the prior log odds that two rows match rather than that both have no
@@ -237,9 +237,10 @@ def estimate_log_odds(
         # Random pairs of small tables include some matches, which are discounted.
         others = random_counts - sampled * np.bincount(own, match_weights, len(patterns))
         u = _level_probabilities(patterns, np.maximum(others, 0.0), _RANDOM_PSEUDOCOUNT)
-        # At least half a match and half a row without one are counted, so that the prior is finite.
-        matches = min(max(float(match_weights.sum()), 0.5), max(min(left_rows, right_rows) - 0.5, 0.5))
-        prior = float(np.log(matches / ((left_rows - matches) * (right_rows - matches))))
+        # Three rows without a match are added to either table, and at least half a match is counted.
+        matches = max(float(match_weights.sum()), 0.5)
+        alone = [max(count - matches, 0.0) + _PSEUDOCOUNT for count in (left_rows, right_rows)]
+        prior = float(np.log(matches / np.prod(alone)))
         log_odds = _log_odds(m, u)
         if np.abs(m - previous_m).max() < 1e-5 and abs(prior - previous_prior) < 1e-5:
             break
