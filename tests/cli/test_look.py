@@ -69,14 +69,15 @@ def test_figures_are_written(qkv, tmp_path):
 
 @pytest.mark.parametrize("place", [[], ["--layer", "6", "--head", "0"]], ids=["all heads", "one map"])
 def test_two_texts_have_a_figure_each_and_one_of_their_difference(qkv, tmp_path, place):
-    texts = ["--text", TEXT, "--text", "the cat was happy"]
+    texts = ["--text", TEXT, "--text", "the cat was very happy"]
     code, out, err = qkv("look", *texts, "--export", str(tmp_path / "b.svg"), *place)
     assert code == 0
     assert re.findall(r"b-\w+\.svg", out) == ["b-1.svg", "b-2.svg", "b-difference.svg"]
     assert "Each figure has its own color scale. b-difference.svg shows the first minus the second." in err
+    assert err.strip().endswith("left out: “when”, “he”, “saw”, “his”, “owner”, “,”, “very”.")
     second, difference = ((tmp_path / f"b-{name}.svg").read_text() for name in ("2", "difference"))
     assert (">layer 5</text>" if not place else ">happy</text>") in second
-    assert "minus the cat was happy" in difference
+    assert "minus the cat was very happy" in difference
     assert ">difference</text>" in difference
 
 

@@ -95,6 +95,9 @@ def save_export(
             targets.append(target.with_stem(f"{target.stem}-difference"))
             save_figure(figure, targets[-1])
             said += f" {targets[-1].name} shows the first minus the second."
+            alone = [f"“{token}”" for side in found.unaligned for token in side]
+            names = ", ".join(alone[:9]) + ", …" * (len(alone) > 9)
+            said += f" Tokens of one text only are left out: {names}." * bool(alone)
     _print_stderr(said)
     return targets
 

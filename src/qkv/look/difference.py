@@ -154,8 +154,8 @@ def difference(first: View, second: View | None = None, *, heads: tuple[_Head, _
     if heads is not None:
         places = [(view.layers[layer], head) for view, (layer, head) in zip((first, second), heads, strict=True)]
         shown = [(maps.name, "mean of its heads" if head is None else maps.heads[head]) for maps, head in places]
-        (layer, head), other = shown
-        layers = ((layer, (head if shown[0] == other else f"{head} minus {', '.join(other)}",)),)
+        (layer, head), subtracted = shown
+        layers = ((layer, (head if shown[0] == subtracted else f"{head} minus {', '.join(subtracted)}",)),)
     return Difference(
         max(texts, models, key=len), layers, rows, columns, *names, (one, other), weights, error, *distances
     )
