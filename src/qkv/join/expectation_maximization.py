@@ -3,11 +3,11 @@
     logit(pair) = log(M / ((L − M + 3) (R − M + 3))) + Σ_columns log(m[level] / u[level])
 
 m and u are the probabilities of a level among matches and among other pairs, M the number of matches, L and R the
-numbers of left and right rows. The first term is the prior log odds that two rows match rather than that both have no
-match, where a row has at most one. Expectation–maximization estimates m, u and M from the pairs that are each other's
-most similar row. A pair's responsibility is the smaller of its attention weights in both directions, with "no match"
-as an additional key. The candidates of a row thus compete, so a column that agrees in many pairs, such as the city,
-does not turn all of them into matches.
+numbers of left and right rows, which the factors do not exceed. The first term is the prior log odds that two rows
+match rather than that both have no match, where a row has at most one. Expectation–maximization estimates m, u and M
+from the pairs that are each other's most similar row. A pair's responsibility is the smaller of its attention weights
+in both directions, with "no match" as an additional key. The candidates of a row thus compete, so a column that agrees
+in many pairs, such as the city, does not turn all of them into matches.
 
 Source: Fellegi and Sunter 1969, A theory for record linkage; Winkler 1988, Using the EM algorithm for weight
 computation in the Fellegi–Sunter model of record linkage; Sadinle 2017, Bayesian estimation of bipartite matchings for
@@ -237,9 +237,9 @@ def estimate_log_odds(
         # Random pairs of small tables include some matches, which are discounted.
         others = random_counts - sampled * np.bincount(own, match_weights, len(patterns))
         u = _level_probabilities(patterns, np.maximum(others, 0.0), _RANDOM_PSEUDOCOUNT)
-        # Three rows without a match are added to either table, and at least half a match is counted.
+        # Three rows more of either table count as without a match, and half a match at least.
         matches = max(float(match_weights.sum()), 0.5)
-        alone = [max(count - matches, 0.0) + _PSEUDOCOUNT for count in (left_rows, right_rows)]
+        alone = [min(max(count - matches, 0.0) + _PSEUDOCOUNT, count) for count in (left_rows, right_rows)]
         prior = float(np.log(matches / np.prod(alone)))
         log_odds = _log_odds(m, u)
         if np.abs(m - previous_m).max() < 1e-5 and abs(prior - previous_prior) < 1e-5:
