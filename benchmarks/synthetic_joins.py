@@ -70,7 +70,7 @@ class _Records:
     def resembling(self) -> Record:
         draw = self.random
         name = f"{draw.choice(self.names[:20])} {draw.choice(self.names[1000:1050])}"
-        return {"name": name, "town": f"{draw.choice(self.names[:5])}town", "city": None, "phone": None, "born": ""}
+        return {"name": name, "town": f"{draw.choice(self.names[:5])}town", "born": ""}
 
     def products(self) -> Record:
         draw = self.random

@@ -59,7 +59,6 @@ def save_export(
     difference: `a-difference.pdf`. A fragment has one picture of each view.
     """
     from qkv.core.files import write_atomic
-    from qkv.look.difference import difference
     from qkv.look.figure import FORMATS, save_figure
     from qkv.look.html_export import export_html
     from qkv.look.inline_map import map_svg
@@ -85,21 +84,30 @@ def save_export(
     said = "Each figure has its own color scale."
     first, second, *others = page.views
     if not others and first.kind == second.kind and isinstance(first, View) and isinstance(second, View):
+        place = None if layer is None or head is None else (layer, head)
+        path = target.with_stem(f"{target.stem}-difference")
         try:
-            place = None if layer is None or head is None else (layer, head)
-            found = difference(first, second, heads=None if place is None else (place, place))
-            figure = plot_view(found, *(() if place is None else (0, 0)), width=width)
+            said += f" {_save_difference(first, second, place, path, width)}"
         except ShapeError as error:
             said += f" There is no figure of the difference: {error}"
         else:
-            targets.append(target.with_stem(f"{target.stem}-difference"))
-            save_figure(figure, targets[-1])
-            said += f" {targets[-1].name} shows the first minus the second."
-            alone = [f"“{token}”" for side in found.unaligned for token in side]
-            names = ", ".join(alone[:9]) + ", …" * (len(alone) > 9)
-            said += f" Tokens of one text only are left out: {names}." * bool(alone)
+            targets.append(path)
     _print_stderr(said)
     return targets
+
+
+def _save_difference(first: View, second: View, place: tuple[int, int] | None, path: Path, width: float | str) -> str:
+    """Write the figure of a difference of two views, and return what it shows and leaves out."""
+    from qkv.look.difference import difference
+    from qkv.look.figure import save_figure
+    from qkv.look.view_plot import plot_view
+
+    found = difference(first, second, heads=None if place is None else (place, place))
+    save_figure(plot_view(found, *(() if place is None else (0, 0)), width=width), path)
+    alone = [f"“{token}”" for side in found.unaligned for token in side]
+    names = ", ".join(alone[:9]) + ", …" * (len(alone) > 9)
+    left_out = f" Tokens of one text only are left out: {names}." * bool(alone)
+    return f"{path.name} shows the first minus the second.{left_out}"
 
 
 def check_head(view: View, layer: int, head: int) -> None:

@@ -160,5 +160,4 @@ def _nonfinite_sums(
     up = reads_any(positive, plus) | reads_any(negative, minus)
     down = reads_any(positive, minus) | reads_any(negative, plus)
     nan = reads_any(support, xp.isnan(constant)) | (up & down) | xp.isnan(stop_gradient(clean_product))
-    zeros = xp.zeros_like(stop_gradient(clean_product))
-    return where(nan, math.nan, where(up, math.inf, where(down, -math.inf, zeros)))
+    return where(nan, math.nan, where(up, math.inf, where(down, -math.inf, xp.zeros_like(clean_product))))

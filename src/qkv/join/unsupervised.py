@@ -182,11 +182,11 @@ def estimate_without_labels(
         progress: called with the step, the count done and the total.
     """
     measures, sample = candidate_pairs.measures, estimation_sample(candidate_pairs, progress)
-    estimates = [_estimate_from_columns(candidate_pairs, on, sample, progress)]
+    estimate = _estimate_from_columns(candidate_pairs, on, sample, progress)
     if [field.kind for field in measures.fields] == ["text"]:
         # Levels tell names with typing errors, whole similarities tell titles; each finds few matches of the other.
-        estimates.insert(0, _estimate_from_text(candidate_pairs, on, sample))
-    estimate = max(estimates, key=lambda own: _expected_gain(own.model.logits(measures, sample.found), sample))
+        estimates = _estimate_from_text(candidate_pairs, on, sample), estimate
+        estimate = max(estimates, key=lambda own: _expected_gain(own.model.logits(measures, sample.found), sample))
     weights = attention_weights(sample.rows, estimate.model.logits(measures, sample.found))[0]
     return estimate._replace(model=replace(estimate.model, threshold=expected_f1_threshold(weights)))
 

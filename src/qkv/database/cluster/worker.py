@@ -125,7 +125,7 @@ def serve() -> None:
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     worker = FragmentWorker()
-    with suppress(EOFError, BrokenPipeError):
+    with suppress(EOFError, pickle.UnpicklingError, BrokenPipeError):  # a message may end in its middle
         while True:
             pickle.dump(worker.run(pickle.load(sys.stdin.buffer)), output)
             output.flush()

@@ -322,21 +322,16 @@ def _open_typed(
     tested += compact
     # A cast rounds 1.5 to a whole number.
     later = not dialect and len(rows.limit(_FIRST_ROWS + 1).project("1").to_arrow_table()) > _FIRST_ROWS
-    rounded = [
-        name for name, type_ in types.items() if type_ == "BIGINT" and later and name not in (*compact, *numbers)
-    ]
-    tested += rounded
-    if not tested:
+    exact = [name for name, type_ in types.items() if type_ == "BIGINT" and later and name not in (*compact, *numbers)]
+    if not tested and not exact:
         return (file.open(**dialect, dtype=dict.fromkeys(numbers, "VARCHAR")) if numbers else rows), numbers
     # Opening a file takes 0.1 s, as DuckDB detects its dialect again.
-    texts = file.open(**dialect, dtype=dict.fromkeys([*tested, *numbers], "VARCHAR"))
-    dates, casts = [], []
+    texts = file.open(**dialect, dtype=dict.fromkeys([*tested, *exact, *numbers], "VARCHAR"))
+    dates, casts = [], {name: _strict_cast(quoted_name(name), "BIGINT", ()) for name in exact}
     for name in tested:
         every = texts.select(quoted_name(name)).distinct() if dialect and types[name] == "BOOLEAN" else texts
-        written = [] if name in rounded else first_texts(every, name)
-        if name in rounded:
-            read = False
-        elif types[name] == "BOOLEAN":
+        written = first_texts(every, name)
+        if types[name] == "BOOLEAN":
             read = name in required or not has_one_spelling(written)
         elif types[name] == "BIGINT":
             read = form is None or sum(map(partial(has_format, form=form), written)) > len(written) / 2
@@ -347,15 +342,12 @@ def _open_typed(
             read = read or not all(map(ISO.fullmatch, written)) or not _all_iso(texts, name, types[name], dialect)
         if read:
             dates.append(name)
+        elif types[name] == "BIGINT":
+            casts[name] = f"nullif({quoted_name(name)}, '')::BIGINT"
         else:
-            exact = types[name] != "BIGINT" or name in rounded
-            cast = (
-                _strict_cast(quoted_name(name), types[name], written)
-                if exact
-                else f"nullif({quoted_name(name)}, '')::BIGINT"
-            )
-            casts.append(f"{cast} as {quoted_name(name)}")
-    return texts.project(f"* replace ({', '.join(casts)})") if casts else texts, dates + numbers
+            casts[name] = _strict_cast(quoted_name(name), types[name], written)
+    replaced = ", ".join(f"{cast} as {quoted_name(name)}" for name, cast in casts.items())
+    return texts.project(f"* replace ({replaced})") if casts else texts, dates + numbers
 
 
 def _perhaps_thousands(rows: duckdb.DuckDBPyRelation, names: Sequence[str], file: OpenFile) -> list[str]:

@@ -141,7 +141,7 @@ def _has_eight_digits(text: str) -> bool:
 
 
 def numbers_remark(numbers: Iterable[object]) -> str:
-    """Return what is said about a column of numbers of which most are dates such as 20240131; otherwise ""."""
+    """Return a note if most numbers of a column look like dates, such as 20240131, and otherwise an empty string."""
     present = [str(number) for number in numbers if number is not None]
     dates = list(filter(is_compact_date, present))
     if 2 * len(dates) <= len(present):
