@@ -24,6 +24,8 @@ from qkv.core.arrays import (
 )
 from qkv.core.typing import Array, Bool, DType, Float, Int, Num, Shaped, Tensor
 
+_SORTED_ROW = 512
+"""Rows that NumPy sorts in at most the time in which it selects elements."""
 _LONG_ROW = 4096
 """Length from which the maxima of groups of a NumPy row bound its largest elements."""
 _GROUP_SIZE = 16
@@ -167,12 +169,11 @@ def kth_largest(x: Num[Array, "*batch n"], count: int) -> Num[Array, "*batch 1"]
         array([[2.]])
     """
     name = library(x)
-    at = x.shape[-1] - count
     if is_tensor(x):
         if x.device.type != "cpu" or x.requires_grad or x.itemsize < 4:
             return x.topk(count, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
-        # NumPy's partition is vectorized and takes a tenth of the time.
-        return x.new_tensor(np.partition(x.numpy(), at, axis=-1)[..., at : at + 1])
+        # NumPy's sort and partition are vectorized and take a tenth of the time.
+        return x.new_tensor(largest_elements(x.numpy(), count)[..., :1])
     if name == "tensorflow":
         return namespace(x).top_k(x, count)[0][..., -1:]
     if name == "jax":
@@ -180,7 +181,25 @@ def kth_largest(x: Num[Array, "*batch n"], count: int) -> Num[Array, "*batch 1"]
 
         largest: Array = jax.lax.top_k(x, count)[0]
         return largest[..., -1:]
-    return np.partition(np.asarray(x), at, axis=-1)[..., at : at + 1]
+    return largest_elements(np.asarray(x), count)[..., :1]
+
+
+def largest_elements(x: Num[np.ndarray, "*batch n"], count: int) -> Num[np.ndarray, "*batch top"]:
+    """Return the `count` largest elements of each row, the least of them first and the others in any order.
+
+    NaN is largest.
+
+    Example:
+        >>> largest_elements(np.array([[4.0, 1.0, 3.0, 2.0]]), 2)
+        array([[3., 4.]])
+    """
+    first = x.shape[-1] - count
+    if x.shape[-1] <= _SORTED_ROW:
+        return np.sort(x, axis=-1)[..., first:]
+    # Selection of upper elements takes ten times as long if many equal the lowest, as those of excluded keys do.
+    if x.dtype.kind == "f" and x.size and x.min() == -math.inf:
+        return -np.partition(-x, count - 1, axis=-1)[..., :count][..., ::-1]
+    return np.partition(x, first, axis=-1)[..., first:]
 
 
 def _torch_top_k(x: Num[Tensor, "*batch n"], count: int, finite: bool = False) -> Int[Tensor, "*batch top"]:
@@ -240,8 +259,7 @@ def _top_of_short_rows(x: Num[np.ndarray, "rows n"], count: int) -> Int[np.ndarr
 
 
 def _chosen_of_short_rows(x: Num[np.ndarray, "rows n"], count: int) -> Bool[np.ndarray, "rows n"]:
-    at = x.shape[-1] - count
-    largest = np.partition(x, at, axis=-1)[..., at:]
+    largest = largest_elements(x, count)
     chosen: Bool[np.ndarray, "rows n"] = x >= largest[..., :1]
     unknown = np.isnan(largest)
     if np.count_nonzero(chosen) != len(x) * count or unknown.any():
@@ -313,7 +331,7 @@ class RunningTopK:
         reached = maxima > least
         if (found := np.count_nonzero(reached)) > 2 * least.size * count and groups > count:
             # At least k elements reach the k-th largest maximum.
-            floor = np.partition(maxima, groups - count, axis=-1)[..., groups - count, None]
+            floor = largest_elements(maxima, count)[..., :1]
             reached &= maxima >= floor
         else:
             floor = least

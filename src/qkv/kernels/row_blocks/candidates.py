@@ -21,7 +21,7 @@ import torch
 
 from qkv.core.arrays import dtype_name
 from qkv.core.equation import TorchCall, apply_dropout, take_range
-from qkv.core.ordering import RunningTopK
+from qkv.core.ordering import RunningTopK, largest_elements
 from qkv.core.typing import Float, Int, Num, OutputTensor, Tensor
 from qkv.kernels.row_blocks.rows import RowLogits, logit_tiles, visible_range
 from qkv.kernels.runtime.gradients import accumulate, block_tensors, leaves_of, traced_logits
@@ -83,8 +83,7 @@ def select_top_k(
     table = np.full((rows, longest), _pack(np.full(1, -np.inf, numbers.dtype), np.zeros(1, np.int64))[0])
     table.reshape(-1)[np.arange(len(row)) + (row * longest - starts.take(row))] = packed
     if longest > count:
-        table.partition(longest - count, axis=-1)
-        table = table[:, longest - count :]
+        table = largest_elements(table, count)
     keys = _LOW - (table & _LOW)
     return torch.from_numpy(keys.astype(np.int32)), torch.from_numpy(_unpack_ranks(table))
 
