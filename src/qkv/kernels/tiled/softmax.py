@@ -31,7 +31,7 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Bool, Float, OutputTensor, PairTensor, RowTensor, Tensor
 from qkv.kernels.runtime.faster_ops import FasterOps, add_matmul_, faster_ops
 from qkv.kernels.runtime.subnormals import LEAST_WEIGHT, divides_among_threads
-from qkv.kernels.runtime.tile_loop import Limits, ranges, visible_tiles
+from qkv.kernels.runtime.tile_loop import Limits, visible_tiles
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.additive import AdditiveLogits
@@ -303,13 +303,22 @@ class SoftmaxTiles:
     ) -> None:
         """Recompute the weights of a range of queries tile by tile and accumulate readouts from them."""
         call, tile = self.call, self.call.tile
-        for cols in ranges(tile.k_total, self.cols):
+
+        def skip(start: int, stop: int) -> None:
+            for accumulator in accumulators if start < stop else ():
+                accumulator.skip(tile.restrict(rows, (start, stop)), self.index)
+
+        tiles, end = list(visible_tiles(call, rows, self.cols)), 0
+        # The first key is always accumulated, because that allocates the results and includes the sink.
+        if not tiles or tiles[0][0]:
+            tiles.insert(0, (0, min(1, tile.k_total)))
+        for cols in tiles:
             here = tile.restrict(rows, cols)
             coverage = "all" if call.mask is None else call.mask.coverage(here)
-            if coverage == "none" and cols[0] > 0:
-                for accumulator in accumulators:
-                    accumulator.skip(here, self.index)
+            if coverage == "none" and cols[0]:
                 continue
+            skip(end, cols[0])
+            end = cols[1]
             logits = self._logits.logits(rows, cols, workspace)
             weights = workspace.take("weights", tuple(logits.shape), logits)
             torch.sub(logits, shift, out=weights)
@@ -317,12 +326,12 @@ class SoftmaxTiles:
             if self._logits.factor != 1:
                 logits.mul_(1 / self._logits.factor)
             if call.mask is not None and coverage != "all":
-                # The first tile is always accumulated, because it allocates the results and includes the sink.
                 excluded = self._excluded(call.mask, here, workspace)
                 logits.masked_fill_(excluded, -math.inf)
                 weights.masked_fill_(excluded, 0.0)
             for accumulator in accumulators:
                 accumulator.update(logits, weights, call.normalizer, here, self.index)
+        skip(end, tile.k_total)
 
     def backward(
         self,
@@ -392,7 +401,7 @@ class SoftmaxTiles:
         The boolean array is True for masked pairs; it is None if no pair of the tile is masked.
         """
         mask = self.call.mask
-        for cols in visible_tiles(self.call, rows, self.cols, aligned=self.collector is not None):
+        for cols in visible_tiles(self.call, rows, self.cols, aligned=bool(self._maps)):
             here = self.call.tile.restrict(rows, cols)
             coverage = "all" if mask is None else mask.coverage(here)
             if coverage != "none":
