@@ -32,7 +32,7 @@ from qkv.core.typing import Bool, Float, OutputTensor, PairTensor, RowTensor, Te
 from qkv.kernels.runtime.faster_ops import FasterOps, add_matmul_, faster_ops
 from qkv.kernels.runtime.subnormals import LEAST_WEIGHT, divides_among_threads
 from qkv.kernels.runtime.tile_loop import Limits, visible_tiles
-from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
+from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator, accumulate_rows
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.additive import AdditiveLogits
 from qkv.kernels.tiled.logits.base import AutogradLogits, Gradients, RowSlices, TileLogits
@@ -304,34 +304,21 @@ class SoftmaxTiles:
         """Recompute the weights of a range of queries tile by tile and accumulate readouts from them."""
         call, tile = self.call, self.call.tile
 
-        def skip(start: int, stop: int) -> None:
-            for accumulator in accumulators if start < stop else ():
-                accumulator.skip(tile.restrict(rows, (start, stop)), self.index)
+        def weighed() -> Iterator[tuple[PairTensor, PairTensor, Tile]]:
+            for cols, excluded in self._tiles(rows, workspace):
+                logits = self._logits.logits(rows, cols, workspace)
+                weights = workspace.take("weights", tuple(logits.shape), logits)
+                torch.sub(logits, shift, out=weights)
+                self._weights(weights, total)
+                if self._logits.factor != 1:
+                    logits.mul_(1 / self._logits.factor)
+                if excluded is not None:
+                    logits.masked_fill_(excluded, -math.inf)
+                    weights.masked_fill_(excluded, 0.0)
+                yield logits, weights, tile.restrict(rows, cols)
 
-        tiles, end = list(visible_tiles(call, rows, self.cols)), 0
-        # The first key is always accumulated, because that allocates the results and includes the sink.
-        if not tiles or tiles[0][0]:
-            tiles.insert(0, (0, min(1, tile.k_total)))
-        for cols in tiles:
-            here = tile.restrict(rows, cols)
-            coverage = "all" if call.mask is None else call.mask.coverage(here)
-            if coverage == "none" and cols[0]:
-                continue
-            skip(end, cols[0])
-            end = cols[1]
-            logits = self._logits.logits(rows, cols, workspace)
-            weights = workspace.take("weights", tuple(logits.shape), logits)
-            torch.sub(logits, shift, out=weights)
-            self._weights(weights, total)
-            if self._logits.factor != 1:
-                logits.mul_(1 / self._logits.factor)
-            if call.mask is not None and coverage != "all":
-                excluded = self._excluded(call.mask, here, workspace)
-                logits.masked_fill_(excluded, -math.inf)
-                weights.masked_fill_(excluded, 0.0)
-            for accumulator in accumulators:
-                accumulator.update(logits, weights, call.normalizer, here, self.index)
-        skip(end, tile.k_total)
+        all_keys = tile.restrict(rows, (0, tile.k_total))
+        accumulate_rows(accumulators, all_keys, weighed(), call.normalizer, shift, self.index)
 
     def backward(
         self,
