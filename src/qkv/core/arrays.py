@@ -316,7 +316,7 @@ def cast(x: Shaped[Array, "*shape"], dtype: DType) -> Shaped[Array, "*shape"]:
 
 
 def asarray_like(reference: Shaped[Array, "*_"], value: ArrayLike, dtype: DType = None) -> Shaped[Array, "*_"]:
-    """Return `value` as an array of the library of `reference`, on its device unless it already is a tensor.
+    """Return `value` as an array of the library and device of `reference`; arrays of that library stay on theirs.
 
     Args:
         reference: an array of the library of the result.
@@ -377,9 +377,10 @@ def where(condition: Bool[Array, "*#shape"], x: Any, y: Any) -> Shaped[Array, "*
 
 
 def rounded(x: Num[Array, "*shape"]) -> Num[Array, "*shape"]:
-    """Return an array without its last bit in JAX, so that its elements are the same wherever they are used.
+    """Round each element of a JAX array to one bit less than its dtype has; return other arrays unchanged.
 
-    XLA may compute an element again within a sum, as a product that it does not round.
+    XLA may compute an element again within a sum, as a product that it does not round. Without this rounding, the same
+    element could have two values.
     """
     if library(x) != "jax":
         return x

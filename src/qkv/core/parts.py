@@ -157,7 +157,7 @@ class UserAxes(tuple[str, ...]):
 
     @classmethod
     def of(cls, array: Shaped[Array, "*_"], batch_axes: int | None) -> UserAxes:
-        """Return the axes of an array with `batch_axes` batch axes, or None if their number is unknown."""
+        """Return the axes of an array with `batch_axes` batch axes; None: their number is unknown."""
         axes = cls(("",) * (array.ndim - (batch_axes or 0)))
         axes.decided = batch_axes is not None
         return axes
@@ -499,11 +499,14 @@ def require_number(owner: str, name: str, value: object, test: Callable[[float],
         condition: the condition in the error message, such as "a positive number".
     """
     if is_array(value):
-        for number in extremes(value):
-            if not test(number):
-                raise OptionError(f"{name} of {owner} must be {condition} in each element, got {number!r} in one.")
-    elif isinstance(value, bool) or not isinstance(value, (int, float)) or not test(value):
-        raise OptionError(f"{name} of {owner} must be {condition}, got {value!r}.")
+        wrong: object = next((number for number in extremes(value) if not test(number)), None)
+        place = " in each element"
+    else:
+        allowed = isinstance(value, (int, float)) and not isinstance(value, bool) and test(value)
+        wrong, place = None if allowed else repr(value), ""
+    if wrong is not None:
+        example = next(number for number in (1.0, 2.0, -1.0) if test(number))
+        raise OptionError(f"{name} of {owner} must be {condition}{place}, got {wrong}. Pass, for example, {example}.")
 
 
 _FEW = 64

@@ -91,7 +91,7 @@ class Call:
 
     @property
     def summary(self) -> str:
-        """The normalizer, the name of the score, and the rows unless these are all."""
+        """The normalizer and the name of the score, followed by the compared rows unless all rows were compared."""
         text = f"{self.normalizer} of {str(self.score).split('(')[0]}"
         return text if self.rows == "all rows" else f"{text} over {self.rows}"
 
@@ -344,7 +344,7 @@ class Answer:
             MissingPackageError: The library is not installed.
         """
         if library not in (None, "pandas", "polars"):
-            raise OptionError(f"library must be 'pandas', 'polars' or None, got {library!r}.")
+            raise OptionError(f"library must be 'pandas', 'polars' or None, got {library!r}. Omit it.")
         for name in [library] if library else ["pandas", "polars"]:
             with suppress(ImportError):
                 if name == "pandas":

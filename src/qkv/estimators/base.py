@@ -429,7 +429,7 @@ class AttentionEstimator(SavedEstimator, ABC):
             ("max_seconds", seconds, seconds is None or seconds > 0, "a positive number or None"),
         ):
             if not allowed:
-                raise OptionError(f"{name} must be {condition}, got {number!r}.")
+                raise OptionError(f"{name} must be {condition}, got {number!r}. Omit it to use the default.")
 
     def _check_state(self) -> None:
         self._check_options()
@@ -447,7 +447,7 @@ class AttentionEstimator(SavedEstimator, ABC):
 
     @abstractmethod
     def _check_outputs(self, outputs: int) -> None:
-        """Raise any error if the fitted attributes about the values are not those of this number of outputs."""
+        """Raise any exception if the fitted attributes of the values do not have this number of outputs."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({_FORMER_NAMES.get(name, name): value for name, value in state.items()})

@@ -68,7 +68,7 @@ def column_inches(width: float | str) -> float:
         return float(width)
     raise OptionError(
         f"width must be 'single', 'double', or a number of inches from 1 to 50, got {width!r}. "
-        "'single' is 3.5 inches, the width of one of two columns, and 'double' 7.2."
+        "Pass 'single' for the width of one of two columns, 3.5 inches, or 'double' for 7.2 inches."
     )
 
 

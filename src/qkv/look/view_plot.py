@@ -368,7 +368,7 @@ def plot_view(
     inches = column_inches(width)
     _check_limit(vmax)
     if (layer is None) != (head is None):
-        raise OptionError(f"layer and head must be given together, got layer={layer!r} and head={head!r}.")
+        raise OptionError(f"layer and head must be given together, got layer={layer!r} and head={head!r}. Pass both.")
     names, scale = ([view.name], "auto") if isinstance(view, BaseView) else (view.names, "difference")
     view = view if isinstance(view, BaseView) else view.view()
     if layer is None or head is None:

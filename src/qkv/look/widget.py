@@ -31,7 +31,7 @@ _DPI = round(96 * PICTURE_SCALE)
 
 
 def static_picture(view: View | TiledView) -> tuple[dict[str, str], dict[str, object]] | None:
-    """Return the picture that a notebook keeps for a widget: all heads, and the first one; None without matplotlib.
+    """Return the picture that a notebook saves for a widget: all heads, and the first one; None without matplotlib.
 
     A view with a single head, or in tiles, has one of the two halves.
 
@@ -116,7 +116,7 @@ def page_widget(script: str, *styles: str) -> Callable[..., AnyWidget]:
             self.on_msg(lambda _, message, buffers: self.send(*respond(message)))
 
         def _ipython_display_(self) -> None:
-            """Display the widget and the picture, which the widget hides, and which saved notebooks keep."""
+            """Display the widget, and the picture that it hides but that saved notebooks show."""
             from IPython import display
 
             picture = self._image()

@@ -107,7 +107,7 @@ def _is_users(part: Part | None) -> bool:
 
 
 def _verdict(part: Any, problem: Problem) -> Verdict:
-    """Return the result of the trial of a score, normalizer or mask, which runs if it is not known."""
+    """Return the result of the trial of a score, normalizer or mask: the cached one, or that of a new trial."""
     axes, functions = problem.axes, function_parts(part)
     options = [own for each in functions for own in each.batch_axes_for(axes.batch)]
     one = tuple(tuple(type(n) is int and n == 1 for n in x) for x in (axes.query[:-1], axes.key[:-1], axes.batch))

@@ -170,7 +170,7 @@ class Readout(Part, ABC):
         Raises:
             TypeError: the class sets `largest` and does not define `of_candidates`.
         """
-        raise TypeError(f"{type(self).__name__} must define of_candidates, because it sets largest.")
+        raise TypeError(f"{type(self).__name__} must define of_candidates if it sets largest, got none. Define it.")
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """Return a `Reduction` for each array that `read` returns, by default for one array `(*batch, q)`."""

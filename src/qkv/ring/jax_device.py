@@ -31,7 +31,7 @@ _MAX_STEPS = 60
 
 @dataclass(frozen=True)
 class Mesh:
-    """What a device knows of a sharded call besides its arrays.
+    """Mesh and shapes of a sharded call, equal on all devices.
 
     Attributes:
         axis: name of the mesh axis along which the sequence is divided.

@@ -57,7 +57,7 @@ class ClusterPassages:
         self.ends = ends
 
     def bind(self, queries: QueryWords) -> BoundQueries:
-        """Return what compares queries with the passages; see `Passages.bind`."""
+        """Return an object that compares queries with the passages; see `Passages.bind`."""
         return _ClusterQueries(self, queries)
 
     def run(self, queries: QueryWords, selection: Selection | None) -> Any:

@@ -344,7 +344,7 @@ def _divide(share: float, spread: Float[np.ndarray, " queries"]) -> Float[np.nda
 
 def _check_mix(mix: float) -> float:
     if not 0 <= mix <= 1:
-        raise OptionError(f"mix must be from 0 to 1, got {mix}. 0 uses BM25 alone, 1 vectors alone.")
+        raise OptionError(f"mix must be from 0 to 1, got {mix}. Pass 0 for BM25 alone, or 1 for vectors alone.")
     return mix
 
 

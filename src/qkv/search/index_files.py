@@ -205,5 +205,5 @@ def _sparse(container: Container, name: str, kind: Any, shape: tuple[int, int]) 
 
 
 def _is_foreign(path: Path) -> bool:
-    """Return False if a file is the lock of an index or what an interrupted save left behind, otherwise True."""
+    """Return whether a file is neither the lock of an index nor a temporary file of an interrupted save."""
     return path.name != _LOCK and not path.name.startswith(f".{_FILE}.")

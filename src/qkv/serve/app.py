@@ -294,7 +294,7 @@ def create_app(
 
 
 class _Routes:
-    """The handlers of an application, with what they share."""
+    """The handlers of an application, with their limits, metrics and counts of requests."""
 
     def __init__(self, served: ServedStore, limits: Limits, metrics: Metrics) -> None:
         self.served, self.limits, self.metrics = served, limits, metrics

@@ -392,7 +392,7 @@ class LanceStore(Store):
 def _write_fragments(
     path: Path, tables: Iterable[pa.Table], target: str | lance.LanceDataset, **options: Any
 ) -> list[FragmentMetadata]:
-    """Write the files of rows of tables, and return the fragments, which no version has yet."""
+    """Write the rows of tables to files, and return their fragments, which belong to no version yet."""
     fragments: list[FragmentMetadata] = []
     for part in row_files.split_tables(tables):
         with translate_errors(path):

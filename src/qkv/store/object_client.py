@@ -83,7 +83,7 @@ class ObjectReader(ABC):
         self._lock = threading.Lock()
 
     def count(self, requests: int = 1, read: int = 0, cached: int = 0, written: int = 0) -> None:
-        """Add to `traffic`, from any thread."""
+        """Add requests and bytes to `traffic`. Any thread may call it."""
         with self._lock:
             self.traffic.requests += requests
             self.traffic.read += read

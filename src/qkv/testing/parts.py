@@ -1,4 +1,4 @@
-"""Contract tests of what scores, normalizers and masks share: they are immutable and their arrays can be replaced."""
+"""Contract tests of all parts: scores, normalizers and masks are immutable, and their arrays can be replaced."""
 
 from __future__ import annotations
 

@@ -169,5 +169,5 @@ def wrap_index(index: object, options: Mapping[str, Any], column: str | None, id
         return _OtherIndex(index, options)
     raise KindError(
         "index must be an index of FAISS or usearch, a dataset of Lance, or an object with labels and a method "
-        f"search(vectors, count), got {type(index).__module__}.{type(index).__name__}."
+        f"search(vectors, count), got {type(index).__module__}.{type(index).__name__}. Write a class with both."
     )

@@ -142,7 +142,7 @@ class RayWorker:
             ray.kill(self._actor)
 
     def _result(self, method: Any, arguments: Sequence[object]) -> object:
-        """Return a reference to what a method of the actor returns, when it has returned."""
+        """Run a method of the actor, and return a reference to its result."""
         import ray
 
         done, result = method.options(num_returns=2).remote(*arguments)

@@ -77,7 +77,7 @@ class FragmentRows:
 
 @dataclass(frozen=True, eq=False)
 class FragmentTask:
-    """What a scan needs to know about one fragment.
+    """One fragment of a scan, with its selected rows and its tiles that have missing cells.
 
     Attributes:
         fragment: the fragment.
@@ -199,14 +199,14 @@ class StoreFunction(Protocol):
 
     @property
     def name(self) -> str:
-        """The name under which the worker keeps what `prepare` returns."""
+        """The name under which a worker caches the results of `prepare`."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """The columns that are read."""
 
     def prepare(self, table: pa.Table) -> Any:
-        """Return what is computed once from the rows of a fragment."""
+        """Return the data of a fragment that all calls need, computed from its rows once."""
 
     def run(self, rows: Any, fragment: int) -> Any:
         """Return the partial result over a fragment."""

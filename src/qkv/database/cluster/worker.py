@@ -73,7 +73,7 @@ class FragmentWorker:
         return Reply(results[0] if results else None, unreadable, None, first)
 
     def prepared(self, name: str, fragment: int, prepare: Callable[[], Any]) -> Any:
-        """Return what is computed from a fragment once, and kept for the calls of a name."""
+        """Return the result of `prepare` for a fragment, from the cache of `name` if it is there."""
         kept = self._prepared.pop(name, {})
         self._prepared[name] = kept  # at the end: the name that was used last
         while len(self._prepared) > _MOST_VERSIONS:
@@ -83,7 +83,7 @@ class FragmentWorker:
         return kept[fragment]
 
     def scan_of(self, task: ScanTask) -> BlockScan:
-        """Return a scan for the queries of a task, which keeps norms and vectors for the next one."""
+        """Return a scan for the queries of a task, which shares its norms and vectors with later scans."""
         name = task.store
         if self.device is not None and name not in self._products:
             self._products[name] = DeviceProducts(self.device)

@@ -296,7 +296,7 @@ class RowsWithoutValue(InMemoryExecutor):
         return self._by_key[name]
 
     def calibration(self, comparison: Comparison, normalizer: Normalizer, options: AskOptions) -> Calibration:
-        """Return the factors of normal values, as there are no values."""
+        """Return the factors of the normal distribution, because the database has no values."""
         return Calibration()
 
 

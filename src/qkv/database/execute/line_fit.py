@@ -94,7 +94,7 @@ class LineSums(ValueSums):
         columns: Sequence[Column],
         query: Shaped[np.ndarray, "q ..."],
     ) -> LineSums:
-        """Return the sums of no rows, for the query array of the engine."""
+        """Return empty sums for the query array of the engine."""
         at = coordinates.of(query)
         none = LocalMoments.of(np.zeros((len(at), 0)), np.zeros((0, at.shape[1] + 1)), at)
         return cls(comparison, coordinates, columns, at, none)

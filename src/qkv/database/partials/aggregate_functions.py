@@ -373,7 +373,7 @@ def _comparison(score: Score, columns: Sequence[Column]) -> ScoreComparison:
 
 
 def _with_records(rows: RowLists, table: pa.Table, names: Sequence[str]) -> RowLists:
-    """Return lists of rows with the cells of some columns of their table; dictionaries become their values."""
+    """Return lists of rows with the cells of some columns of their table, dictionary-encoded columns decoded."""
     arrays = []
     for column in table.select(list(names)).take(pa.array(rows.position)).columns:
         plain = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column

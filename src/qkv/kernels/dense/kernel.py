@@ -157,7 +157,7 @@ class DenseKernel(Kernel):
     runs_on_gpu: ClassVar[bool] = True
 
     def scratch(self, problem: Problem) -> float:
-        """Return the bytes of logits, weights and mask of all pairs; with a gradient also of what autograd saves."""
+        """Return the bytes of logits, weights and mask of all pairs, and with a gradient of the saved arrays."""
         mask = 0.25 if problem.spec.mask is not None and problem.gradient else 0.0
         return problem.axes.pairs * problem.itemsize * (pair_arrays(problem) + mask) + problem.cast_bytes
 

@@ -168,7 +168,7 @@ class LinearKernel(Kernel):
         return amounts
 
     def scratch(self, problem: Problem) -> float:
-        """Return the bytes of the features, the states, and what divides by the totals, at the peak."""
+        """Return the bytes of the features, the states and the normalization at the peak."""
         return self._scratch_elements(problem) * problem.itemsize + problem.cast_bytes
 
     def _scratch_elements(self, problem: Problem) -> float:

@@ -269,7 +269,7 @@ def _unchecked(call: BoundCall, index: BatchIndex) -> BoundCall:
 
 @dataclass
 class _Block:
-    """Block of queries with what is accumulated over the keys.
+    """Block of queries with the sums and lists that are accumulated over the keys.
 
     Attributes:
         rows: range of the queries.

@@ -43,7 +43,7 @@ _STEPS = 40
 
 @dataclass(frozen=True)
 class ProductLaunch:
-    """Blocks of the programs, and what they compute besides the arrays.
+    """Blocks of the programs, and the options with which they are compiled.
 
     Attributes:
         offset: position of query 0 under a causal mask; None without one.

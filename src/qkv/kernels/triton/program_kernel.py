@@ -48,7 +48,7 @@ class AdditiveBlocks(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """Sizes of the blocks of three programs, and what they compute besides the arrays.
+    """Sizes of the blocks of three programs, and the options with which they are compiled.
 
     Attributes:
         offset: position of query 0 under a causal mask; None without one.

@@ -34,7 +34,7 @@ _PROGRAMS = 1024
 
 @dataclass(frozen=True)
 class ReadoutLaunch:
-    """Sizes of the tiles of the programs, and what they compute besides the arrays.
+    """Sizes of the tiles of the programs, and the options with which they are compiled.
 
     Attributes:
         offset: position of query 0 under a causal mask; None without one.
@@ -53,7 +53,7 @@ class ReadoutLaunch:
 
 @dataclass(frozen=True)
 class _Table:
-    """Sums or maxima of the weights of each tile and cell of keys, for each query, and what they are relative to.
+    """Sums or maxima of the weights of each tile and cell of keys, for each query, relative to running maxima.
 
     Attributes:
         entries: (element, query, tile, cell).

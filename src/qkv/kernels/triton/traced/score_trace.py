@@ -99,7 +99,7 @@ _LOCK = Lock()
 
 @dataclass(frozen=True, eq=False)
 class ScoreTrace:
-    """Recording of a score and what was made of it.
+    """Recording of a score, its translation to a graph, and the programs written from it.
 
     Attributes:
         recording: the operators that the score and the temperature of the normalizer call.
