@@ -154,7 +154,7 @@ QuoteFormulas = Annotated[
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """How a search index is built from texts."""
+    """Options of commands that build a search index from texts."""
 
     text: Annotated[str | None, option("COLUMN", "Text column, if the texts are a table.")] = None
     encoder: Annotated[str | None, option("NAME|FOLDER", "Text encoder; default: latent. Others: qkv search -h.")] = (
@@ -177,7 +177,7 @@ class IndexOptions:
 
 @dataclass(frozen=True)
 class JudgedCollection:
-    """Documents, queries and relevance judgements."""
+    """Arguments of commands that read documents, queries and relevance judgements."""
 
     collection: Annotated[str | None, argument("COLLECTION", "Collection, documents or index.")] = None
     queries: Annotated[str | None, option("FILE", "Queries in .tsv (name, text), .jsonl or SMART format.")] = None
@@ -189,7 +189,7 @@ class JudgedCollection:
 
 @dataclass(frozen=True)
 class LearningOptions:
-    """How W_Q and W_K are learned."""
+    """Options of commands that learn W_Q and W_K from relevance judgements."""
 
     penalty: Annotated[float | None, option("NUMBER", "Penalty on changes of W_Q and W_K; default: 500.")] = None
     loss: Annotated[str | None, option("each|mass", "Loss of each relevant document, or of their total weight.")] = None

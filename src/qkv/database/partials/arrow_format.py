@@ -156,7 +156,7 @@ def _positions(structs: pa.StructArray, fragments: int) -> Int[np.ndarray, " n"]
 
 
 def lists_by_query(query: Int[np.ndarray, " n"], count: int, cells: pa.Array) -> pa.ListArray:
-    """Return lists of cells, one per query, from cells in the order of the queries."""
+    """Return an Arrow array with a list for each query, from cells in the order of the queries."""
     offsets = np.concatenate([[0], np.cumsum(np.bincount(query, minlength=count))])
     return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), cells)
 

@@ -22,7 +22,6 @@ from qkv.kernels.triton.program_kernel import (
     finite_call,
     pair_biases,
     power_of_two,
-    product_block,
     refuse_second_derivative,
 )
 from qkv.normalizers import Entmax15, Normalizer, Softmax, Sparsemax, TopK
@@ -239,6 +238,16 @@ class TritonProductsKernel(ProgramKernel):
         axes = problem.axes
         width = max(problem.score.lifted_width(axes.query_width, axes.key_width), axes.value_width)
         return product_block(width)
+
+
+def product_block(width: int) -> Block:
+    """Return the block of the programs for inner products, whose vectors are up to `width` wide.
+
+    Example:
+        >>> product_block(64)
+        Block(queries=32, keys=32, warps=8)
+    """
+    return Block(16, 64, 8) if width > 128 else Block(32, 32, 8)
 
 
 def _kind(normalizer: Normalizer) -> tuple[int, int] | None:

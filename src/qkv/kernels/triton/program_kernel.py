@@ -91,18 +91,6 @@ def additive_blocks(capability: tuple[int, int], width: int, rounded: bool) -> A
     return AdditiveBlocks(Block(32, 64, 8), Block(32, 64, 8), Block(16, 32, 4))
 
 
-def product_block(width: int) -> Block:
-    """Return the block of the programs for inner products, whose vectors are up to `width` wide.
-
-    Example:
-        >>> product_block(64)
-        Block(queries=32, keys=32, warps=8)
-    """
-    if width > 128:
-        return Block(16, 64, 8)
-    return Block(32, 32, 8)
-
-
 def readout_blocks(width: int, half: bool, top: bool) -> tuple[Block, Block]:
     """Return the blocks of the programs for readouts: of the pass over rows, and of the pass over cells.
 
