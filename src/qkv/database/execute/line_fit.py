@@ -143,7 +143,7 @@ def effective_evidence(
 def largest_effective(
     weights: Float[np.ndarray, "q rows"], top: int
 ) -> tuple[Int[np.ndarray, "q n"], Float[np.ndarray, "q n"]]:
-    """Return for each query the column indices of its weights of largest magnitude, −1 for 0, and these weights."""
+    """Return the columns of the rows of largest effective weight, −1 for a weight of 0, and their weights."""
     rows, heavy = largest_weights(np.abs(weights), top)
     if not weights.shape[1]:
         return rows, heavy
