@@ -113,7 +113,7 @@ def attend(
     return output if groups is None else groups.merge(output)
 
 
-def shard(array: Any, *, group: object = None, order: Order = "contiguous", axis: int = -2) -> Any:
+def shard(array: ArrayLike, *, group: object = None, order: Order = "contiguous", axis: int = -2) -> ArrayLike:
     """Return the part of a whole PyTorch tensor that this rank holds.
 
     Args:
@@ -140,7 +140,7 @@ def shard(array: Any, *, group: object = None, order: Order = "contiguous", axis
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=axis)
 
 
-def gather(array: Any, *, group: object = None, order: Order = "contiguous", axis: int = -2) -> Any:
+def gather(array: ArrayLike, *, group: object = None, order: Order = "contiguous", axis: int = -2) -> ArrayLike:
     """Return the whole PyTorch tensor whose parts the ranks of a group hold, on every rank, without a gradient.
 
     Args:
@@ -182,7 +182,7 @@ def gather(array: Any, *, group: object = None, order: Order = "contiguous", axi
     return whole.movedim(0, axis)
 
 
-def indices(length: int, *, group: object = None, order: Order = "contiguous") -> Any:
+def indices(length: int, *, group: object = None, order: Order = "contiguous") -> Tensor:
     """Return the indices in the whole sequence of the rows that this rank holds, for example to encode positions.
 
     Args:

@@ -17,17 +17,17 @@ from qkv.core.checks import check_choice
 from qkv.errors import OptionError, QkvError
 
 
-def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
+def option(metavar: str, text: str, *names: str, min: float | None = None, show_default: bool = True) -> object:
     """Return the declaration of an option with a value for `Annotated`; its name is that of the field unless given."""
-    return typer.Option(*names, metavar=metavar, help=text, **more)
+    return typer.Option(*names, metavar=metavar, help=text, min=min, show_default=show_default)
 
 
-def flag(name: str, text: str) -> Any:
+def flag(name: str, text: str) -> object:
     """Return the declaration of an option without a value for `Annotated`."""
     return typer.Option(name, help=text)
 
 
-def argument(metavar: str, text: str) -> Any:
+def argument(metavar: str, text: str) -> object:
     """Return the declaration of an argument for `Annotated`."""
     return typer.Argument(metavar=metavar, help=text, show_default=False)
 
@@ -84,13 +84,13 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
             else:
                 yield parameter.replace(annotation=kinds[name], kind=parameter.KEYWORD_ONLY)
 
-    def build(function: Callable[..., Any], values: dict[str, Any]) -> Any:
+    def build(function: Callable[..., object], values: dict[str, object]) -> object:
         kinds = get_type_hints(function)
         names = inspect.signature(function).parameters
         parts = {name: build(kinds[name], values) if is_dataclass(kinds[name]) else values[name] for name in names}
         return function(**parts)
 
-    def expanded(**values: Any) -> None:
+    def expanded(**values: object) -> None:
         build(command, values)
 
     expanded.__doc__, expanded.__name__ = command.__doc__, command.__name__

@@ -6,7 +6,7 @@ import datetime as dt
 import numbers
 import uuid
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -75,7 +75,7 @@ def is_missing(cell: object) -> bool:
     return isinstance(cell, float | Decimal | np.generic) and bool(cell != cell)
 
 
-def plain_scalar(value: Any) -> Any:
+def plain_scalar(value: object) -> object:
     """Return a NumPy scalar or a duration of pandas as a Python object; times have all their digits.
 
     Dates and durations that Python cannot represent, such as months, are returned as they are.

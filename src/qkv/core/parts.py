@@ -33,7 +33,7 @@ from qkv.core.arrays import (
 from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.checks import is_int
 from qkv.core.tracing import tracing_mode
-from qkv.core.typing import Array, DType, Num, Shaped
+from qkv.core.typing import Array, ArrayLike, DType, Num, Shaped
 from qkv.errors import KindError, OptionError, ShapeError
 
 _REGISTERED: set[type] = set()
@@ -114,7 +114,7 @@ def _is_leaf(value: object) -> bool:
 AnyPart = TypeVar("AnyPart", bound="Part")
 
 
-def array_field(*names: str, default: Any = dataclasses.MISSING) -> Any:
+def array_field(*names: str, default: object = dataclasses.MISSING) -> Any:
     """Declare a dataclass field that may hold an array with batch axes followed by the axes `names`.
 
     Args:
@@ -338,7 +338,7 @@ class Part:
         yield from _parts_in(tuple(getattr(self, name) for name in _fields(self)))
 
     def _map(
-        self, function: Callable[[Any, tuple[str, ...] | None], Any], is_leaf: Callable[[object], bool] = is_array
+        self, function: Callable[[Any, tuple[str, ...] | None], object], is_leaf: Callable[[object], bool] = is_array
     ) -> Self:
         """Return a copy of the part in which each leaf is replaced by `function(leaf, axis names of its field)`.
 
@@ -397,7 +397,7 @@ def _collect_arrays(values: Iterable[object], found: list[Array]) -> None:
 def _mapped(
     value: object,
     names: tuple[str, ...] | None,
-    function: Callable[[Any, tuple[str, ...] | None], Any],
+    function: Callable[[Any, tuple[str, ...] | None], object],
     is_leaf: Callable[[object], bool],
 ) -> Any:
     if isinstance(value, tuple):
@@ -513,7 +513,7 @@ _FEW = 64
 """Number of elements up to which reading all of them takes less time than two passes of a library."""
 
 
-def extremes(x: Any) -> Sequence[float]:
+def extremes(x: ArrayLike) -> Sequence[float]:
     """Return numbers among the elements of an array that include the smallest, the largest, and NaN if there is one.
 
     There are none while the array is traced, and of tensors on a GPU, for which Python would wait.

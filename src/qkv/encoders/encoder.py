@@ -156,7 +156,7 @@ class Encoder(ABC):
     def encode(self, inputs: Any, *, progress: Progress | None = None) -> Vectors:
         """Return the vectors of texts or rows, without fitting."""
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Return the arguments with which the constructor creates this encoder, as JSON values."""
         return {}
 

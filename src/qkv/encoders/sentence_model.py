@@ -133,7 +133,7 @@ class SentenceModel(TextEncoder):
         """Number of elements of each vector, which is the hidden size of the model."""
         return int(self._model.config.hidden_size)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Return the arguments `path` and `longest` of the constructor as JSON values."""
         return {"path": self.path, "longest": self.longest}
 

@@ -85,8 +85,8 @@ def _encoder_by_name(text: str, progress: Progress | None) -> Encoder:
     if Path(text).is_file():
         return WordVectors.load(text, progress=progress)
     raise OptionError(
-        "encoder must be latent, latent:N, latent-tfidf, latent-tfidf:N, sentences, table, the folder of a sentence "
-        f"model, or a file of word vectors, got {text!r}. Choose one of these, or check the path."
+        "encoder must be one of latent, latent:N, latent-tfidf, latent-tfidf:N, sentences, table, the folder of a "
+        f"sentence model, or a file of word vectors, got {text!r}. Check the name or path."
     )
 
 

@@ -49,7 +49,7 @@ class BagOfWordsEncoder(TextEncoder):
         vectors = self._word_vectors(rows)
         return [self._terms[column] for column in rows.indices], vectors
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Return the arguments `weighting` and `stem` of the constructor."""
         return {"weighting": self.weighting, "stem": self.vocabulary.stem}
 
@@ -160,7 +160,7 @@ class LatentEncoder(BagOfWordsEncoder):
         texts, asked = (np.asarray(row @ self._components.T, np.float32) for row in rows)
         return texts, asked
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         return {"n_components": self.n_components, **super().settings()}
 
     def arrays(self) -> dict[str, Shaped[np.ndarray, "*_"]]:

@@ -41,6 +41,8 @@ from qkv.look.views import BaseView, View
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colorbar import Colorbar
     from matplotlib.figure import Figure
 
 
@@ -183,7 +185,9 @@ def heatmaps(
     return figure
 
 
-def _add_bar(figure: Figure, image: Any, axes: Any, subtracted: bool, points: float, **options: Any) -> Any:
+def _add_bar(
+    figure: Figure, image: ScalarMappable, axes: Any, subtracted: bool, points: float, **options: Any
+) -> Colorbar:
     bar = add_color_bar(figure, image, axes, **options)
     # Left-aligned: centered on such narrow axes, the label would overlap the map.
     label, pad = "difference" if subtracted else "weight", 10 if options["extend"] in ("min", "both") else None

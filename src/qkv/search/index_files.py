@@ -9,7 +9,7 @@ The container is replaced atomically: a crash at any point leaves the previous i
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 _TYPES = {"document": "int64", "name": "string", "title": "string", "start": "int64", "end": "int64", "text": "string"}
 
+Matrix = TypeVar("Matrix", csc_array, csr_array)
 
-def _check_scores(matrix: Any) -> None:
+
+def _check_scores(matrix: csc_array | csr_array) -> None:
     """Raise an error if an index of a sparse matrix is out of range, which SciPy's products do not check."""
     matrix.check_format(full_check=True)
     if len(matrix.data) and not np.isfinite(matrix.data).all():
@@ -191,7 +193,7 @@ def _sparse_parts(name: str, matrix: csc_array | csr_array | csr_matrix) -> dict
     return {f"{name} {part}": np.asarray(getattr(matrix, part)) for part in _SPARSE}
 
 
-def _sparse(container: Container, name: str, kind: Any, shape: tuple[int, int]) -> Any:
+def _sparse(container: Container, name: str, kind: type[Matrix], shape: tuple[int, int]) -> Matrix:
     """Return a sparse matrix of a container, after checking every index, because SciPy's products do not."""
     try:
         data, indices, indptr = (container.array(f"{name} {part}", 1) for part in _SPARSE)

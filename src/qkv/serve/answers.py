@@ -180,7 +180,7 @@ def _entry_object(answer: Answer, entry: Entry) -> dict[str, object]:
     return found
 
 
-def hits_object(answered: Answered) -> dict[str, Any]:
+def hits_object(answered: Answered) -> dict[str, object]:
     """Return the passages that a search found as an object that `json.dumps` writes."""
     return {"results": [[_hit_object(hit) for hit in hits] for hits in answered.hits]}
 

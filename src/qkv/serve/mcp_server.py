@@ -3,8 +3,8 @@
 # Annotations are not strings here: the tools are described by them.
 
 import asyncio
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from qkv.core.extras import require_packages
 from qkv.errors import QkvError
@@ -15,6 +15,8 @@ from qkv.serve.served_store import Answered, ServedStore
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer
+
+T = TypeVar("T")
 
 
 _ABOUT = (
@@ -90,7 +92,7 @@ def create_mcp_server(served: ServedStore, limits: Limits | None = None) -> "MCP
     return server
 
 
-def _read(read: Any, fields: Mapping[str, object], limits: Limits, error_class: type[Exception]) -> Any:
+def _read(read: Callable[..., T], fields: Mapping[str, object], limits: Limits, error_class: type[Exception]) -> T:
     """Return the request in the arguments of a tool; an error becomes one that the assistant sees."""
     try:
         return read(fields, limits)

@@ -131,7 +131,7 @@ def break_graph() -> None:
         )
 
 
-def run_uncompiled(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+def run_uncompiled(function: Callable[..., T], *arguments: object, **named: object) -> T:
     """Return the result of a function that `torch.compile` does not compile. Call `break_graph` before."""
     return cast("T", torch.compiler.disable(function)(*arguments, **named))  # type: ignore[no-untyped-call]
 
@@ -307,7 +307,7 @@ def _define_operators() -> None:
         if all(isinstance(n, int) for one in sides for n in one):
             shape = Axes.of(*sides).output
         else:  # some lengths are symbols
-            broadcast: Any = torch.broadcast_shapes
+            broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
             shape = (*broadcast(*(one[:-2] for one in sides)), query.shape[-2], value.shape[-1])
         output = _heads_last(value.new_empty(shape, dtype=result_dtype(query, key, value)))
         saves = any(_find_call(call).needed or ())

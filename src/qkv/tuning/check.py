@@ -127,7 +127,7 @@ def _quiet() -> Iterator[None]:
         os.close(null)
 
 
-def _to_numpy(output: Any) -> Any:
+def _to_numpy(output: ArrayLike) -> ArrayLike:
     return output.cpu().numpy() if "torch" in type(output).__module__ else output
 
 

@@ -88,8 +88,8 @@ class RayWorker:
     def __init__(self, gpus: float = 0.0) -> None:
         import ray
 
-        self._actor: Any = ray.remote(num_cpus=1, num_gpus=gpus)(_Actor).remote()
-        self._process_id: Any = self._actor.process_id.remote()
+        self._actor = ray.remote(num_cpus=1, num_gpus=gpus)(_Actor).remote()
+        self._process_id = self._actor.process_id.remote()
         if gpus and not ray.wait([self._process_id], timeout=_GPU_SECONDS)[0]:
             self.close()
             self._actor = ray.remote(num_cpus=1)(_Actor).remote()

@@ -18,6 +18,7 @@ from qkv import store as stores
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.database.cluster.task import FragmentCall, FragmentTask, Reply, ScanTask, StoreVersion, merge_replies
 from qkv.database.execute.block_scan import BlockScan
+from qkv.database.execute.partial_sums import Mergeable
 from qkv.database.execute.scan import DeviceProducts, VectorNorms
 from qkv.errors import DamagedError, DamagedStoreError, RefusedError
 from qkv.store import Store
@@ -37,7 +38,7 @@ class FragmentWorker:
         self._stores: dict[StoreVersion, Store] = {}
         self._norms: dict[StoreVersion, VectorNorms] = {}
         self._products: dict[StoreVersion, DeviceProducts] = {}
-        self._prepared: dict[str, dict[int, Any]] = {}
+        self._prepared: dict[str, dict[int, object]] = {}
 
     def run(self, message: bytes) -> bytes:
         """Return the reply to a pickled task and fragments, or to a list of replies to be merged, as a pickle."""
@@ -61,7 +62,7 @@ class FragmentWorker:
 
     def _reply(self, task: FragmentCall, fragments: Sequence[FragmentTask]) -> Reply:
         """Return the merged result over some fragments, and why other fragments cannot be read."""
-        unreadable, results = dict[int, str](), list[Any]()
+        unreadable, results = dict[int, str](), list[Mergeable]()
         for each in fragments:
             try:
                 result = task.run(self, each)
@@ -72,7 +73,7 @@ class FragmentWorker:
         first = min((each.fragment.index for each in fragments), default=0)
         return Reply(results[0] if results else None, unreadable, None, first)
 
-    def prepared(self, name: str, fragment: int, prepare: Callable[[], Any]) -> Any:
+    def prepared(self, name: str, fragment: int, prepare: Callable[[], object]) -> Any:
         """Return the result of `prepare` for a fragment, from the cache of `name` if it is there."""
         kept = self._prepared.pop(name, {})
         self._prepared[name] = kept  # at the end: the name that was used last

@@ -96,7 +96,7 @@ def create_database(
         elif defaults.score is None and defaults.min_similarity is None:
             defaults = defaults._replace(min_similarity=_default_min_cosine(encoding, encoded[0]))
         attached[FILE] = pack(built)
-    settings: dict[str, object] = {"key": list(keys), "value": value, "fold": fold, **defaults._asdict()}
+    settings: dict[str, Any] = {"key": list(keys), "value": value, "fold": fold, **defaults._asdict()}
     if encoding is not None:
         settings["encoder"] = encoding.record()
     done = sum(table.num_rows for table in encoded)

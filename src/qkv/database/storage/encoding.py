@@ -78,7 +78,7 @@ class Encoding:
         return cls(tuple(columns), encoder.name, encoder.settings(), encoder.width, str(encoder), lambda: encoder)
 
     @classmethod
-    def load(cls, store: Store, record: Mapping[str, Any], use: bool = True) -> Encoding:
+    def load(cls, store: Store, record: Mapping[str, object], use: bool = True) -> Encoding:
         """Return the encoding that is saved with a store.
 
         Args:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
 from qkv.core.equation import BoundCall, bind_call
 from qkv.core.parts import Part
-from qkv.core.typing import Array, Bool, Float, Tensor
+from qkv.core.typing import Array, Bool, Float, ReadoutResult, Tensor
 from qkv.engine import observe
 from qkv.errors import OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall
@@ -24,10 +24,6 @@ from qkv.readouts.base import flatten, unflatten
 
 if TYPE_CHECKING:
     from qkv.plan.plan import Plan
-
-
-ReadoutResult: TypeAlias = Any
-"""The result of a readout: an array, or a named tuple of arrays; each readout of `qkv.readouts` documents its own."""
 
 
 @dataclass(frozen=True)

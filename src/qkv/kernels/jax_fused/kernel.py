@@ -41,7 +41,7 @@ def fused_attention(call: BoundCall, implementation: str) -> OutputArray:
     *lifted, scale = call.score.scaled_lift(call.query, call.key, call.tile)
     scale /= typing.cast("float", call.normalizer.temperature)
     query, key, value = (jnp.asarray(x) for x in (*lifted, call.value))
-    poison: Any = (query * 0).sum(-1, keepdims=True)
+    poison: Array = (query * 0).sum(-1, keepdims=True)
     causal = call.mask is not None
     if causal:
         nonfinite = (key * 0).sum(-1) + (value * 0).sum(-1)
@@ -76,13 +76,13 @@ def _until(nonfinite: Float[Array, "*#batch k"], q: int) -> Float[Array, "*#batc
     return sums_until
 
 
-def _padded(x: Any, width: int) -> Any:
+def _padded(x: Array, width: int) -> Any:
     import jax.numpy as jnp
 
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
 
 
-def _four_axes(sides: tuple[Any, Any, Any], batch: tuple[int, ...]) -> list[Any]:
+def _four_axes(sides: tuple[Array, Array, Array], batch: tuple[int, ...]) -> list[Array]:
     """Return query, key and value with the axes (batch, length, heads, width).
 
     Query heads that share a key head, along the last batch axis, are not copied for each.

@@ -18,7 +18,7 @@ import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from qkv.core.arrays import cast, ignore_numpy_warnings, is_array, namespace, requires_gradient, statically_known_true
 from qkv.core.equation import BoundCall
@@ -314,7 +314,7 @@ def _jax_functions() -> tuple[Callable[..., Array], Callable[..., Array]]:
     """
     import jax
 
-    def allowed(static: tuple[int, int, tuple[int, ...]], *arguments: typing.Any) -> Bool[Array, ""]:
+    def allowed(static: tuple[int, int, tuple[int, ...]], *arguments: Any) -> Bool[Array, ""]:
         call, left, right = _bound(static, *arguments)
         xp = namespace(left)
         good = xp.all(xp.isfinite(call.value))
@@ -326,7 +326,7 @@ def _jax_functions() -> tuple[Callable[..., Array], Callable[..., Array]]:
             good = good & xp.all(xp.asarray(call.score.form.decay) <= 0)
         return good
 
-    def output(static: tuple[int, int, tuple[int, ...]], *arguments: typing.Any) -> Float[Array, "*_"]:
+    def output(static: tuple[int, int, tuple[int, ...]], *arguments: Any) -> Float[Array, "*_"]:
         return linear_attention(*_bound(static, *arguments), recur)[0]
 
     return jax.jit(allowed, static_argnums=0), jax.jit(output, static_argnums=0)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from qkv.core.autograd_function import autograd_function
 from qkv.core.equation import TorchCall
-from qkv.core.typing import Float, Int, Num, OutputTensor, Shaped, Tensor
+from qkv.core.typing import Float, Int, Num, OutputTensor, ReadoutResult, Shaped, Tensor
 from qkv.kernels.runtime.isolated_autograd import project_call
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.program_kernel import (
@@ -62,7 +62,7 @@ class ProductLaunch:
     scale: float
     precision: str = "tf32x3"
 
-    def options(self, width: int, value_width: int, forward: bool) -> dict[str, Any]:
+    def options(self, width: int, value_width: int, forward: bool) -> dict[str, object]:
         """Return the compile-time arguments of the forward program, or of one that computes gradients."""
         sizes = {"D": width, "DP": power_of_two(width), "DV": value_width, "DVP": power_of_two(value_width)}
         kind = {"GATED": self.gated, "POWER": self.power, "TOP": self.top, "CAUSAL": self.offset is not None}
@@ -219,7 +219,7 @@ class TritonProductsKernel(ProgramKernel):
 
     def attend(
         self, call: TorchCall, problem: Problem, offset: int | None, precision: str
-    ) -> tuple[OutputTensor, tuple[Any, ...]]:
+    ) -> tuple[OutputTensor, tuple[ReadoutResult, ...]]:
         """Return the output of a call."""
         normalizer = call.normalizer
         power, top = _kind(normalizer) or (0, 0)

@@ -11,11 +11,11 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 from qkv.core import arrays
 from qkv.core.equation import BoundCall, TorchCall
-from qkv.core.typing import Bool, Float, OutputTensor, Tensor
+from qkv.core.typing import Bool, Float, OutputTensor, ReadoutResult, Tensor
 from qkv.errors import GradientError
 from qkv.kernels.runtime.context import no_autocast, on_device
 from qkv.kernels.runtime.split_mask import split_mask
@@ -60,7 +60,7 @@ class Launch:
     blocks: AdditiveBlocks
     precision: str = "tf32x3"
 
-    def options(self, block: Block, value_width: int) -> dict[str, Any]:
+    def options(self, block: Block, value_width: int) -> dict[str, object]:
         """Return the compile-time arguments of a program that has a block and values of some width."""
         sizes = {"DV": value_width, "DVP": power_of_two(value_width), "CAUSAL": self.offset is not None}
         return {**sizes, "PRECISION": self.precision, "BQ": block.queries, "BK": block.keys, "num_warps": block.warps}
@@ -207,7 +207,7 @@ class ProgramKernel(Kernel):
     @abstractmethod
     def attend(
         self, call: TorchCall, problem: Problem, offset: int | None, precision: str
-    ) -> tuple[OutputTensor, tuple[Any, ...]]:
+    ) -> tuple[OutputTensor, tuple[ReadoutResult, ...]]:
         """Return the output and the readouts of a call, given the position of query 0 under a causal mask."""
 
 

@@ -8,6 +8,7 @@ function computes with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +124,7 @@ class _Recorder:
 
     def __init__(self, arguments: Sequence[Shaped[Tensor, "*_"]]) -> None:
         self.known: dict[int, Recorded] = {}
-        self.alive: list[Any] = []  # tensors whose id is in `known`
+        self.alive: list[object] = []  # tensors whose id is in `known`
         self.stored: dict[int, list[int]] = {}  # the `id` of the tensors of each storage
         self.stale: set[int] = set()  # the `id` of tensors whose storage was changed through another tensor
         self.twins: dict[int, Tensor] = {}  # tensors without data in place of constants
@@ -132,7 +133,7 @@ class _Recorder:
         self.current = ""  # the operator that runs
         self.arguments = [self._add(x, Recorded(tuple(x.shape), x.dtype, None, n)) for n, x in enumerate(arguments)]
 
-    def mode(self) -> Any:
+    def mode(self) -> AbstractContextManager[object]:
         """Return a context in which every operator is recorded."""
         from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -144,7 +145,7 @@ class _Recorder:
 
         return Mode()  # type: ignore[no-untyped-call]
 
-    def call(self, operator: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def call(self, operator: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> object:
         """Record the call of an operator and return its result."""
         import torch
         from torch.utils._pytree import tree_leaves, tree_map_only
@@ -175,7 +176,7 @@ class _Recorder:
         self.operations.append((operation, tuple(found)))
         return result
 
-    def _functional(self, operator: Any, name: str, changed: Shaped[Tensor, "*_"]) -> Any:
+    def _functional(self, operator: Any, name: str, changed: Shaped[Tensor, "*_"]) -> object:
         """Return the operator that returns what an operator would write to its first argument."""
         import torch
 
