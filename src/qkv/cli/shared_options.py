@@ -194,7 +194,7 @@ class LearningOptions:
     penalty: Annotated[float | None, option("NUMBER", "Penalty on changes of W_Q and W_K; default: 500.")] = None
     loss: Annotated[str | None, option("each|mass", "Loss of each relevant document, or of their total weight.")] = None
 
-    def given(self) -> dict[str, Any]:
+    def given(self) -> dict[str, object]:
         """Return the options that are given as keyword arguments."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 

@@ -325,7 +325,7 @@ def _integers(
     return words, unequal
 
 
-def _elements(value: Any) -> Sequence[Any]:
+def _elements(value: Any) -> Sequence[str | float]:
     return value.strip().strip("[]").replace(",", " ").split() if isinstance(value, str) else value
 
 

@@ -320,7 +320,9 @@ def _has_key(encoder: Encoder, columns: Sequence[str], table: pa.Table) -> Bool[
     return np.asarray(~np.logical_and.reduce([Column.from_table(table, name).missing for name in columns]))
 
 
-def _inputs(encoder: Encoder, columns: Sequence[str], table: pa.Table, selected: Bool[np.ndarray, " rows"]) -> Any:
+def _inputs(
+    encoder: Encoder, columns: Sequence[str], table: pa.Table, selected: Bool[np.ndarray, " rows"]
+) -> list[str] | pa.Table:
     """Return the keys of the selected rows in the form that the encoder takes: a list of texts or a pyarrow table."""
     if encoder.input_kind == "texts":
         cells = table.column(columns[0]).to_pylist()

@@ -16,6 +16,7 @@ from qkv.core.typing import Shaped, Tensor
 
 if TYPE_CHECKING:
     import torch
+    from torch._ops import OpOverload
 
 
 QUERIES = 65_521
@@ -50,7 +51,7 @@ class Recorded:
 class Operation:
     """Operator of PyTorch with its arguments, among which are `Recorded` in place of tensors."""
 
-    operator: Any
+    operator: OpOverload
     arguments: tuple[Any, ...]
     options: dict[str, Any]
 
@@ -145,7 +146,7 @@ class _Recorder:
 
         return Mode()  # type: ignore[no-untyped-call]
 
-    def call(self, operator: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> object:
+    def call(self, operator: OpOverload, arguments: tuple[Any, ...], options: dict[str, Any]) -> object:
         """Record the call of an operator and return its result."""
         import torch
         from torch.utils._pytree import tree_leaves, tree_map_only
@@ -176,7 +177,7 @@ class _Recorder:
         self.operations.append((operation, tuple(found)))
         return result
 
-    def _functional(self, operator: Any, name: str, changed: Shaped[Tensor, "*_"]) -> object:
+    def _functional(self, operator: OpOverload, name: str, changed: Shaped[Tensor, "*_"]) -> OpOverload:
         """Return the operator that returns what an operator would write to its first argument."""
         import torch
 
@@ -187,7 +188,8 @@ class _Recorder:
         if self.known[id(changed)].source is None:
             raise TraceError(f"the operator {name} changes an argument in place")
         self.stale |= {x for x in self.stored[changed.untyped_storage()._cdata] if x != id(changed)}
-        return getattr(other, overload)
+        functional: OpOverload = getattr(other, overload)
+        return functional
 
     def _add(self, x: Shaped[Tensor, "*_"], recorded: Recorded, new: bool = True) -> Recorded:
         self.known[id(x)] = recorded
