@@ -23,6 +23,9 @@ from qkv.encoders.arrow_columns import records_of
 from qkv.errors import MissingPackageError, OptionError
 
 if TYPE_CHECKING:
+    import pandas
+    import polars
+
     from qkv.database.execute.row_reader import StoredRows
     from qkv.normalizers.base import Normalizer
     from qkv.plan.plan import Plan
@@ -334,7 +337,7 @@ class Answer:
         columns |= entry_cells(self.entries, any(entry.probabilities for entry in self.entries))
         return pa.table({name: exact_array(cells) for name, cells in columns.items()})
 
-    def to_frame(self, library: str | None = None) -> Any:
+    def to_frame(self, library: str | None = None) -> pandas.DataFrame | polars.DataFrame:
         """Return the answers as a pandas or polars data frame with one row per query.
 
         Args:

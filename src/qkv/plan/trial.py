@@ -290,7 +290,7 @@ class _Case:
         seed: int = 0,
         side: int = 0,
     ) -> Array:
-        """Return the elements of some queries, keys and batch elements."""
+        """Return the results of the part for some queries, keys and batch elements."""
         for draw in (
             random.seed,
             np.random.seed,

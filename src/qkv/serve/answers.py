@@ -151,7 +151,7 @@ def answer_object(answered: Answered) -> dict[str, Any]:
 
 
 def answer_bytes(answered: Answered) -> bytes:
-    """Return the answers to a question as JSON, of which each is written by itself."""
+    """Return the answers to a question as JSON, which is written one answer at a time."""
     found = answer_object(answered)
     written = [_write(entry) for entry in found.pop("answers")]
     return b'{"answers": [' + b", ".join(written) + b"], " + _write(found)[1:]

@@ -123,7 +123,7 @@ class Scheduler:
         return reply.result, dict(reply.unreadable)
 
     def _replies(self, messages: Sequence[bytes]) -> list[bytes]:
-        """Return the replies of few workers, in one round trip of this thread; those that were lost are asked again.
+        """Return the replies of few workers, in one round trip of this thread; repeat the messages whose reply is lost.
 
         Threads of which each waits for one actor of Ray took 5 ms more for a query of two workers.
         """
