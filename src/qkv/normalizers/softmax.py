@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -214,6 +214,6 @@ def _jax_softmax() -> Callable[[PairArray], PairArray]:
         change = weights * where(excluded(logits), 0.0, tangent)
         return weights, change - weights * jnp.sum(change, axis=-1, keepdims=True)
 
-    weigh: Any = jax.custom_jvp(softmax)
+    weigh = jax.custom_jvp(softmax)
     weigh.defjvp(derivative)
     return typing.cast("Callable[[Array], Array]", weigh)

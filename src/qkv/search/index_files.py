@@ -9,7 +9,7 @@ The container is replaced atomically: a crash at any point leaves the previous i
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,15 +18,18 @@ from scipy.sparse import csc_array, csr_array, csr_matrix
 
 from qkv.core.container import Container, read_container, write_container
 from qkv.core.files import check_creatable, make_folders
-from qkv.core.typing import Shaped
+from qkv.core.typing import Float, Shaped
 from qkv.encoders.encoder import pack_words, restore_encoder, unpack_words
 from qkv.errors import DamagedError, DataError, StoreBusyError
 from qkv.store.arrow_files import parse_table
 from qkv.store.row_files import serialize
 
 if TYPE_CHECKING:
+    from qkv.encoders.encoder import TextEncoder
     from qkv.encoders.vocabulary import Vocabulary
+    from qkv.search.bm25 import BM25
     from qkv.search.index import Index
+    from qkv.search.passage_range import Passages, PassageVectors
 
 
 _TYPES = {"document": "int64", "name": "string", "title": "string", "start": "int64", "end": "int64", "text": "string"}
@@ -140,7 +143,20 @@ def _write(index: Index, file: Path) -> None:
     write_container(file, _CONTENT, settings, parts, "the index")
 
 
-def parse_index(container: Container) -> dict[str, Any]:
+class IndexParts(TypedDict):
+    """The arguments with which `Index` is created again from its container."""
+
+    table: pa.Table
+    encoder: TextEncoder
+    keys: PassageVectors
+    words: BM25
+    splitter: Vocabulary
+    mix: float
+    metric: Float[np.ndarray, "width width"] | None
+    passages: NotRequired[Passages]
+
+
+def parse_index(container: Container) -> IndexParts:
     """Return the arguments with which `Index` is created again from its container; see `read_index`."""
     from qkv.encoders.serialization import TEXT_ENCODERS
     from qkv.encoders.vocabulary import Vocabulary
@@ -171,10 +187,10 @@ def parse_index(container: Container) -> dict[str, Any]:
     metric = container.array("metric", 2).copy() if "metric" in container else None
     if len(words) != scores.shape[1] or (metric is not None and metric.shape != (width, width)):
         raise container.damaged(f"have {scores.shape[1]:,} words and a square metric", f"{len(words):,} words")
-    parts = {"table": table, "encoder": encoder, "keys": keys, "words": BM25(scores, words), "metric": metric}
-    splitter = Vocabulary(None if fields.get("stem") is None else fields.text("stem"))
+    splitter, mix = Vocabulary(None if fields.get("stem") is None else fields.text("stem")), fields.number("mix")
     _check_words(table, splitter, words)
-    return parts | {"splitter": splitter, "mix": fields.number("mix")}
+    bm25 = BM25(scores, words)
+    return IndexParts(table=table, encoder=encoder, keys=keys, words=bm25, splitter=splitter, mix=mix, metric=metric)
 
 
 def _check_words(table: pa.Table, splitter: Vocabulary, words: list[str]) -> None:

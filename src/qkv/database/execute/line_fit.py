@@ -44,7 +44,7 @@ def check_line(comparison: Comparison, normalizer: Normalizer, value: Column) ->
 
 
 def line_aggregates(fits: LocalFits, coordinates: Coordinates, column: Column) -> list[Aggregate]:
-    """Return the aggregate of each query.
+    """Return the value and the gradient of each line at its query, as aggregates.
 
     Args:
         fits: the lines.

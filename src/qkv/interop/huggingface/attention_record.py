@@ -187,7 +187,7 @@ class ObservedCall(NamedTuple):
 
 
 def requires_gradient(call: AttentionCall) -> bool:
-    """Return whether the output of a call requires a gradient."""
+    """Return whether the output of a recorded call requires a gradient."""
     arrays = [x for part in call.options.values() if isinstance(part, Part) for x in part.arrays()]
     tensors = (call.query, call.key, call.value, *arrays)
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)

@@ -56,7 +56,7 @@ class _StaticCall:
 
 
 def compilable(value: object) -> bool:
-    """Return whether a part, and each part in its fields, is defined by qkv and holds no function.
+    """Return whether a part can be compiled: it and the parts in its fields are of qkv and hold no function.
 
     Example:
         >>> from qkv.scores import Custom, Dot, SumOf
