@@ -8,7 +8,7 @@ indices   the indices of this rank's rows in the whole sequence
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 from qkv.core.arrays import as_array
 from qkv.core.positions import Positions
@@ -20,6 +20,9 @@ from qkv.plan.grouped_heads import split_heads
 from qkv.plan.spec import Spec
 from qkv.ring.layout import Layout, Order, require_order
 from qkv.scores import Score
+
+if TYPE_CHECKING:
+    from qkv.ring.transport import Ring
 
 __all__ = ["attend", "gather", "indices", "shard"]
 
@@ -210,7 +213,7 @@ def indices(length: int, *, group: object = None, order: Order = "contiguous") -
     return torch.cat([torch.arange(*chunk) for chunk in chunks])
 
 
-def _ring(group: object) -> Any:
+def _ring(group: object) -> Ring:
     from qkv.ring.transport import open_ring
 
     return open_ring(group)

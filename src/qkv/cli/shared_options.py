@@ -140,7 +140,7 @@ class ReadingOptions:
         check_choice("--on-bad-cell", self.on_bad_cell, ("exclude", "refuse", "text"))
         return asdict(self)
 
-    def given(self) -> dict[str, Any]:
+    def given(self) -> dict[str, object]:
         """Return the arguments that differ from the defaults."""
         return {name: value for name, value in self.arguments().items() if value not in (None, "exclude")}
 

@@ -85,7 +85,7 @@ def sort(x: Num[np.ndarray, "*axes"], /, *, axis: int = -1, descending: bool = F
     return np.flip(ordered, axis=axis) if descending else ordered
 
 
-def _from_package(name: str) -> Any:
+def _from_package(name: str) -> object:
     import array_api_compat.numpy as package
 
     return getattr(package, name)

@@ -135,8 +135,9 @@ def draw_answer(
     """Draw a dashed line at a query, and its answer with an error bar if the error is finite."""
     axes.axvline(place, color=ANSWER_COLOR, lw=1, ls=(0, (4, 3)), zorder=4)
     bar = [error] if np.isfinite(error) else None
-    style: dict[str, Any] = {"color": ANSWER_COLOR, "mec": "white", "capsize": 4, "zorder": 6}
-    axes.errorbar([place], [value], yerr=bar, fmt=marker, ms=size, label=label, **style)
+    axes.errorbar(
+        [place], [value], bar, fmt=marker, ms=size, label=label, color=ANSWER_COLOR, mec="white", capsize=4, zorder=6
+    )
 
 
 def draw_weighted_points(

@@ -72,7 +72,7 @@ def open_image(path: Path) -> Image:
         ) from None
 
 
-def _load(folder: Path, texts: bool) -> tuple[Any, torch.nn.Module]:
+def _load(folder: Path, texts: bool) -> tuple[ProcessorMixin, torch.nn.Module]:
     """Load a vision model, or a model of texts and images, with its processor."""
     from transformers import AutoImageProcessor, AutoModel, AutoModelForImageTextToText, AutoProcessor
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -364,7 +364,7 @@ def _refuse_closures(output: OutputTensor, leaves: Sequence[Shaped[Tensor, "*_"]
 
 def _with_autograd() -> AbstractContextManager[object]:
     """Return a context that enables autograd within an operator, where PyTorch disables it."""
-    inner: Any = torch._C
+    inner = torch._C
     excluded = inner._dispatch_tls_local_exclude_set()
     for name in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor"):
         excluded = excluded.remove(getattr(inner.DispatchKey, name))

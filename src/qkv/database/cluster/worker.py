@@ -12,6 +12,7 @@ import pickle
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from qkv import store as stores
@@ -99,12 +100,14 @@ class FragmentWorker:
                 del self._stores[oldest]
                 self._norms.pop(oldest, None)
                 self._products.pop(oldest, None)
-            path, number = version.path, version.version
-            options: dict[str, Any] = {"checksums": version.checksums, "storage_options": version.storage_options}
+            path, settings = version.path, version.storage_options
+            open_store = partial(
+                stores.open, path, version=version.version, checksums=version.checksums, storage_options=settings
+            )
             try:
-                opened = stores.open(path, version=number, **options)
+                opened = open_store()
             except DamagedStoreError:  # of other fragments, perhaps; reading all files finds the intact ones
-                opened = stores.open(path, version=number, damaged="skip", **options)
+                opened = open_store(damaged="skip")
             self._stores[version] = opened
         return self._stores[version]
 

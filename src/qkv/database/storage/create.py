@@ -146,8 +146,17 @@ def open_database(
         from qkv.database.cluster.opening import open_cluster
 
         workers = open_cluster(cluster, damaged == "skip", storage_options)
-    options: dict[str, Any] = {"fold": folded, "defaults": defaults, "memory": memory, "encoding": encoding}
-    return StoredDatabase(store, key, value, cache=cache, cluster=workers, **options)
+    return StoredDatabase(
+        store,
+        key,
+        value,
+        fold=folded,
+        defaults=defaults,
+        memory=memory,
+        encoding=encoding,
+        cache=cache,
+        cluster=workers,
+    )
 
 
 def visible_columns(store: stores.Store) -> list[str]:
