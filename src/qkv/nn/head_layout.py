@@ -163,6 +163,6 @@ def check_head_index(index: int, heads: int) -> int:
     """
     if not isinstance(index, int) or not -heads <= index < heads:
         raise OptionError(
-            f"index of a head must be an integer from {-heads} to {heads - 1}, got {index!r}. Pass 0 for the first."
+            f"index of a head must be an integer from {-heads} to {heads - 1}, got {index!r}. Correct it."
         )
     return index % heads

@@ -154,7 +154,7 @@ class Search:
 
     @cached_property
     def group(self) -> tuple[object, ...]:
-        """Searches of about the same time are run one after the other."""
+        """Searches with the same group take about the same time, and are run one after the other."""
         return ("search", self.size)
 
     @cached_property
@@ -175,7 +175,7 @@ class Work:
 
     @property
     def group(self) -> tuple[object, ...]:
-        """Each is run by itself."""
+        """A group of its own: no other request is answered together with it."""
         return ("work", self)
 
     def __len__(self) -> int:
