@@ -84,7 +84,6 @@ class _RingCall(DynamicCall):
     def logits(
         self, window: DynamicTile, query: QueryArray, key: KeyArray, score: Score, allowed: Shaped[Array, " ..."]
     ) -> PairArray:
-        """Return the logits of a tile, −inf for pairs for which `allowed` is False."""
         import jax.numpy as jnp
 
         logits = super().logits(window, query, key, score, allowed)

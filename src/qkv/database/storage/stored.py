@@ -166,13 +166,6 @@ class StoredDatabase(Queryable):
         return self.cluster is not None or self._exceeds_memory(self._compares_vectors(self.score))
 
     def column(self, name: str) -> Column:
-        """Return the key or value column `name` as NumPy arrays, or a sample of its rows if the table is large.
-
-        If the table exceeds the memory limit, the arrays hold a sample of its rows.
-
-        Raises:
-            DataError: The column is neither a key column nor the value column.
-        """
         # An encoded key is not itself a column of vectors.
         return self._executor_for(False if name in self.key else None).column(name)
 
