@@ -8,7 +8,7 @@ indices   the indices of this rank's rows in the whole sequence
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 from qkv.core.arrays import as_array
 from qkv.core.positions import Positions
@@ -20,6 +20,9 @@ from qkv.plan.grouped_heads import split_heads
 from qkv.plan.spec import Spec
 from qkv.ring.layout import Layout, Order, require_order
 from qkv.scores import Score
+
+if TYPE_CHECKING:
+    from qkv.ring.transport import Ring
 
 __all__ = ["attend", "gather", "indices", "shard"]
 
@@ -113,7 +116,7 @@ def attend(
     return output if groups is None else groups.merge(output)
 
 
-def shard(array: Any, *, group: object = None, order: Order = "contiguous", axis: int = -2) -> Any:
+def shard(array: ArrayLike, *, group: object = None, order: Order = "contiguous", axis: int = -2) -> ArrayLike:
     """Return the part of a whole PyTorch tensor that this rank holds.
 
     Args:
@@ -140,7 +143,7 @@ def shard(array: Any, *, group: object = None, order: Order = "contiguous", axis
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=axis)
 
 
-def gather(array: Any, *, group: object = None, order: Order = "contiguous", axis: int = -2) -> Any:
+def gather(array: ArrayLike, *, group: object = None, order: Order = "contiguous", axis: int = -2) -> ArrayLike:
     """Return the whole PyTorch tensor whose parts the ranks of a group hold, on every rank, without a gradient.
 
     Args:
@@ -182,7 +185,7 @@ def gather(array: Any, *, group: object = None, order: Order = "contiguous", axi
     return whole.movedim(0, axis)
 
 
-def indices(length: int, *, group: object = None, order: Order = "contiguous") -> Any:
+def indices(length: int, *, group: object = None, order: Order = "contiguous") -> Tensor:
     """Return the indices in the whole sequence of the rows that this rank holds, for example to encode positions.
 
     Args:
@@ -210,7 +213,7 @@ def indices(length: int, *, group: object = None, order: Order = "contiguous") -
     return torch.cat([torch.arange(*chunk) for chunk in chunks])
 
 
-def _ring(group: object) -> Any:
+def _ring(group: object) -> Ring:
     from qkv.ring.transport import open_ring
 
     return open_ring(group)

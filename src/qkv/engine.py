@@ -8,10 +8,10 @@ prepare   return a function that runs a fixed plan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Never
+from typing import Never
 
 from qkv.core.arrays import as_array, library, requires_gradient
 from qkv.core.axes import Axes
@@ -19,7 +19,7 @@ from qkv.core.positions import Positions
 from qkv.core.printable import html_table
 from qkv.core.threefry import Seed
 from qkv.core.tracing import tracing_mode
-from qkv.core.typing import Array, ArrayLike, Num, Shaped
+from qkv.core.typing import Array, ArrayLike, Num, ReadoutResult, Shaped
 from qkv.errors import KindError, QkvError, ShapeError
 from qkv.kernels import LAZY_KERNELS
 from qkv.masks import Mask
@@ -53,7 +53,7 @@ class Observation:
     """
 
     output: Num[Array, "*batch q value_width"]
-    readouts: tuple[Any, ...]
+    readouts: tuple[ReadoutResult, ...]
     plan: Plan
 
     def _repr_html_(self) -> str:
@@ -339,7 +339,7 @@ def _are_shapes(*sides: object) -> bool:
 
 
 def _explain(
-    sides: tuple[Any, Any, Any],
+    sides: tuple[ArrayLike, ArrayLike, ArrayLike],
     spec: Spec,
     readouts: tuple[Readout, ...],
     kernel: str | Kernel | None,
@@ -409,7 +409,7 @@ class Prepared:
     """
 
     plan: Plan
-    _cached: dict[Any, CachedPlan] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _cached: dict[Hashable, CachedPlan] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(self, query: ArrayLike, key: ArrayLike, value: ArrayLike, *, seed: Seed | None = None) -> Observation:
         """Run the plan and return the output and the readouts.

@@ -88,8 +88,7 @@ def compile_additive(name: str, architecture: int) -> dict[str, int]:
 def compile_product(name: str, architecture: int) -> dict[str, int]:
     """Return counts of a program for products 64 wide by one product of TF32, such as "sparsemax attend_products"."""
     from qkv.kernels.triton import product_programs
-    from qkv.kernels.triton.product_kernel import ProductLaunch
-    from qkv.kernels.triton.program_kernel import product_block
+    from qkv.kernels.triton.product_kernel import ProductLaunch, product_block
 
     kind, program = name.split()
     gated, power, top = PRODUCTS[kind]

@@ -28,8 +28,9 @@ from qkv.core.guard import apply_weights
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, DType, Float, KeyArray, Num, PairTensor, QueryArray, Shaped, Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
-from qkv.kernels.runtime.tile_loop import Limits, fully_masked, restrict_mask, row_weights
+from qkv.kernels.runtime.tile_loop import Limits, fully_masked, row_weights
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size
+from qkv.masks.base import restrict_mask
 from qkv.plan.budget import fit_to_budget
 from qkv.plan.checks import check_problem, read_problem, read_seed
 from qkv.plan.kernel_protocol import Kernel, Result

@@ -171,7 +171,7 @@ def _products(
     reach: int | None,
     lengths: Int[Tensor, " b"] | None,
 ) -> Float[Tensor, "b key_heads group width"]:
-    """Return the output, computed with two matrix products for each chunk that the queries reach.
+    """Return the output, computed with two matrix products for each chunk that has one of the last `reach` keys.
 
     The queries are multiplied by the scale of the logits. Each sequence needs at least one key.
     """

@@ -173,7 +173,7 @@ class ColumnWidth:
 
 
 def fit_widths(columns: Sequence[ColumnWidth], total: int, last: int) -> list[int]:
-    """Return the width of each column, so that their sum is at most `total`, if the rigid columns leave room.
+    """Return the width of each column, with a sum of at most `total` if the rigid columns are narrow enough.
 
     Titles are shortened first, then the widest texts; those of the column `last` are shortened after all others.
 

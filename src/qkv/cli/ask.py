@@ -125,7 +125,7 @@ class AskCommand:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The arguments of `Database.ask` that all answers, plots and pages have."""
+        """The arguments of `Database.ask` that answers, plots and pages share."""
         return {
             "score": self.score,
             "normalizer": self.normalizer,

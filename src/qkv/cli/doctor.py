@@ -6,7 +6,7 @@ import json
 import os
 import platform
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from qkv.cli.console import new_console
 from qkv.cli.shared_options import flag
@@ -55,7 +55,7 @@ def doctor(
         checks = _check()
     missing = [extra.name for extra in found if extra.lacking]
     if as_json:
-        report: dict[str, Any] = {
+        report: dict[str, object] = {
             "machine": machine,
             "extras": {extra.name: [asdict(package) for package in extra.packages] for extra in found},
             "kernels": [asdict(check) for check in checks],

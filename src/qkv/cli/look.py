@@ -38,7 +38,7 @@ def check_export(export: str, width: str, layer: int | None, head: int | None) -
     except (ValueError, OptionError):
         raise OptionError(
             f"--width must be single, double, or a number of inches from 1 to 50, got {width!r}. "
-            "single is 3.5 inches, the width of one of two columns, and double 7.2."
+            "Write single for the width of one of two columns, 3.5 inches, or double for 7.2 inches."
         ) from None
     new_figure((1, 1))
     return inches
@@ -97,7 +97,7 @@ def save_export(
 
 
 def _save_difference(first: View, second: View, place: tuple[int, int] | None, path: Path, width: float | str) -> str:
-    """Write the figure of a difference of two views, and return what it shows and leaves out."""
+    """Save the figure of a difference of two views, and return a sentence that names the tokens it leaves out."""
     from qkv.look.difference import difference
     from qkv.look.figure import save_figure
     from qkv.look.view_plot import plot_view

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from qkv.core.extras import require_packages
 from qkv.errors import MissingPackageError
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _end_process(run(arguments))
 
 
-def _collect_as_usual(phase: str, info: dict[str, Any]) -> None:
+def _collect_as_usual(phase: str, info: dict[str, int]) -> None:
     """Restore the thresholds of the garbage collector at the first collection."""
     gc.callbacks.remove(_collect_as_usual)
     gc.set_threshold(*_THRESHOLDS)

@@ -101,7 +101,7 @@ def serve(options: ServeCommand) -> None:
 
 
 def _open(options: ServeCommand) -> ServedStore:
-    """Return what is served, after reading it."""
+    """Open the store or index of the command, and return it as a `ServedStore`."""
     from qkv.database.storage.create import open_database
     from qkv.serve.served_store import ServedStore
     from qkv.store import is_store, is_url

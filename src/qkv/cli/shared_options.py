@@ -17,17 +17,17 @@ from qkv.core.checks import check_choice
 from qkv.errors import OptionError, QkvError
 
 
-def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
+def option(metavar: str, text: str, *names: str, min: float | None = None, show_default: bool = True) -> object:
     """Return the declaration of an option with a value for `Annotated`; its name is that of the field unless given."""
-    return typer.Option(*names, metavar=metavar, help=text, **more)
+    return typer.Option(*names, metavar=metavar, help=text, min=min, show_default=show_default)
 
 
-def flag(name: str, text: str) -> Any:
+def flag(name: str, text: str) -> object:
     """Return the declaration of an option without a value for `Annotated`."""
     return typer.Option(name, help=text)
 
 
-def argument(metavar: str, text: str) -> Any:
+def argument(metavar: str, text: str) -> object:
     """Return the declaration of an argument for `Annotated`."""
     return typer.Argument(metavar=metavar, help=text, show_default=False)
 
@@ -84,13 +84,13 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
             else:
                 yield parameter.replace(annotation=kinds[name], kind=parameter.KEYWORD_ONLY)
 
-    def build(function: Callable[..., Any], values: dict[str, Any]) -> Any:
+    def build(function: Callable[..., object], values: dict[str, object]) -> object:
         kinds = get_type_hints(function)
         names = inspect.signature(function).parameters
         parts = {name: build(kinds[name], values) if is_dataclass(kinds[name]) else values[name] for name in names}
         return function(**parts)
 
-    def expanded(**values: Any) -> None:
+    def expanded(**values: object) -> None:
         build(command, values)
 
     expanded.__doc__, expanded.__name__ = command.__doc__, command.__name__
@@ -140,7 +140,7 @@ class ReadingOptions:
         check_choice("--on-bad-cell", self.on_bad_cell, ("exclude", "refuse", "text"))
         return asdict(self)
 
-    def given(self) -> dict[str, Any]:
+    def given(self) -> dict[str, object]:
         """Return the arguments that differ from the defaults."""
         return {name: value for name, value in self.arguments().items() if value not in (None, "exclude")}
 
@@ -154,7 +154,7 @@ QuoteFormulas = Annotated[
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """How a search index is built from texts."""
+    """Options of commands that build a search index from texts."""
 
     text: Annotated[str | None, option("COLUMN", "Text column, if the texts are a table.")] = None
     encoder: Annotated[str | None, option("NAME|FOLDER", "Text encoder; default: latent. Others: qkv search -h.")] = (
@@ -177,7 +177,7 @@ class IndexOptions:
 
 @dataclass(frozen=True)
 class JudgedCollection:
-    """Documents, queries and relevance judgements."""
+    """Arguments of commands that read documents, queries and relevance judgements."""
 
     collection: Annotated[str | None, argument("COLLECTION", "Collection, documents or index.")] = None
     queries: Annotated[str | None, option("FILE", "Queries in .tsv (name, text), .jsonl or SMART format.")] = None
@@ -189,12 +189,12 @@ class JudgedCollection:
 
 @dataclass(frozen=True)
 class LearningOptions:
-    """How W_Q and W_K are learned."""
+    """Options of commands that learn W_Q and W_K from relevance judgements."""
 
     penalty: Annotated[float | None, option("NUMBER", "Penalty on changes of W_Q and W_K; default: 500.")] = None
     loss: Annotated[str | None, option("each|mass", "Loss of each relevant document, or of their total weight.")] = None
 
-    def given(self) -> dict[str, Any]:
+    def given(self) -> dict[str, object]:
         """Return the options that are given as keyword arguments."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 

@@ -14,12 +14,14 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal, TypeGuard, TypeVar
 
 import numpy as np
 
 from qkv.core.typing import Array, ArrayLike, Bool, DType, Float, Int, Namespace, Num, Shaped, Tensor
 from qkv.errors import KindError, ShapeError
+
+T = TypeVar("T")
 
 OWN = frozenset(
     (
@@ -83,7 +85,7 @@ def sort(x: Num[np.ndarray, "*axes"], /, *, axis: int = -1, descending: bool = F
     return np.flip(ordered, axis=axis) if descending else ordered
 
 
-def _from_package(name: str) -> Any:
+def _from_package(name: str) -> object:
     import array_api_compat.numpy as package
 
     return getattr(package, name)
@@ -247,8 +249,8 @@ def as_array(x: ArrayLike) -> Shaped[Array, "*_"]:
 
 def variable_value(x: ArrayLike) -> Shaped[Array, "*_"] | None:
     """Return the value of a Keras or TensorFlow variable as an array, or None if `x` is neither."""
-    keras: Any = sys.modules.get("keras")
-    tensorflow: Any = sys.modules.get("tensorflow")
+    keras = sys.modules.get("keras")
+    tensorflow = sys.modules.get("tensorflow")
     if keras is not None and isinstance(x, getattr(keras, "Variable", ())):
         value = x.value  # type: ignore[union-attr]  # an array of the backend, or a TensorFlow variable
         return value if is_array(value) else variable_value(value)
@@ -273,7 +275,7 @@ def dtype_name(x: Shaped[Array, "*_"]) -> str:
 
 
 @lru_cache(256)
-def _numpy_name(dtype: np.dtype[Any]) -> str:
+def _numpy_name(dtype: np.dtype[np.generic]) -> str:
     return str(dtype.newbyteorder("="))  # with another byte order, the name would be ">f4"
 
 
@@ -316,7 +318,7 @@ def cast(x: Shaped[Array, "*shape"], dtype: DType) -> Shaped[Array, "*shape"]:
 
 
 def asarray_like(reference: Shaped[Array, "*_"], value: ArrayLike, dtype: DType = None) -> Shaped[Array, "*_"]:
-    """Return `value` as an array of the library of `reference`, on its device unless it already is a tensor.
+    """Return `value` as an array of the library and device of `reference`; arrays of that library stay on theirs.
 
     Args:
         reference: an array of the library of the result.
@@ -348,7 +350,7 @@ def zeros(reference: Shaped[Array, "*_"], shape: tuple[int, ...], dtype: DType =
     return namespace(reference).zeros(shape, dtype=dtype, **_device(reference))
 
 
-def _device(reference: Shaped[Array, "*_"]) -> dict[str, Any]:
+def _device(reference: Shaped[Array, "*_"]) -> dict[str, object]:
     return {"device": reference.device} if is_tensor(reference) else {}
 
 
@@ -377,9 +379,10 @@ def where(condition: Bool[Array, "*#shape"], x: Any, y: Any) -> Shaped[Array, "*
 
 
 def rounded(x: Num[Array, "*shape"]) -> Num[Array, "*shape"]:
-    """Return an array without its last bit in JAX, so that its elements are the same wherever they are used.
+    """Round each element of a JAX array to one bit less than its dtype has; return other arrays unchanged.
 
-    XLA may compute an element again within a sum, as a product that it does not round.
+    XLA may compute an element again within a sum, as a product that it does not round. Without this rounding, the same
+    element could have two values.
     """
     if library(x) != "jax":
         return x
@@ -422,7 +425,7 @@ def requires_gradient(x: Shaped[Array, "*_"]) -> bool:
     return name == "tensorflow"  # tapes do not tell which tensors they watch
 
 
-def choose(condition: Bool[Array, ""], yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+def choose(condition: Bool[Array, ""], yes: Callable[[], T], no: Callable[[], T]) -> T:
     """Return `yes()` or `no()` in JAX or TensorFlow, where a compiled function decides when it runs.
 
     Example:
@@ -430,7 +433,8 @@ def choose(condition: Bool[Array, ""], yes: Callable[[], Any], no: Callable[[], 
         >>> int(choose(jnp.array(True), lambda: jnp.array(1), lambda: jnp.array(2)))
         1
     """
-    branch = sys.modules["jax"].lax.cond if library(condition) == "jax" else namespace(condition).cond
+    jax = library(condition) == "jax"
+    branch: Callable[..., T] = sys.modules["jax"].lax.cond if jax else sys.modules["tensorflow"].cond
     return branch(condition, yes, no)
 
 
@@ -452,7 +456,7 @@ def to_numpy(x: Shaped[Array, "*shape"]) -> Shaped[np.ndarray, "*shape"] | None:
         return None
 
 
-def plain_array(x: Any) -> Any:
+def plain_array(x: ArrayLike) -> ArrayLike:
     """Return an array of PyTorch, JAX or TensorFlow as a NumPy array if NumPy has its dtype, all else as it is."""
     found = None if library_of(x) in (None, "numpy") else to_numpy(x)
     return x if found is None else found

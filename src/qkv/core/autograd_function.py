@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @cache
-def autograd_function_class(forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
+def autograd_function_class(forward: Callable[..., object], backward: Callable[..., object]) -> Any:
     """Return a `torch.autograd.Function` with the methods `forward` and `backward`, see `autograd_function`.
 
     Its own `apply` suits long calls: it adds no function of this package to the path of a call.
@@ -36,7 +36,7 @@ def autograd_function_class(forward: Callable[..., Any], backward: Callable[...,
 
 
 @cache
-def autograd_function(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
+def autograd_function(forward: Callable[..., object], backward: Callable[..., object]) -> Callable[..., Any]:
     """Return the `apply` function of a `torch.autograd.Function` with the methods `forward` and `backward`.
 
     It takes two thirds of the time of PyTorch's `apply`, which passes the arguments through a generator.

@@ -6,7 +6,7 @@ import datetime as dt
 import numbers
 import uuid
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,7 +28,7 @@ _OBJECTS: dict[str, tuple[type, ...]] = {
 
 
 def object_kind(type_: type) -> str:
-    """Return what Python objects of a type mean; "" for other types, and "missing cell" for NaT.
+    """Return the kind of cell that Python objects of a type are; "" for other types, "missing cell" for NaT.
 
     Example:
         >>> object_kind(int), object_kind(dt.datetime), object_kind(list)
@@ -40,7 +40,7 @@ def object_kind(type_: type) -> str:
 
 
 def cell_kind(type_: pa.DataType) -> str:
-    """Return what the cells of an Arrow type mean; "" for a type that has no name here.
+    """Return the kind of the cells of an Arrow type; "" for a type that has no name here.
 
     Example:
         >>> import pyarrow as pa
@@ -75,7 +75,7 @@ def is_missing(cell: object) -> bool:
     return isinstance(cell, float | Decimal | np.generic) and bool(cell != cell)
 
 
-def plain_scalar(value: Any) -> Any:
+def plain_scalar(value: object) -> object:
     """Return a NumPy scalar or a duration of pandas as a Python object; times have all their digits.
 
     Dates and durations that Python cannot represent, such as months, are returned as they are.

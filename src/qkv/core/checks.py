@@ -21,7 +21,8 @@ def check_choice(name: str, given: object, choices: Iterable[object]) -> None:
     """
     choices = tuple(choices)
     if given not in choices:
-        raise OptionError(f"{name} must be one of {', '.join(map(str, choices))}, got {given!r}.")
+        known = ", ".join(map(str, choices))
+        raise OptionError(f"{name} must be one of {known}, got {given!r}. Pass, for example, {choices[0]!r}.")
 
 
 def check_integers(minimum: int = 1, **numbers: object) -> None:
@@ -35,7 +36,7 @@ def check_integers(minimum: int = 1, **numbers: object) -> None:
     """
     for name, n in numbers.items():
         if n is not None and (isinstance(n, bool) or not isinstance(n, Integral) or n < minimum):
-            raise OptionError(f"{name} must be an integer of at least {minimum}, got {n!r}.")
+            raise OptionError(f"{name} must be an integer of at least {minimum}, got {n!r}. Pass {minimum} or more.")
 
 
 def check_probability(dropout: float) -> float:

@@ -119,9 +119,9 @@ def _torch_distances(
 def pair_distances(
     query: Float[Tensor, "batch q width"], key: Float[Tensor, "batch k width"]
 ) -> tuple[Float[Tensor, "batch q k"], Int[Tensor, "near 3"] | None]:
-    """Return the distances of all pairs, without recording a graph, and what `distance_gradients` needs besides them.
+    """Return the distances of all pairs, without recording a graph, and an argument for `distance_gradients`.
 
-    That is None if `cdist` computed them, otherwise the indices of the pairs that were computed from differences.
+    The argument is None if `cdist` computed them, otherwise the indices of the pairs computed from differences.
 
     Args:
         query: queries, of which the dtype is float32 or float64.

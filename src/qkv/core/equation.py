@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from qkv.core import random
 from qkv.core.arrays import (
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from qkv.masks.base import Mask
     from qkv.normalizers.base import Normalizer
     from qkv.scores.base import Score
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class BoundCall:
         """Whether all elements of value are known to be finite, which is checked on first access."""
         return all_finite(self.value) if self.finite is None else self.finite[1]
 
-    def by_finiteness(self, run: Callable[[BoundCall], Any]) -> Any:
+    def by_finiteness(self, run: Callable[[BoundCall], T]) -> T:
         """Return `run` of the call with `finite` known, which a compiled function finds when it runs.
 
         Args:
@@ -224,7 +226,7 @@ if TYPE_CHECKING:
         key: Tensor
         value: Tensor
 
-        def logits(self, *args: Any, **kwargs: Any) -> Num[Tensor, "*batch q k"] | None:
+        def logits(self, *args: object, **kwargs: object) -> Num[Tensor, "*batch q k"] | None:
             """Return the logits of a tile, `(*batch, q, k)`, or None if the mask excludes every pair of the tile."""
 
         def with_projections(self, query: Shaped[Array, "*_"], key: Shaped[Array, "*_"]) -> TorchCall:

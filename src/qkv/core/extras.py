@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 from qkv.errors import MissingPackageError
@@ -46,7 +47,7 @@ def require_packages(purpose: str, extra: str, *packages: str) -> None:
         raise missing_package(purpose, " and ".join(missing), extra)
 
 
-def import_optional(message: str, *modules: str) -> Any:
+def import_optional(message: str, *modules: str) -> ModuleType:
     """Import modules, and return the first of them.
 
     Args:

@@ -118,7 +118,9 @@ class FunctionPart(Part):
         ranks: tuple[int, ...] = self.__dict__.get("_ranks", ())
         return ranks
 
-    def _map(self, function: Callable[[Any, tuple[str, ...] | None], Any], *is_leaf: Any) -> Self:
+    def _map(
+        self, function: Callable[[Any, tuple[str, ...] | None], object], *is_leaf: Callable[[object], bool]
+    ) -> Self:
         if "_own_axes" not in self.__dict__:
             return super()._map(function, *is_leaf)
         own = zip(self.parameters, self.__dict__["_own_axes"], strict=True)
@@ -135,7 +137,7 @@ def function_parts(value: object) -> list[FunctionPart]:
     return function_parts(tuple(value.__dict__.values())) if isinstance(value, Part) else []
 
 
-def key_of_code(value: Any, depth: int = 8) -> Hashable:
+def key_of_code(value: object, depth: int = 8) -> Hashable:
     """Return a key of a part or its fields; a function that is defined anew for each call has that of its code.
 
     Raises:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 from qkv.core.arrays import (
     cast,
@@ -25,6 +25,8 @@ from qkv.core.arrays import (
     where,
 )
 from qkv.core.typing import Array, Bool, Float, Num, Shaped
+
+T = TypeVar("T")
 
 
 def all_finite(x: Shaped[Array, "*_"]) -> bool:
@@ -50,7 +52,7 @@ def is_traced(*arrays: Shaped[Array, "*_"]) -> bool:
     return False
 
 
-def by_finiteness(arrays: Sequence[Shaped[Array, "*_"]], run: Callable[[bool], Any]) -> Any:
+def by_finiteness(arrays: Sequence[Shaped[Array, "*_"]], run: Callable[[bool], T]) -> T:
     """Return `run(True)` if all elements are finite and otherwise `run(False)`, decided when a compiled function runs.
 
     Nothing of `run(False)` is saved for its gradient, which computes it again, so that the usual case takes no longer.
@@ -62,7 +64,7 @@ def by_finiteness(arrays: Sequence[Shaped[Array, "*_"]], run: Callable[[bool], A
     return _choose_by_sums(arrays, lambda: run(True), lambda: run(False))
 
 
-def _choose_by_sums(arrays: Sequence[Shaped[Array, "*_"]], usual: Callable[[], Any], careful: Callable[[], Any]) -> Any:
+def _choose_by_sums(arrays: Sequence[Shaped[Array, "*_"]], usual: Callable[[], T], careful: Callable[[], T]) -> T:
     """Return `usual()` if the sums of all arrays are finite, and with them all terms, and otherwise `careful()`.
 
     Sums of huge terms may overflow. JAX saves nothing of `careful()` for the gradient.
@@ -103,7 +105,7 @@ def guarded_logits(
     return xp.where(bad_query[..., :, None] | bad_key[..., None, :], original, clean)
 
 
-def _unless_finite(inputs: tuple[Array, ...], finite: Callable[[], Any], repaired: Callable[[], Any]) -> Any:
+def _unless_finite(inputs: tuple[Array, ...], finite: Callable[[], T], repaired: Callable[[], T]) -> T:
     """Return `repaired()`, or `finite()` where a compiled function of JAX or TensorFlow finds all inputs finite.
 
     Neither result has a gradient, for which JAX would store what both branches read.

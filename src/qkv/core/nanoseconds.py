@@ -11,7 +11,7 @@ def nanoseconds_below(value: object) -> int:
     return int(getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0))
 
 
-def with_nanoseconds(value: Any, nanosecond: int) -> Any:
+def with_nanoseconds(value: object, nanosecond: int) -> object:
     """Return a datetime, time or timedelta with nanoseconds, or the object itself if they are 0.
 
     Example:
@@ -24,6 +24,7 @@ def with_nanoseconds(value: Any, nanosecond: int) -> Any:
     if not nanosecond or not isinstance(value, dt.datetime | dt.time | dt.timedelta):
         return value
     out = _copied(value, NanosecondDatetime, NanosecondTime, NanosecondDuration)
+    assert isinstance(out, _Nanoseconds)
     out.nanosecond = nanosecond
     return out
 
@@ -33,7 +34,9 @@ def plain_time(value: Any) -> Any:
     return _copied(value, dt.datetime, dt.time, dt.timedelta)
 
 
-def _copied(value: Any, datetime: Any, time: Any, timedelta: Any) -> Any:
+def _copied(
+    value: Any, datetime: type[dt.datetime], time: type[dt.time], timedelta: type[dt.timedelta]
+) -> dt.datetime | dt.time | dt.timedelta:
     """Return a datetime, time or timedelta as an object of the class that is given for it."""
     if isinstance(value, dt.timedelta):
         return timedelta(value.days, value.seconds, value.microseconds)
@@ -58,7 +61,7 @@ class _Nanoseconds:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         return with_nanoseconds, (plain_time(self), self.nanosecond)
 
     def _with_digits(self, text: str) -> str:

@@ -152,7 +152,7 @@ def _tensorflow_top_k_mask(x: Num[Array, "*batch n"], count: int) -> Bool[Array,
         finite = _nan_to_inf(x)
         return _with_first_equal(finite, kth_largest(finite, count), count)
 
-    return typing.cast("Array", choose(unclear, careful, lambda: x >= last))
+    return choose(unclear, careful, lambda: x >= last)
 
 
 def _with_first_equal(x: Num[Array, "*batch n"], last: Num[Array, "*batch 1"], count: int) -> Bool[Array, "*batch n"]:

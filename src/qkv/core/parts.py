@@ -33,7 +33,7 @@ from qkv.core.arrays import (
 from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.checks import is_int
 from qkv.core.tracing import tracing_mode
-from qkv.core.typing import Array, DType, Num, Shaped
+from qkv.core.typing import Array, ArrayLike, DType, Num, Shaped
 from qkv.errors import KindError, OptionError, ShapeError
 
 _REGISTERED: set[type] = set()
@@ -114,7 +114,7 @@ def _is_leaf(value: object) -> bool:
 AnyPart = TypeVar("AnyPart", bound="Part")
 
 
-def array_field(*names: str, default: Any = dataclasses.MISSING) -> Any:
+def array_field(*names: str, default: object = dataclasses.MISSING) -> Any:
     """Declare a dataclass field that may hold an array with batch axes followed by the axes `names`.
 
     Args:
@@ -157,7 +157,7 @@ class UserAxes(tuple[str, ...]):
 
     @classmethod
     def of(cls, array: Shaped[Array, "*_"], batch_axes: int | None) -> UserAxes:
-        """Return the axes of an array with `batch_axes` batch axes, or None if their number is unknown."""
+        """Return the axes of an array with `batch_axes` batch axes; None: their number is unknown."""
         axes = cls(("",) * (array.ndim - (batch_axes or 0)))
         axes.decided = batch_axes is not None
         return axes
@@ -338,7 +338,7 @@ class Part:
         yield from _parts_in(tuple(getattr(self, name) for name in _fields(self)))
 
     def _map(
-        self, function: Callable[[Any, tuple[str, ...] | None], Any], is_leaf: Callable[[object], bool] = is_array
+        self, function: Callable[[Any, tuple[str, ...] | None], object], is_leaf: Callable[[object], bool] = is_array
     ) -> Self:
         """Return a copy of the part in which each leaf is replaced by `function(leaf, axis names of its field)`.
 
@@ -397,7 +397,7 @@ def _collect_arrays(values: Iterable[object], found: list[Array]) -> None:
 def _mapped(
     value: object,
     names: tuple[str, ...] | None,
-    function: Callable[[Any, tuple[str, ...] | None], Any],
+    function: Callable[[Any, tuple[str, ...] | None], object],
     is_leaf: Callable[[object], bool],
 ) -> Any:
     if isinstance(value, tuple):
@@ -499,18 +499,21 @@ def require_number(owner: str, name: str, value: object, test: Callable[[float],
         condition: the condition in the error message, such as "a positive number".
     """
     if is_array(value):
-        for number in extremes(value):
-            if not test(number):
-                raise OptionError(f"{name} of {owner} must be {condition} in each element, got {number!r} in one.")
-    elif isinstance(value, bool) or not isinstance(value, (int, float)) or not test(value):
-        raise OptionError(f"{name} of {owner} must be {condition}, got {value!r}.")
+        wrong: object = next((number for number in extremes(value) if not test(number)), None)
+        place = " in each element"
+    else:
+        allowed = isinstance(value, (int, float)) and not isinstance(value, bool) and test(value)
+        wrong, place = None if allowed else repr(value), ""
+    if wrong is not None:
+        example = next(number for number in (1.0, 2.0, -1.0) if test(number))
+        raise OptionError(f"{name} of {owner} must be {condition}{place}, got {wrong}. Pass, for example, {example}.")
 
 
 _FEW = 64
 """Number of elements up to which reading all of them takes less time than two passes of a library."""
 
 
-def extremes(x: Any) -> Sequence[float]:
+def extremes(x: ArrayLike) -> Sequence[float]:
     """Return numbers among the elements of an array that include the smallest, the largest, and NaN if there is one.
 
     There are none while the array is traced, and of tensors on a GPU, for which Python would wait.

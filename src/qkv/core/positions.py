@@ -36,7 +36,7 @@ class Positions(Part):
 
     def validate(self) -> None:
         if self.align not in (None, "start", "end"):
-            raise OptionError(f'align must be "start" or "end", got {self.align!r}.')
+            raise OptionError(f'align must be "start" or "end", got {self.align!r}. Pass, for example, "end".')
         if (self.align is None) == (self.query_start is None):
             given = "none" if self.align is None else "both"
             raise OptionError(

@@ -109,7 +109,7 @@ class _TensorFlow:
             )
         return tf.matmul(x, y)
 
-    def _like_static(self, out: Any, x: Any, y: Any, own: Any) -> Any:
+    def _like_static(self, out: Any, x: Array, y: Array, own: Any) -> Any:
         """Set the static shape of `out` to the broadcast batch shape of `x` and `y` and the last axes of `own`.
 
         TensorFlow loses the static shape in operations on dynamic shapes.

@@ -33,7 +33,7 @@ def can_start_threads() -> bool:
 
 
 def core_count() -> int:
-    """Return the number of cores to use: OMP_NUM_THREADS, as libraries of matrix products, or those of the process."""
+    """Return the number of cores to use: those of this process, but at most OMP_NUM_THREADS if it is set."""
     limit = os.environ.get("OMP_NUM_THREADS", "")
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(own, int(limit))) if limit.isdecimal() else own

@@ -431,7 +431,7 @@ def parse_all(texts: Collection[str], form: str | None = None) -> ParsedTexts | 
 
 
 def _other_order(moments: dict[str, dt.datetime], form: str) -> str:
-    """Return a format with day and month exchanged if all texts have it, and some are other dates then; else ""."""
+    """Return `form` with day and month exchanged, if it also reads all texts but as different dates; otherwise ""."""
     other = exchanged(form)
     with contextlib.suppress(ValueError):
         if other != form and {text: _parse_either(text, other) for text in moments} != moments:

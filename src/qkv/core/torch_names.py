@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from inspect import signature
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from qkv.errors import KindError
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 
 def explain_torch_names(remedies: Mapping[str, str]) -> Callable[[F], F]:
@@ -36,7 +36,7 @@ def explain_torch_names(remedies: Mapping[str, str]) -> Callable[[F], F]:
         method = len(path) > 1 and path[-2] != "<locals>"
 
         @wraps(function)
-        def call(*args: Any, **named: Any) -> Any:
+        def call(*args: object, **named: object) -> object:
             for name in named:
                 if name in refused:
                     refuse_torch_names(type(args[0]).__name__ if method and args else path[-1], named, refused)

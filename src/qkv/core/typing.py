@@ -16,7 +16,19 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-__all__ = ["Array", "ArrayLike", "Bool", "DType", "Float", "Int", "Namespace", "Num", "Shaped", "Tensor"]
+__all__ = [
+    "Array",
+    "ArrayLike",
+    "Bool",
+    "DType",
+    "Float",
+    "Int",
+    "Namespace",
+    "Num",
+    "ReadoutResult",
+    "Shaped",
+    "Tensor",
+]
 __all__ += ["KeyArray", "LiftedArrays", "OutputArray", "OutputTensor", "PairArray", "PairTensor", "QueryArray"]
 __all__ += ["RowArray", "RowTensor", "ValueArray"]
 
@@ -25,6 +37,9 @@ DType: TypeAlias = Any
 
 ArrayLike: TypeAlias = Any
 """An array of a supported library, or a number, list or data frame column that `as_array` converts."""
+
+ReadoutResult: TypeAlias = Any
+"""The result of a readout: an array, or a named tuple of arrays; each readout of `qkv.readouts` documents its own."""
 
 
 class Array(Protocol):

@@ -23,6 +23,9 @@ from qkv.encoders.arrow_columns import records_of
 from qkv.errors import MissingPackageError, OptionError
 
 if TYPE_CHECKING:
+    import pandas
+    import polars
+
     from qkv.database.execute.row_reader import StoredRows
     from qkv.normalizers.base import Normalizer
     from qkv.plan.plan import Plan
@@ -91,7 +94,7 @@ class Call:
 
     @property
     def summary(self) -> str:
-        """The normalizer, the name of the score, and the rows unless these are all."""
+        """The normalizer and the name of the score, followed by the compared rows unless all rows were compared."""
         text = f"{self.normalizer} of {str(self.score).split('(')[0]}"
         return text if self.rows == "all rows" else f"{text} over {self.rows}"
 
@@ -334,7 +337,7 @@ class Answer:
         columns |= entry_cells(self.entries, any(entry.probabilities for entry in self.entries))
         return pa.table({name: exact_array(cells) for name, cells in columns.items()})
 
-    def to_frame(self, library: str | None = None) -> Any:
+    def to_frame(self, library: str | None = None) -> pandas.DataFrame | polars.DataFrame:
         """Return the answers as a pandas or polars data frame with one row per query.
 
         Args:
@@ -344,7 +347,7 @@ class Answer:
             MissingPackageError: The library is not installed.
         """
         if library not in (None, "pandas", "polars"):
-            raise OptionError(f"library must be 'pandas', 'polars' or None, got {library!r}.")
+            raise OptionError(f"library must be 'pandas', 'polars' or None, got {library!r}. Omit it.")
         for name in [library] if library else ["pandas", "polars"]:
             with suppress(ImportError):
                 if name == "pandas":

@@ -1,4 +1,4 @@
-"""Cache on disk of what is chosen from all rows of a file or store: bandwidths, no-match distances, interval factors.
+"""Disk cache of numbers chosen from all rows of a file or store: bandwidths, no-match distances, interval factors.
 
 Choosing them for five million rows takes seconds, and the command `qkv ask` would repeat it before every answer. Each
 entry is a JSON file, in the user's cache folder for files and in the cache folder of a store, named by a hash of its
@@ -57,7 +57,7 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class ChoiceCache:
-    """Cache of what is chosen from the rows of some files or of a store.
+    """Disk cache of the numbers chosen from the rows of some files or of a store.
 
     Attributes:
         folder: the folder of the entries; None: nothing is saved.

@@ -340,11 +340,6 @@ class Database(Queryable):
     # -- Queryable --------------------------------------------------------------------------------------
 
     def swap(self) -> Database:
-        """Return a database over the same table with the key and value columns exchanged. The table is not copied.
-
-        Raises:
-            DataError: There is more than one key column.
-        """
         return Database(self._executor.table, self.value, self._single_key(), self.name, self._executor.fold)
 
     def _repr_html_(self) -> str:

@@ -298,7 +298,7 @@ class Queryable(ABC):
 
     @property
     def _ask(self) -> Callable[[object, AskOptions], Answer]:
-        """The function that answers queries as they are given."""
+        """The function that answers queries with the options of a call."""
         return self._executor.ask
 
     @abstractmethod

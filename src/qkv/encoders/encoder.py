@@ -113,6 +113,8 @@ def restore_encoder(
     return encoder
 
 
+Settings: TypeAlias = dict[str, Any]
+"""The arguments of the constructor of an encoder, as JSON values."""
 Vectors: TypeAlias = "Float[np.ndarray, 'rows width'] | csr_array | csr_matrix"
 """Vectors `(n, width)`, dense or sparse."""
 
@@ -156,7 +158,7 @@ class Encoder(ABC):
     def encode(self, inputs: Any, *, progress: Progress | None = None) -> Vectors:
         """Return the vectors of texts or rows, without fitting."""
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Return the arguments with which the constructor creates this encoder, as JSON values."""
         return {}
 
@@ -169,7 +171,7 @@ class Encoder(ABC):
 
     @classmethod
     @abstractmethod
-    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
+    def from_state(cls, settings: Settings, arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
         """Restore an encoder from the results of its methods `settings` and `arrays`.
 
         Raises:
@@ -180,7 +182,7 @@ class Encoder(ABC):
         """Raise a `ValueError` if the arrays of a restored encoder do not belong together."""
 
     @classmethod
-    def missing_resources(cls, settings: dict[str, Any]) -> str:
+    def missing_resources(cls, settings: Settings) -> str:
         """Return a description of the missing files or packages that an encoder with these settings needs.
 
         Return "" if none are missing.

@@ -145,7 +145,7 @@ def uuid_integers(texts: Sequence[object]) -> tuple[Int[np.ndarray, "texts 2"], 
 
 
 def uuid_text(text: str | None) -> str | None:
-    """Return a text that is a UUID with hyphens and in lower case, and another text as it is.
+    """Return a UUID with hyphens and in lower case, so that equal UUIDs compare equal, and other texts unchanged.
 
     Example:
         >>> uuid_text("{6F1B2C3D00004000800000000000000A}"), uuid_text("unknown")

@@ -13,13 +13,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Float, Shaped
-from qkv.encoders.encoder import TextEncoder
+from qkv.encoders.encoder import Settings, TextEncoder
 from qkv.encoders.pretrained import (
     default_model_folder,
     load_model,
@@ -133,7 +133,7 @@ class SentenceModel(TextEncoder):
         """Number of elements of each vector, which is the hidden size of the model."""
         return int(self._model.config.hidden_size)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Return the arguments `path` and `longest` of the constructor as JSON values."""
         return {"path": self.path, "longest": self.longest}
 
@@ -142,7 +142,7 @@ class SentenceModel(TextEncoder):
         return {"probe": self.encode([_PROBE])[0]}
 
     @classmethod
-    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
+    def from_state(cls, settings: Settings, arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
         """Load the model, and check that it encodes the probe sentence as it did when it was saved.
 
         Raises:
@@ -158,7 +158,7 @@ class SentenceModel(TextEncoder):
         return model
 
     @classmethod
-    def missing_resources(cls, settings: dict[str, Any]) -> str:
+    def missing_resources(cls, settings: Settings) -> str:
         """Return a description of the model if its folder or package is missing, otherwise ""."""
         path = settings["path"]
         if path is None:

@@ -85,8 +85,8 @@ def _encoder_by_name(text: str, progress: Progress | None) -> Encoder:
     if Path(text).is_file():
         return WordVectors.load(text, progress=progress)
     raise OptionError(
-        "encoder must be one of latent, latent:N, latent-tfidf, latent-tfidf:N, sentences and table, the path "
-        f"of a folder with a sentence model, or the path of a file with word vectors, got {text!r}."
+        "encoder must be one of latent, latent:N, latent-tfidf, latent-tfidf:N, sentences, table, the folder of a "
+        f"sentence model, or a file of word vectors, got {text!r}. Check the name or path."
     )
 
 
@@ -116,7 +116,9 @@ def build_encoder(name: str, *, n_components: int | None = None, stem: str | Non
         return SentenceModel()
     if not Path(name).is_dir():
         known = ", ".join(("latent", "latent-tfidf", *weighted, "sentences"))
-        raise OptionError(f"encoder must be one of {known}, or the folder of a sentence model, got {name!r}.")
+        raise OptionError(
+            f"encoder must be one of {known}, or the folder of a sentence model, got {name!r}. Check the name or path."
+        )
     return SentenceModel(name)
 
 

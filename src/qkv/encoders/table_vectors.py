@@ -21,7 +21,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +38,7 @@ from qkv.encoders.encoder import Encoder, load_encoder, save_encoder
 from qkv.encoders.weighting import get_weighting
 from qkv.errors import DataError, KindError, OptionError
 
-Table: TypeAlias = Any
+Table: TypeAlias = object
 """A pyarrow table, a pandas or polars data frame, or a dict of columns."""
 
 
@@ -344,7 +344,7 @@ class TableVectors(Encoder):
         return arrays
 
     @classmethod
-    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
+    def from_state(cls, settings: dict[str, object], arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
         """Restore an encoder from the arrays that `arrays` returned.
 
         Raises:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from qkv.core.checks import check_integers
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Float, Shaped
-from qkv.encoders.encoder import TextEncoder, WordContributions, pack_words, unpack_words
+from qkv.encoders.encoder import Settings, TextEncoder, WordContributions, pack_words, unpack_words
 from qkv.encoders.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class BagOfWordsEncoder(TextEncoder):
         vectors = self._word_vectors(rows)
         return [self._terms[column] for column in rows.indices], vectors
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Return the arguments `weighting` and `stem` of the constructor."""
         return {"weighting": self.weighting, "stem": self.vocabulary.stem}
 
@@ -59,7 +59,7 @@ class BagOfWordsEncoder(TextEncoder):
         return arrays if self._weighting.words is None else arrays | {"weights": self._weighting.words}
 
     @classmethod
-    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
+    def from_state(cls, settings: Settings, arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
         encoder = cls(**settings)
         encoder._terms = unpack_words(arrays["known"])
         encoder.vocabulary = Vocabulary(encoder.vocabulary.stem, encoder._terms)
@@ -160,7 +160,7 @@ class LatentEncoder(BagOfWordsEncoder):
         texts, asked = (np.asarray(row @ self._components.T, np.float32) for row in rows)
         return texts, asked
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         return {"n_components": self.n_components, **super().settings()}
 
     def arrays(self) -> dict[str, Shaped[np.ndarray, "*_"]]:
@@ -168,7 +168,7 @@ class LatentEncoder(BagOfWordsEncoder):
         return {**super().arrays(), "components": self._components}
 
     @classmethod
-    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
+    def from_state(cls, settings: Settings, arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
         if "rank" in settings:  # as older versions saved it
             settings["n_components"] = settings.pop("rank")
         encoder = super().from_state(settings, arrays)

@@ -140,7 +140,7 @@ def _find_range(text: str, word: tuple[int, ...]) -> WordSpan:
         )
     part = text[start:stop]
     if not part.strip():
-        raise DataError(f"word must be a range with a character other than spaces, got {word!r}: {part!r}.")
+        raise DataError(f"word must be a range with a character other than spaces, got {word!r}. Pass a wider range.")
     start += len(part) - len(part.lstrip())
     return WordSpan(part.strip(), start, start + len(part.strip()))
 
@@ -152,7 +152,8 @@ def _integer(name: str, given: object) -> int:
         return operator.index(given)  # type: ignore[arg-type]
     except TypeError:
         either = "a string, an integer or a range (start, stop)" if name == "word" else "an integer"
-        raise KindError(f"{name} must be {either}, got {given!r} of type {type(given).__name__}.") from None
+        kind = type(given).__name__
+        raise KindError(f"{name} must be {either}, got {given!r} of type {kind}. Pass, for example, 0.") from None
 
 
 def _show(text: str) -> str:

@@ -25,7 +25,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, Self, cast
+from typing import IO, Self, cast
 
 import numpy as np
 
@@ -353,7 +353,7 @@ class WordVectors(Encoder):
         return arrays if self.weights is None else arrays | {"weights": self.weights}
 
     @classmethod
-    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
+    def from_state(cls, settings: dict[str, object], arrays: Mapping[str, Shaped[np.ndarray, "*_"]]) -> Self:
         """Restore word vectors from the arrays that `arrays` returned."""
         return cls(tuple(unpack_words(arrays["words"])), arrays["vectors"], arrays.get("weights"))
 

@@ -206,7 +206,7 @@ _MAX_DENSE = 128
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """Features of rows: numbers, and one-hot encoded codes as a dense array or as a sparse matrix."""
+    """Features of training rows: numbers, and one-hot encoded codes as a dense array or as a sparse matrix."""
 
     numbers: Float[np.ndarray, "rows numbers"]
     flags: np.ndarray | sparse.csr_matrix

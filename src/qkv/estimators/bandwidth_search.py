@@ -127,7 +127,7 @@ def _class_losses(
     weights: Float[np.ndarray, " n"] | None,
     share: float,
 ) -> Float[np.ndarray, "factors 1"]:
-    """Return the log losses with a uniform share of the weights."""
+    """Return the log losses of predictions that are mixed with a share of the class frequencies."""
     mixed = (1.0 - share) * predicted + share * prior
     losses = class_losses(mixed, np.broadcast_to(values, mixed.shape))
     return np.average(losses, axis=1, weights=weights)[:, None]

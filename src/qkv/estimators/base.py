@@ -6,10 +6,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from sklearn.utils import Tags, check_consistent_length, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
@@ -406,7 +407,7 @@ class AttentionEstimator(SavedEstimator, ABC):
     def _candidates(self) -> int:
         return EFFORTS[self.effort].candidates if isinstance(self.candidates, str) else int(self.candidates)
 
-    def _tensors(self, dtype: type[np.floating[Any]]) -> Parameters:
+    def _tensors(self, dtype: DTypeLike) -> Parameters:
         return {name: torch.from_numpy(each.astype(dtype)) for name, each in self.parameters_.items()}
 
     def _check_options(self) -> None:
@@ -429,7 +430,7 @@ class AttentionEstimator(SavedEstimator, ABC):
             ("max_seconds", seconds, seconds is None or seconds > 0, "a positive number or None"),
         ):
             if not allowed:
-                raise OptionError(f"{name} must be {condition}, got {number!r}.")
+                raise OptionError(f"{name} must be {condition}, got {number!r}. Omit it to use the default.")
 
     def _check_state(self) -> None:
         self._check_options()
@@ -447,9 +448,9 @@ class AttentionEstimator(SavedEstimator, ABC):
 
     @abstractmethod
     def _check_outputs(self, outputs: int) -> None:
-        """Raise any error if the fitted attributes about the values are not those of this number of outputs."""
+        """Raise any exception if the fitted attributes of the values do not have this number of outputs."""
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__({_FORMER_NAMES.get(name, name): value for name, value in state.items()})
 
     def __sklearn_tags__(self) -> Tags:

@@ -107,7 +107,7 @@ _Levels = tuple[Shaped[np.ndarray, " levels"], Int[np.ndarray, " levels"]]
 
 @dataclass(frozen=True)
 class FittedColumn:
-    """What is fitted to one column, of which `_FeatureEncoding` describes the numbers.
+    """Statistics of one column, by which its cells become features; see `_FeatureEncoding`.
 
     Attributes:
         kind: kind of the column.
@@ -129,7 +129,7 @@ class FittedColumn:
 
 
 def fit_column(column: Shaped[np.ndarray, " rows"], index: int, network: bool, kind: str) -> FittedColumn:
-    """Return what is fitted to the column of an index; see `fit_encoding`."""
+    """Return the statistics of the column with an index; see `fit_encoding`."""
     form = {"date": "", "date with a time zone": "%z"}.get(kind)
     if column.dtype == object:
         parsed = parse_dates(column)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import uuid
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from qkv.estimators.fitted_rows import query_blocks
 from qkv.estimators.input_columns import read_columns, read_table
 from qkv.estimators.metric_learning import as_tensors, embed_rows, residuals, train_metric
 from qkv.kernels.runtime.context import with_torch_defaults
-from qkv.masks import Documents
+from qkv.masks import Documents, Mask
 from qkv.readouts import LogSumExp
 from qkv.scores import Gaussian
 
@@ -114,7 +114,7 @@ class FragmentQueries:
         shape = len(self.bandwidth), members, queries
         if not count:
             return ExponentialSums.of_output(np.zeros((*shape, outputs)), np.full(shape, -np.inf))
-        mask: Any = None
+        mask: Mask | None = None
         if self.own is not None:
             own = torch.from_numpy(self.own - self.starts[fragment])
             mask = ~Documents(own, torch.arange(count).expand(members, count))

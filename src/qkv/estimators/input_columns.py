@@ -6,13 +6,13 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from qkv.core.cell_kinds import cell_kind, is_missing
 from qkv.core.times import parse_all
-from qkv.core.typing import Float, Shaped
+from qkv.core.typing import ArrayLike, Float, Shaped
 from qkv.errors import DataError, KindError
 
 MISSING = "\0missing"
@@ -29,7 +29,7 @@ def is_frame(X: object) -> bool:
     )
 
 
-def column_names(X: Any) -> list[object]:
+def column_names(X: ArrayLike) -> list[object]:
     """Return the names of the columns of a frame.
 
     Raises:
@@ -41,12 +41,12 @@ def column_names(X: Any) -> list[object]:
     return names
 
 
-def read_columns(X: Any) -> list[Shaped[np.ndarray, " rows"]]:
+def read_columns(X: ArrayLike) -> list[Shaped[np.ndarray, " rows"]]:
     """Return the columns of a table as arrays, as `read_table` does, without their kinds."""
     return read_table(X)[0]
 
 
-def read_table(X: Any) -> tuple[list[Shaped[np.ndarray, " rows"]], list[str]]:
+def read_table(X: ArrayLike) -> tuple[list[Shaped[np.ndarray, " rows"]], list[str]]:
     """Return the columns of a table as arrays, float64 for numbers and timestamps and object for strings, and kinds.
 
     The kind of a column is "number", "date", "date with a time zone", "duration" or "text"; "" if all cells are
@@ -70,10 +70,10 @@ def read_table(X: Any) -> tuple[list[Shaped[np.ndarray, " rows"]], list[str]]:
     return [column for column, _ in read], [kind for _, kind in read]
 
 
-def _cells(column: Any) -> tuple[Shaped[np.ndarray, " rows"], bool]:
+def _cells(column: ArrayLike) -> tuple[Shaped[np.ndarray, " rows"], bool]:
     """Return a column of a frame as an array, missing cells as NaN, NaT or None, and whether it has a time zone."""
     type_ = column.type if hasattr(column, "to_pylist") else column.dtype
-    listed: Callable[[], Any]
+    listed: Callable[[], list[object]]
     if hasattr(column, "to_pylist"):  # pyarrow, which gives a null of a dictionary one of its values
         from qkv.encoders.arrow_columns import to_python
 

@@ -200,7 +200,7 @@ class _OutputCalibration:
         return self.shrinkage * math.sqrt(float(np.average(np.square(self.scores), weights=self.weights)))
 
     def ends(self, level: float) -> tuple[float, float]:
-        """Return κ a and κ b.
+        """Return κ a and κ b, the ends of the interval of a level divided by g.
 
         Where the number of rows does not suffice for the level, the quantile is that of Student's t distribution, but
         not less than the largest score.

@@ -184,14 +184,15 @@ class AttentionRanker(SavedEstimator):
             ("steps", self.steps, self.steps >= 0, "at least 0"),
         ):
             if not allowed:
-                raise OptionError(f"{name} must be {condition}, got {number!r}.")
+                raise OptionError(f"{name} must be {condition}, got {number!r}. Omit it to use the default.")
         check_choice("loss", self.loss, _LOSSES)
 
     def _check_state(self) -> None:
         self._check()
         width = self._documents.shape[1]
         if self.query_weight_.shape != (width, width) or self.key_weight_.shape != (width, width):
-            raise ValueError(f"query_weight_ and key_weight_ must have shape ({width}, {width})")
+            shapes = self.query_weight_.shape, self.key_weight_.shape
+            raise ValueError(f"query_weight_ and key_weight_ must have shape {(width, width)}, got {shapes}")
         self.rank(self._documents[:1], top=1)
 
     def _learn(

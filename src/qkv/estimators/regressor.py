@@ -258,7 +258,9 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         self._check_rows()
         outputs = len(self.y_mean_)
         if isinstance(output, bool) or not isinstance(output, int | np.integer) or not 0 <= output < outputs:
-            raise OptionError(f"output must be an integer from 0 to {outputs - 1}, got {output!r}.")
+            raise OptionError(
+                f"output must be an integer from 0 to {outputs - 1}, got {output!r}. Pass the number of a column of y."
+            )
         explanation = self._explain(X, top, output)
         return explanation._replace(values=explanation.values * self.y_scale_[output] + self.y_mean_[output])
 

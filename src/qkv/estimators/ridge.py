@@ -30,7 +30,7 @@ class RidgeRegression(NamedTuple):
 
 
 def row_shares(rows: int, sample_weight: Float[np.ndarray, "rows 1"] | None) -> Float[np.ndarray, "rows 1"]:
-    """Return the weights of the rows, with sum 1."""
+    """Return the sample weights divided by their sum, or equal weights if there are none."""
     return np.full((rows, 1), 1.0 / rows) if sample_weight is None else sample_weight / sample_weight.sum()
 
 

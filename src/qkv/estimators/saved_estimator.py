@@ -108,11 +108,11 @@ class SavedEstimator(BaseEstimator):  # type: ignore[misc]
 
     @abstractmethod
     def _check_state(self) -> None:
-        """Raise any error if the fitted attributes do not belong together, after predicting for one row."""
+        """Check the fitted attributes, including a prediction for one row; raise any exception if they do not match."""
 
 
 def _pack(value: object, name: str, parts: dict[str, Shaped[np.ndarray, "*_"] | bytes]) -> object:
-    """Return a value as JSON, after adding its arrays of numbers to `parts`."""
+    """Return a value as JSON, and add its arrays of numbers to `parts`."""
     if isinstance(value, np.ndarray):
         return _pack_array(value, name, parts)
     if isinstance(value, np.generic):
@@ -151,7 +151,7 @@ def _pack_array(
 
 
 def _unpack(value: object, container: Container) -> object:
-    """Return what `_pack` was given. Arrays are copies, which do not change with the file."""
+    """Return the value that `_pack` converted. Arrays are copies, which do not change with the file."""
     if not isinstance(value, dict):
         return value
     if "array" in value:

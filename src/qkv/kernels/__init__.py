@@ -3,8 +3,6 @@
 The module of a kernel is imported for the first call with arrays that the kernel supports.
 """
 
-from typing import Any
-
 from qkv.core.extras import lazy_attributes
 from qkv.plan.kernel_protocol import Kernel, LazyKernel
 
@@ -36,5 +34,5 @@ LAZY_KERNELS = (
 _load = lazy_attributes(__name__, {each.class_name: each.module for each in LAZY_KERNELS})
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     return tuple(each.kernel for each in LAZY_KERNELS) if name == "KERNELS" else _load(name)

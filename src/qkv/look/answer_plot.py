@@ -9,7 +9,7 @@ have another color and marker.
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -67,7 +67,7 @@ def plot_answer(answer: Answer, *, dark: bool = False) -> Figure:
     return figure
 
 
-def _draw_values(axes: Axes, answer: Answer, values: list[Any]) -> None:
+def _draw_values(axes: Axes, answer: Answer, values: list[float]) -> None:
     weights = np.array([row.weight for row in answer.rows])
     below = weights < 0
     for some, color, marker, name in (

@@ -21,7 +21,7 @@ _INDENT = re.compile(r"^[ \n]+", re.MULTILINE)
 def read_web_file(name: str) -> str:
     """Return the text of a file of the attention page, one of `WEB_FILES`; scripts without comments and indentation."""
     if name not in WEB_FILES:
-        raise KeyError(f"name must be in qkv.look.bundle.WEB_FILES, got {name!r}.")
+        raise KeyError(f"name must be the name of a file of the page, got {name!r}. Choose from WEB_FILES.")
     text = (files("qkv.look") / "web" / name).read_text(encoding="utf-8")
     # Types, comments and indentation are almost half of the scripts.
     return _INDENT.sub("", _BLOCK.sub("", _LINE.sub("", text))) if name.endswith(".js") else text

@@ -253,7 +253,7 @@ def _weights(
 
 
 def _names(alignment: Alignment, first: Axis, second: Axis) -> tuple[str, ...]:
-    """Return the token of each pair of groups, its text if the tokens differ, and both if the texts differ, too."""
+    """Return a name for each pair of groups: the common token or text, or both texts if they differ."""
     found = []
     for groups in alignment.pairs:
         both = list(zip((first, second), groups, strict=True))

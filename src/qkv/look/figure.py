@@ -20,6 +20,7 @@ from qkv.errors import OptionError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
     from matplotlib.colorbar import Colorbar
     from matplotlib.figure import Figure
 
@@ -68,7 +69,7 @@ def column_inches(width: float | str) -> float:
         return float(width)
     raise OptionError(
         f"width must be 'single', 'double', or a number of inches from 1 to 50, got {width!r}. "
-        "'single' is 3.5 inches, the width of one of two columns, and 'double' 7.2."
+        "Pass 'single' for the width of one of two columns, 3.5 inches, or 'double' for 7.2 inches."
     )
 
 
@@ -100,7 +101,7 @@ def color_figure(figure: Figure, dark: bool = False) -> None:
             text.set_color(INKS[dark])
 
 
-def add_color_bar(figure: Figure, mappable: Any, axes: Any, **options: Any) -> Colorbar:
+def add_color_bar(figure: Figure, mappable: ScalarMappable, axes: Any, **options: Any) -> Colorbar:
     """Add a color bar without a frame to axes, with the options of `Figure.colorbar`."""
     bar = figure.colorbar(mappable, ax=axes, **options)
     bar.outline.set_visible(False)
@@ -129,13 +130,14 @@ def draw_curve(
 
 
 def draw_answer(
-    axes: Axes, place: Any, value: Any, error: float, label: str, marker: str = "o", size: float = 7
+    axes: Axes, place: float, value: float, error: float, label: str, marker: str = "o", size: float = 7
 ) -> None:
     """Draw a dashed line at a query, and its answer with an error bar if the error is finite."""
     axes.axvline(place, color=ANSWER_COLOR, lw=1, ls=(0, (4, 3)), zorder=4)
     bar = [error] if np.isfinite(error) else None
-    style: dict[str, Any] = {"color": ANSWER_COLOR, "mec": "white", "capsize": 4, "zorder": 6}
-    axes.errorbar([place], [value], yerr=bar, fmt=marker, ms=size, label=label, **style)
+    axes.errorbar(
+        [place], [value], bar, fmt=marker, ms=size, label=label, color=ANSWER_COLOR, mec="white", capsize=4, zorder=6
+    )
 
 
 def draw_weighted_points(

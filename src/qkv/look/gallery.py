@@ -88,7 +88,7 @@ _PAIRS = (
 
 @dataclass(frozen=True)
 class _Card:
-    """A page that is written, with its address, its title, what to see, and the picture of its thumbnail."""
+    """A page of the gallery: file name, address, title, a sentence on the picture, and the bytes of its thumbnail."""
 
     name: str
     address: str

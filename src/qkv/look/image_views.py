@@ -31,6 +31,7 @@ from qkv.look.views import ALL_HEADS, Opening, View
 if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
+    from transformers import ProcessorMixin
 
 
 def image_views(
@@ -71,7 +72,7 @@ def open_image(path: Path) -> Image:
         ) from None
 
 
-def _load(folder: Path, texts: bool) -> tuple[Any, torch.nn.Module]:
+def _load(folder: Path, texts: bool) -> tuple[ProcessorMixin, torch.nn.Module]:
     """Load a vision model, or a model of texts and images, with its processor."""
     from transformers import AutoImageProcessor, AutoModel, AutoModelForImageTextToText, AutoProcessor
 
@@ -204,7 +205,7 @@ def image_text_views(
     return views
 
 
-def text_with_image(processor: Any, text: str) -> str:
+def text_with_image(processor: ProcessorMixin, text: str) -> str:
     """Return a text with the image token of a processor: before the text, if the text has none."""
     token = getattr(processor, "image_token", None)
     token = getattr(token, "content", token)
@@ -216,7 +217,7 @@ def text_with_image(processor: Any, text: str) -> str:
 
 
 def _views(
-    module: torch.nn.Module, processor: Any, encoded: Mapping[str, torch.Tensor], picture: Image, name: str
+    module: torch.nn.Module, processor: ProcessorMixin, encoded: Mapping[str, torch.Tensor], picture: Image, name: str
 ) -> list[View]:
     """Return the view of the text with the image, and that of the image alone if its patches are known."""
     import torch
@@ -269,7 +270,7 @@ def _with_patches(axis: Axis, found: ImagePatches, pixels: Num[np.ndarray, "heig
 
 
 def _seen(
-    encoded: Mapping[str, torch.Tensor], found: ImagePatches, processor: Any, picture: Image
+    encoded: Mapping[str, torch.Tensor], found: ImagePatches, processor: ProcessorMixin, picture: Image
 ) -> Num[np.ndarray, "height width 3"]:
     """Return the image as the model sees it: without normalization, resized and cropped by the processor."""
     values = encoded["pixel_values"].float().cpu().numpy()

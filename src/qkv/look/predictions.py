@@ -26,7 +26,7 @@ TargetKind = Literal["next", "own", "step"]
 
 
 class Targets(NamedTuple):
-    """What the rows of a model's output predict.
+    """The tokens that the rows of a model's output should predict.
 
     Attributes:
         kind: the kind of the targets.

@@ -16,8 +16,7 @@ from __future__ import annotations
 import os
 import re
 import textwrap
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import numpy as np
 
@@ -45,11 +44,14 @@ from qkv.look.token_text import shortened
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.collections import QuadMesh
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
     from qkv.database.answer import Answer
     from qkv.database.protocol import Queryable
     from qkv.encoders.columns import Column
+    from qkv.normalizers import Normalizer
+    from qkv.scores import Score
 
 
 MOST_POINTS = 3000
@@ -62,7 +64,19 @@ _PAIRS, _LEAST_CELLS, _MOST_CELLS = 2 * 10**8, 150, 1500
 _MAP_COLORS = "cividis"
 
 
-def draw_one_key(figure: Figure, database: Queryable, answer: Answer, options: Mapping[str, Any]) -> None:
+class PlotArguments(TypedDict, total=False):
+    """Arguments of `Database.ask` that `plot_query` passes on."""
+
+    score: Score | str | None
+    normalizer: Normalizer | str | None
+    where: str | None
+    min_similarity: float | None
+    max_distance: float | None
+    seed: int | None
+    aggregate: str | None
+
+
+def draw_one_key(figure: Figure, database: Queryable, answer: Answer, options: PlotArguments) -> None:
     """Draw rows, estimate and prediction interval along a key column, and the rows with weight in an answer."""
     axes = figure.add_subplot()
     key, value = map(PlotAxis, database.complete_columns(options.get("where")))
@@ -92,12 +106,7 @@ def draw_one_key(figure: Figure, database: Queryable, answer: Answer, options: M
 
 
 def _draw_estimate(
-    axes: Axes,
-    database: Queryable,
-    key: PlotAxis,
-    value: PlotAxis,
-    x: Float[np.ndarray, " n"],
-    options: Mapping[str, Any],
+    axes: Axes, database: Queryable, key: PlotAxis, value: PlotAxis, x: Float[np.ndarray, " n"], options: PlotArguments
 ) -> None:
     """Draw the answers and prediction intervals along the key, interrupted where no key matches."""
     keys = np.unique(x)
@@ -114,7 +123,7 @@ def _draw_estimate(
     axes.plot(grid[alone], line[alone], "_", color=CURVE_COLOR, ms=6, mew=1.8, zorder=3)
 
 
-def draw_map(figure: Figure, database: Queryable, answer: Answer, options: Mapping[str, Any]) -> None:
+def draw_map(figure: Figure, database: Queryable, answer: Answer, options: PlotArguments) -> None:
     """Draw three maps: the values of all rows, the answers in the same area, and the part around the query enlarged.
 
     The colors of all maps have one scale, which leaves out the smallest and the largest percent of the values. The
@@ -141,7 +150,7 @@ def draw_map(figure: Figure, database: Queryable, answer: Answer, options: Mappi
     rings = [np.array([side.coordinate(record[side.column.name]) for record in records]) for side in (across, up)]
     part = [_window(*each) for each in zip((x, y), rings, center, (share, share), strict=True)]
     drawn = [
-        _draw_field(axes, database, (across, up, value), limits, options, {"cmap": _MAP_COLORS, "norm": norm})
+        _draw_field(axes, database, (across, up, value), limits, options, norm)
         for axes, limits in ((field, [_extent(x, center[0]), _extent(y, center[1])]), (near, part))
     ]
     whole.set_xlim(field.get_xlim())
@@ -181,8 +190,8 @@ def _draw_field(
     database: Queryable,
     sides: tuple[PlotAxis, PlotAxis, PlotAxis],
     limits: list[tuple[float, float]],
-    options: Mapping[str, Any],
-    style: Mapping[str, Any],
+    options: PlotArguments,
+    norm: Normalize,
 ) -> QuadMesh:
     """Draw the answers to a grid of queries within limits; cells without a match are empty."""
     across, up, value = sides
@@ -194,7 +203,7 @@ def _draw_field(
     columns = [side.keys(each.ravel()) for side, each in zip((across, up), np.meshgrid(*middles), strict=True)]
     answers = database.ask(list(zip(*columns, strict=True)), **options, top=1)
     field = np.array([value.coordinate(one.value) for one in answers]).reshape(cells, cells)
-    return axes.pcolormesh(*edges, np.ma.masked_invalid(field), **style)
+    return axes.pcolormesh(*edges, np.ma.masked_invalid(field), cmap=_MAP_COLORS, norm=norm)
 
 
 def _extent(cells: Float[np.ndarray, " n"], center: float) -> tuple[float, float]:
@@ -230,7 +239,7 @@ _MAX_BARS = 12
 
 
 def plot_query(
-    database: Queryable, answer: Answer, *, size: tuple[float, float] | None = None, **options: Any
+    database: Queryable, answer: Answer, *, size: tuple[float, float] | None = None, **options: Unpack[PlotArguments]
 ) -> Figure:
     """Plot the answer to one query with the data of its table, or with one bar per evidence row.
 
@@ -273,7 +282,9 @@ def plot_query(
     return figure
 
 
-def save_query_plot(database: Queryable, answer: Answer, path: str | os.PathLike[str], **options: Any) -> None:
+def save_query_plot(
+    database: Queryable, answer: Answer, path: str | os.PathLike[str], **options: Unpack[PlotArguments]
+) -> None:
     """Draw the same figure as `plot_query`, and save it to a file atomically.
 
     Args:

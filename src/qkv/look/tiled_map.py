@@ -203,7 +203,7 @@ class TiledMap:
             down, across = (-(-length // (TILE_SIZE * factor)) for length in (height, width))
             raise IndexError(
                 f"y must be between 0 and {down - 1} and x between 0 and {across - 1} for a tile of level {level}, "
-                f"got y={y} and x={x}."
+                f"got y={y} and x={x}. Choose a tile within the map."
             )
         rows, cols = (top, min(height, top + TILE_SIZE * factor)), (left, min(width, left + TILE_SIZE * factor))
         edges = [np.append(np.arange(first, last, factor), last) for first, last in (rows, cols)]
@@ -247,7 +247,7 @@ class TiledMap:
         The pairs are in decreasing order of weight; ties go to the lower key index. Masked keys are omitted.
         """
         if not 0 <= query < self.shape[0]:
-            raise IndexError(f"query must be between 0 and {self.shape[0] - 1}, got {query}.")
+            raise IndexError(f"query must be between 0 and {self.shape[0] - 1}, got {query}. Pass the index of a row.")
         weights = self.weights((query, query + 1), (0, self.shape[1]))[0]
         edges = np.array([query, query + 1]), np.arange(self.shape[1] + 1)
         excluded = excluded_cells(self.call, *edges)[0]
@@ -304,7 +304,7 @@ class TiledLayer(NamedTuple):
         return tuple(HeadCall(one.call, one.log_sum_exp) for one in self.maps.values())
 
     def preview(self, head: int) -> Num[np.ndarray, "rows columns"]:
-        """Return the codes of the coarsest level of a head, of which a thumbnail is made."""
+        """Return the codes of the coarsest level of a head, from which its thumbnail is drawn."""
         return list(self.maps.values())[head].coarsest()
 
 
@@ -346,7 +346,7 @@ class TiledView(BaseView):
         return list(self.layers[layer].maps.values())[head]
 
     def coarser(self) -> TiledView:
-        """Return the view with maps of smaller overviews, as exported files hold them."""
+        """Return the view with smaller overview maps, the size that exported files contain."""
         layers = (TiledLayer(name, {head: one.coarser() for head, one in maps.items()}) for name, maps in self.layers)
         return replace(self, layers=tuple(layers))
 

@@ -113,7 +113,7 @@ def arrays_view(
 
 
 def heads_required_bytes(tokens: int, width: int, heads: int) -> int:
-    """Predict the bytes that `recorded_view` allocates for a text.
+    """Predict the bytes of the tiled view of a text that `recorded_view` returns.
 
     For each head, these are the query, the key, the log-sum-exp and the overview.
     """

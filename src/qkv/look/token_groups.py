@@ -168,7 +168,7 @@ def align_axes(first: Axis, second: Axis, same_tokenizer: bool = True) -> Alignm
 
 
 def _places(axis: Axis) -> Iterator[_Place]:
-    """Return each token with its place: four units per character, between which are tokens that stand for no text."""
+    """Yield each token with its interval: four units per character, and tokens without text between characters."""
     order: dict[tuple[int, bool], int] = {}
     for i, (start, stop) in enumerate(axis.spans):
         if start < stop:

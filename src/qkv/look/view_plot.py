@@ -41,6 +41,8 @@ from qkv.look.views import BaseView, View
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colorbar import Colorbar
     from matplotlib.figure import Figure
 
 
@@ -183,7 +185,9 @@ def heatmaps(
     return figure
 
 
-def _add_bar(figure: Figure, image: Any, axes: Any, subtracted: bool, points: float, **options: Any) -> Any:
+def _add_bar(
+    figure: Figure, image: ScalarMappable, axes: Any, subtracted: bool, points: float, **options: Any
+) -> Colorbar:
     bar = add_color_bar(figure, image, axes, **options)
     # Left-aligned: centered on such narrow axes, the label would overlap the map.
     label, pad = "difference" if subtracted else "weight", 10 if options["extend"] in ("min", "both") else None
@@ -368,7 +372,7 @@ def plot_view(
     inches = column_inches(width)
     _check_limit(vmax)
     if (layer is None) != (head is None):
-        raise OptionError(f"layer and head must be given together, got layer={layer!r} and head={head!r}.")
+        raise OptionError(f"layer and head must be given together, got layer={layer!r} and head={head!r}. Pass both.")
     names, scale = ([view.name], "auto") if isinstance(view, BaseView) else (view.names, "difference")
     view = view if isinstance(view, BaseView) else view.view()
     if layer is None or head is None:

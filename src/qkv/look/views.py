@@ -79,7 +79,7 @@ class LayerMaps:
         return cls(name, tuple(heads or (f"head {i}" for i in range(len(codes)))), codes, ranges, value_norms, calls)
 
     def preview(self, head: int) -> Num[np.ndarray, "rows columns"]:
-        """Return the codes of a head, of which a thumbnail is made."""
+        """Return the codes of a head, from which its thumbnail is drawn."""
         codes: Num[np.ndarray, "rows columns"] = self.codes[head]
         return codes
 

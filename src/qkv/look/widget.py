@@ -6,7 +6,7 @@ import base64
 import io
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,8 +30,12 @@ _INCHES = 4.6
 _DPI = round(96 * PICTURE_SCALE)
 
 
-def static_picture(view: View | TiledView) -> tuple[dict[str, str], dict[str, object]] | None:
-    """Return the picture that a notebook keeps for a widget: all heads, and the first one; None without matplotlib.
+Picture = tuple[dict[str, str], dict[str, object]]
+Responder = Callable[[object], tuple[dict[str, object], list[bytes]]]
+
+
+def static_picture(view: View | TiledView) -> Picture | None:
+    """Return the picture that a notebook saves for a widget: all heads, and the first one; None without matplotlib.
 
     A view with a single head, or in tiles, has one of the two halves.
 
@@ -110,13 +114,13 @@ def page_widget(script: str, *styles: str) -> Callable[..., AnyWidget]:
         # The end of the static picture in base64, by which the page finds and hides it.
         picture = traitlets.Unicode().tag(sync=True)
 
-        def __init__(self, meta: dict[str, object], respond: Callable[..., Any], image: Callable[..., Any]) -> None:
+        def __init__(self, meta: dict[str, object], respond: Responder, image: Callable[[], Picture | None]) -> None:
             super().__init__(meta=meta)
             self._image = image
             self.on_msg(lambda _, message, buffers: self.send(*respond(message)))
 
         def _ipython_display_(self) -> None:
-            """Display the widget and the picture, which the widget hides, and which saved notebooks keep."""
+            """Display the widget, and the picture that it hides but that saved notebooks show."""
             from IPython import display
 
             picture = self._image()

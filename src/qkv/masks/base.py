@@ -19,7 +19,7 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array, ArrayLike, Bool, Num, Shaped
 from qkv.errors import KindError, OptionError
 
-__all__ = ["And", "Coverage", "Mask", "Not", "Or", "and_masks", "require_boolean", "require_mask"]
+__all__ = ["And", "Coverage", "Mask", "Not", "Or", "and_masks", "require_boolean", "require_mask", "restrict_mask"]
 
 Coverage = Literal["all", "none", "part"]
 
@@ -187,6 +187,17 @@ class Not(Mask):
 
     def __str__(self) -> str:
         return f"~({self.mask})" if isinstance(self.mask, And) else f"~{self.mask}"
+
+
+def restrict_mask(mask: Mask | None, tile: Tile) -> tuple[Coverage, Mask | None]:
+    """Return the coverage of a tile by the mask, and the mask restricted to the tile if the coverage is "part".
+
+    Otherwise, None is returned in place of the mask.
+    """
+    coverage: Coverage = "all" if mask is None else mask.coverage(tile)
+    if mask is None or coverage != "part":
+        return coverage, None
+    return coverage, mask.slice(slice(*tile.rows), slice(*tile.cols))
 
 
 def and_masks(*masks: Mask | None) -> Mask | None:

@@ -91,7 +91,7 @@ class Window(BandMask):
         for name in ("before", "after"):
             n = getattr(self, name)
             if n is not None and (not is_int(n) or n < 0):
-                raise OptionError(f"{name} of Window must be a non-negative integer, or None for no limit, got {n!r}.")
+                raise OptionError(f"{name} of Window must be a non-negative integer, or None, got {n!r}. Correct it.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -77,7 +77,7 @@ class FeedForward(nn.Module):
         hidden = 4 * width if hidden is None else hidden
         if isinstance(activation, str) and activation not in _ACTIVATIONS:
             names = ", ".join(map(repr, _ACTIVATIONS))
-            raise OptionError(f"activation must be one of {names}, or a function, got {activation!r}.")
+            raise OptionError(f"activation must be one of {names}, or a function, got {activation!r}. Choose one.")
         check_integers(width=width, hidden=hidden)
         self.activation = activation
         self.inward = nn.Linear(width, hidden, bias, device, dtype)

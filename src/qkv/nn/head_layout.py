@@ -162,5 +162,7 @@ def check_head_index(index: int, heads: int) -> int:
         OptionError: if the index is out of range.
     """
     if not isinstance(index, int) or not -heads <= index < heads:
-        raise OptionError(f"index of a head must be an integer from {-heads} to {heads - 1}, got {index!r}.")
+        raise OptionError(
+            f"index of a head must be an integer from {-heads} to {heads - 1}, got {index!r}. Correct it."
+        )
     return index % heads

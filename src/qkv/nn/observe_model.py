@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from qkv.core.typing import ReadoutResult
 from qkv.errors import OptionError
 from qkv.nn.attention import Attention
 from qkv.nn.multihead import MultiHeadAttention
@@ -39,10 +40,10 @@ class ModelObservation:
     """
 
     output: Any  # of the model
-    calls: dict[str, list[tuple[Any, ...]]]
+    calls: dict[str, list[tuple[ReadoutResult, ...]]]
 
     @property
-    def readouts(self) -> dict[str, tuple[Any, ...]]:
+    def readouts(self) -> dict[str, tuple[ReadoutResult, ...]]:
         """Mapping from the name of each called module to the readouts of its last call."""
         return {name: calls[-1] for name, calls in self.calls.items() if calls}
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from qkv.cache.kernel import ChunkedTensor
 from qkv.core.positions import Positions
-from qkv.core.typing import Float, Int
+from qkv.core.typing import Float, Int, ReadoutResult
 from qkv.masks import Mask
 from qkv.plan import Plan
 from qkv.plan.spec import CallOptions
@@ -58,7 +58,7 @@ class AttentionOutput(NamedTuple):
     """
 
     output: Float[Tensor, "*batch q width"]
-    readouts: tuple[Any, ...]  # each readout has its own type
+    readouts: tuple[ReadoutResult, ...]
     plan: Plan
 
 

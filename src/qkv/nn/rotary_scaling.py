@@ -298,4 +298,4 @@ def read_scaling(
 
 def _check_factor(factor: float) -> None:
     if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 1 <= factor < _LONGEST:
-        raise OptionError(f"factor must be a number of at least 1, got {factor!r}. A factor of 1 changes nothing.")
+        raise OptionError(f"factor must be a number of at least 1, got {factor!r}. Pass 1 for no change.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ def attend_to_shards(
     if bias is not None:
         score = Biased(score, align_array(bias, bias.ndim - 2, axes, groups, False))
     output = distributed.attend(
-        *cast("tuple[Any, Any, Any]", head_layout.group_heads(queries, keys, values, groups, None)),
+        *cast("tuple[Tensor, Tensor, Tensor]", head_layout.group_heads(queries, keys, values, groups, None)),
         group=module.process_group,
         order=order,
         score=score,

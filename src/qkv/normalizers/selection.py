@@ -74,7 +74,7 @@ def weigh_top_keys(
 def is_selected(
     index: Int[Array, "*batch q n"], logits: Num[Array, "*batch q k"], tile: Tile
 ) -> Bool[Array, "*batch q k"]:
-    """Return a boolean array that is True for the tile's keys whose absolute index is an element of `index`.
+    """Return which keys of a tile were selected: those whose absolute index is an element of `index`.
 
     Weights are recomputed from the indices of `TopKeys`, not by a comparison with the rank of the last selected key:
     the logits of a tile that is computed again may differ in the last bit. In PyTorch, `matmul` takes another path if

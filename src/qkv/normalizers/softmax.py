@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -201,19 +201,19 @@ def _jax_softmax() -> Callable[[PairArray], PairArray]:
     import jax
     import jax.numpy as jnp
 
-    def softmax(logits: Any) -> Any:
+    def softmax(logits: Array) -> object:
         # In a row without keys, the clamps give 0 / tiny. A choice in their place makes XLA compute exponentials twice.
         limits = jnp.finfo(logits.dtype)
         e = jnp.exp(logits - jnp.maximum(row_max(logits), limits.min))
         return e / jnp.maximum(jnp.sum(e, axis=-1, keepdims=True), limits.tiny)
 
-    def derivative(primals: Any, tangents: Any) -> Any:
+    def derivative(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
         (logits,), (tangent,) = primals, tangents
         weights = weigh(logits)
         # The tangent of a logit of −inf may be NaN.
         change = weights * where(excluded(logits), 0.0, tangent)
         return weights, change - weights * jnp.sum(change, axis=-1, keepdims=True)
 
-    weigh: Any = jax.custom_jvp(softmax)
+    weigh = jax.custom_jvp(softmax)
     weigh.defjvp(derivative)
     return typing.cast("Callable[[Array], Array]", weigh)

@@ -153,7 +153,7 @@ def smallest_budget(kernel: Kernel, problem: Problem) -> int:
 
 
 def _scratch(kernel: Kernel, problem: Problem) -> float:
-    """Return the scratch memory of a kernel with that of the readouts, which the caller need not request."""
+    """Return the scratch memory of a kernel and of the readouts of a problem, in bytes."""
     return kernel.scratch(problem) + problem.readout_bytes
 
 

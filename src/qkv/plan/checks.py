@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from qkv.core.axes import Axes
 from qkv.core.checks import describe
 from qkv.core.parts import Part
 from qkv.core.threefry import Seed
-from qkv.core.typing import Array, Shaped
+from qkv.core.typing import Array, ArrayLike, Shaped
 from qkv.errors import KindError, OptionError, RefusedError
 from qkv.plan.budget import budget_bytes
 from qkv.plan.devices import device_of
@@ -44,7 +43,7 @@ def check_arrays(query: object, key: object, value: object, parts: Iterable[obje
             _check_array(name, x, text=name != "value" and is_text(x))
 
 
-def _check_array(name: str, x: Any, text: bool = False) -> None:
+def _check_array(name: str, x: ArrayLike, text: bool = False) -> None:
     if is_tensor(x):
         _check_tensor(name, x)
     elif type(x).__name__ == "MaskedArray":
@@ -61,7 +60,7 @@ def _check_array(name: str, x: Any, text: bool = False) -> None:
         )
 
 
-def _check_tensor(name: str, x: Any) -> None:
+def _check_tensor(name: str, x: ArrayLike) -> None:
     if x.is_nested:
         raise KindError(
             f"{name} must be a tensor without ragged axes, got a nested tensor. Convert it with to_padded_tensor(0), "

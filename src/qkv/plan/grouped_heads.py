@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from qkv.errors import ShapeError
 from qkv.masks import Mask
 from qkv.plan.kernel_protocol import Result
 from qkv.plan.plan import Plan
+from qkv.plan.shared_keys import Sides
 from qkv.plan.spec import Spec
 from qkv.readouts import Readout
 from qkv.readouts.base import flatten, unflatten
@@ -123,7 +124,7 @@ class HeadGroups:
 
 def split_heads(
     query: ArrayLike | Shape, key: ArrayLike | Shape, value: ArrayLike | Shape, parts: T, readouts: tuple[Readout, ...]
-) -> tuple[tuple[Any, Any, Any], T, tuple[Readout, ...], HeadGroups | None]:
+) -> tuple[Sides, T, tuple[Readout, ...], HeadGroups | None]:
     """Return the arguments of a call with its axis of heads split into two, and its groups.
 
     The groups are None, and the axis of heads is not split, if every query head has its own key head, if a single key
@@ -165,9 +166,9 @@ def run_grouped(
     query: ArrayLike,
     key: ArrayLike,
     value: ArrayLike,
-    parts: tuple[Any, ...],
+    parts: tuple[object, ...],
     readouts: tuple[Readout, ...],
-    *options: Any,
+    *options: object,
 ) -> tuple[Result, Plan | None]:
     """Run a call with grouped heads as a call with two axes of heads, and return its result with these axes merged.
 
@@ -182,7 +183,7 @@ def run_grouped(
     return replace(result, output=merge(result.output), readouts=tuple(read)), plan
 
 
-def _copy_heads(x: Any, groups: HeadGroups, core: int) -> Any:
+def _copy_heads(x: ArrayLike, groups: HeadGroups, core: int) -> ArrayLike:
     heads = range(groups.key_heads * groups.group)
     if isinstance(x, tuple):
         return (*x[: len(x) - core - 1], len(heads), *x[len(x) - core :])
@@ -191,6 +192,6 @@ def _copy_heads(x: Any, groups: HeadGroups, core: int) -> Any:
     return np.concatenate(copies, axis=-core - 1) if is_text(x) else namespace(x).concat(copies, axis=-core - 1)
 
 
-def _reshape(x: Any, shape: Shape) -> Array:
+def _reshape(x: ArrayLike, shape: Shape) -> Array:
     reshaped: Array = x.reshape(shape) if is_text(x) else namespace(x).reshape(x, shape)
     return reshaped

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 from qkv.core.equation import BoundCall
-from qkv.core.typing import Array, Num
+from qkv.core.typing import Array, Num, ReadoutResult
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan.problem import Problem
@@ -30,7 +30,7 @@ class Result:
     """
 
     output: Num[Array, "*batch q value_width"]
-    readouts: tuple[Any, ...] = ()
+    readouts: tuple[ReadoutResult, ...] = ()
     guards: tuple[str, ...] = ()
 
 

@@ -34,7 +34,7 @@ from qkv.core.arrays import (
 )
 from qkv.core.axes import Axes
 from qkv.core.tile import Centre
-from qkv.core.typing import Array, KeyArray, Num, QueryArray, Shaped
+from qkv.core.typing import Array, DType, KeyArray, Num, QueryArray, Shaped
 from qkv.errors import RefusedError
 from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.plan.cache import SpecFields
@@ -57,7 +57,9 @@ _FEW_COLUMNS = 8
 float32 took another for the nearest one in a tenth of all queries, of two coordinates in one of 2,000."""
 
 
-def lift_suffices(score: Score, query: QueryArray, key: KeyArray, centre: Centre = None, cheap: bool = False) -> Any:
+def lift_suffices(
+    score: Score, query: QueryArray, key: KeyArray, centre: Centre = None, cheap: bool = False
+) -> bool | Array:
     """Return whether the lift of a score is accurate for arrays, as a bool, or an array if they are traced.
 
     Args:
@@ -95,7 +97,7 @@ def run_precisely(
     value: Num[Array, "*#batch k value_width"],
     fields: SpecFields,
     readouts: tuple[Readout, ...],
-    options: tuple[Any, ...],
+    options: tuple[object, ...],
     traced: str,
 ) -> tuple[Result, Plan | None] | None:
     """Run a call in float64 or with a score of differences, and return its result and plan; None: run it as planned.
@@ -165,7 +167,7 @@ def run_precisely(
     return Result(output, whole, ("products or differences, chosen when the function runs",)), plan
 
 
-def _float64(x: Shaped[Array, "*_"]) -> Any:
+def _float64(x: Shaped[Array, "*_"]) -> DType:
     """Return the dtype float64 of the library of `x`, or None if it is absent, or slow because `x` is on a GPU."""
     kind = library(x)
     if kind == "jax":
@@ -178,13 +180,13 @@ def _float64(x: Shaped[Array, "*_"]) -> Any:
 
 
 def _run_in(
-    double: Any,
+    double: DType,
     run: _Run,
     sides: tuple[Array, Array, Array],
     fields: SpecFields,
     readouts: tuple[Readout, ...],
-    options: tuple[Any, ...],
-    dtype: Any,
+    options: tuple[object, ...],
+    dtype: DType,
     reason: str,
 ) -> tuple[Result, Plan | None]:
     """Run a call in float64 for a reason, and cast its output and readouts to the dtypes of the call."""
@@ -192,7 +194,7 @@ def _run_in(
     query, key, value = sides  # the dtype of one of them decides for the others, which kernels may cast tile by tile
     result, plan = run(cast(query, double), key, value, fields, readouts, *options)
 
-    def narrowed(x: Any) -> Any:
+    def narrowed(x: Array) -> Array:
         return cast(x, dtype) if is_floating(x) else x
 
     read = tuple(unflatten(tuple(map(narrowed, flatten(each))), each) for each in result.readouts)

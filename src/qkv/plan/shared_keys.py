@@ -13,17 +13,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import fields
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from qkv.core.arrays import namespace
 from qkv.core.function_part import function_parts
 from qkv.core.map_batch import map_batch
 from qkv.core.parts import Part
-from qkv.core.typing import Array, Shaped
+from qkv.core.typing import Array, ArrayLike, Shaped
 from qkv.plan.spec import Spec
 
 Shape = tuple[int, ...]
 T = TypeVar("T")
+Sides = tuple[ArrayLike, ArrayLike, ArrayLike]
+"""Query, key and value, or their shapes."""
 
 _MOST_QUERIES = 64
 """Largest number of queries of a batch element.
@@ -35,7 +37,7 @@ _KNOWN = ("qkv.scores.", "qkv.normalizers.", "qkv.masks.")
 """Modules of the parts whose logits, weights and pairs depend on no index of a tile unless they say so."""
 
 
-def join_queries(query: Any, key: Any, value: Any, parts: T) -> tuple[tuple[Any, Any, Any], T, Shape] | None:
+def join_queries(query: ArrayLike, key: ArrayLike, value: ArrayLike, parts: T) -> tuple[Sides, T, Shape] | None:
     """Return a call with its queries as those of fewer batch elements, and its shared axes; None if there are none.
 
     Args:
@@ -82,7 +84,7 @@ def part_queries(output: Shaped[Array, "*batch rows value_width"], shared: Shape
 def _differ_in_vectors_alone(parts: object, count: int) -> bool:
     """Return whether queries of different elements along the last `count` batch axes differ in nothing but vectors."""
     given = [getattr(parts, field.name) for field in fields(parts)] if isinstance(parts, Spec) else parts
-    score, normalizer, mask, positions, dropout = cast("Iterable[Any]", given)
+    score, normalizer, mask, positions, dropout = cast("Iterable[object]", given)
     own = [part for part in (score, normalizer, mask) if isinstance(part, Part)]
     if dropout or positions is not None or not (mask is None or getattr(mask, "key_only", False)):
         return False
@@ -103,6 +105,6 @@ def _differ_in_vectors_alone(parts: object, count: int) -> bool:
     return True
 
 
-def _reshaped(x: Any, shape: Shape) -> Any:
+def _reshaped(x: ArrayLike, shape: Shape) -> ArrayLike:
     """Return an array, or the shape of one, with another shape."""
     return shape if isinstance(x, tuple) else namespace(x).reshape(x, shape)

@@ -106,8 +106,8 @@ def _is_users(part: Part | None) -> bool:
     return any(isinstance(each, FunctionPart) or not type(each).__module__.startswith("qkv.") for each in inner)
 
 
-def _verdict(part: Any, problem: Problem) -> Verdict:
-    """Return the result of the trial of a score, normalizer or mask, which runs if it is not known."""
+def _verdict(part: object, problem: Problem) -> Verdict:
+    """Return the result of the trial of a score, normalizer or mask: the cached one, or that of a new trial."""
     axes, functions = problem.axes, function_parts(part)
     options = [own for each in functions for own in each.batch_axes_for(axes.batch)]
     one = tuple(tuple(type(n) is int and n == 1 for n in x) for x in (axes.query[:-1], axes.key[:-1], axes.batch))
@@ -142,7 +142,7 @@ def _declared(
     return tuple(tuple(next(flat) for _ in each.parameters) for each in functions)
 
 
-def _try(part: Any, problem: Problem, options: list[tuple[int, ...]], masked: bool) -> Verdict:
+def _try(part: object, problem: Problem, options: list[tuple[int, ...]], masked: bool) -> Verdict:
     functions, axes = function_parts(part), problem.axes
     # Lengths that differ from each other, and then those of the call, for functions that contain them.
     drawn = tuple(1 if type(n) is int and n == 1 else 2 + at % 2 for at, n in enumerate(reversed(axes.batch)))[::-1]
@@ -170,7 +170,7 @@ def _try(part: Any, problem: Problem, options: list[tuple[int, ...]], masked: bo
     return found
 
 
-def _check_shape(part: Any, problem: Problem, chosen: tuple[int, ...], batch: tuple[int, ...]) -> None:
+def _check_shape(part: object, problem: Problem, chosen: tuple[int, ...], batch: tuple[int, ...]) -> None:
     """Raise a `ShapeError` if the logits of a function follow the number of queries, but not one for each pair.
 
     They could be taken for logits where lengths are equal: the sum of x of shape (n, n, width) over the last axis, or a
@@ -261,8 +261,8 @@ class _Case:
     def _evaluate(self, cuts: dict[str, dict[str, Any]]) -> dict[str, Any]:
         """Return elements of the trial for the arguments in `cuts`, None where the function raised an error."""
 
-        def evaluate(part: Any, sides: list[Array]) -> dict[str, Any]:
-            found: dict[str, Any] = {}
+        def evaluate(part: Part, sides: list[Array]) -> dict[str, Array]:
+            found: dict[str, Array] = {}
             for name, cut in cuts.items():
                 try:
                     found[name] = self._elements(part, sides, **cut)
@@ -290,7 +290,7 @@ class _Case:
         seed: int = 0,
         side: int = 0,
     ) -> Array:
-        """Return the elements of some queries, keys and batch elements."""
+        """Return the results of the part for some queries, keys and batch elements."""
         for draw in (
             random.seed,
             np.random.seed,
@@ -361,7 +361,7 @@ def _reference(problem: Problem) -> tuple[Array, str]:
 def _isolated(kind: str) -> Iterator[None]:
     """Evaluate functions without tracing and gradients, and restore the global random generators."""
     module, states = import_module(kind), (random.getstate(), np.random.get_state())
-    contexts: dict[str, Callable[[], list[AbstractContextManager[Any]]]] = {
+    contexts: dict[str, Callable[[], list[AbstractContextManager[object]]]] = {
         "numpy": list,
         "torch": lambda: [
             module._C._DisableFuncTorch(),

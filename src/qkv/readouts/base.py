@@ -17,7 +17,7 @@ from qkv.core.arrays import namespace, zeros
 from qkv.core.parts import Part
 from qkv.core.printable import html_table
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, Float, Int, Num, PairArray
+from qkv.core.typing import Array, Bool, Float, Int, Num, PairArray, ReadoutResult
 from qkv.normalizers.base import Normalizer
 
 __all__ = ["Readout", "ReduceOp", "Reduction", "Result", "across_keys", "flatten", "unflatten"]
@@ -170,7 +170,7 @@ class Readout(Part, ABC):
         Raises:
             TypeError: the class sets `largest` and does not define `of_candidates`.
         """
-        raise TypeError(f"{type(self).__name__} must define of_candidates, because it sets largest.")
+        raise TypeError(f"{type(self).__name__} must define of_candidates if it sets largest, got none. Define it.")
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """Return a `Reduction` for each array that `read` returns, by default for one array `(*batch, q)`."""
@@ -183,7 +183,7 @@ class Readout(Part, ABC):
         reductions = self.reductions(tile)
         return tuple(each.combine(a, b) for each, a, b in zip(reductions, old, new, strict=True))
 
-    def finalize(self, whole: Any, tile: Tile) -> Any:
+    def finalize(self, whole: ReadoutResult, tile: Tile) -> ReadoutResult:
         """Return the result of the readout, computed from its arrays for the whole call.
 
         The default returns the arrays unchanged.

@@ -69,7 +69,9 @@ class Heads(Readout):
         count = tile.batch[-1]
         for head in self.heads:
             if not -count <= head < count:
-                raise ShapeError(f"heads of Heads must be from {-count} to {count - 1} for {count} heads, got {head}.")
+                raise ShapeError(
+                    f"heads of Heads must be from {-count} to {count - 1} for {count} heads, got {head}. Correct them."
+                )
         self.readout.check(tile)
 
     def total_elements(self, tile: Tile) -> int:

@@ -118,7 +118,7 @@ def _as_int(seed: Seed | None) -> int:
 
 
 def _description(problem: Problem | None, order: Order) -> str:
-    """Return a text of what must be equal on all ranks."""
+    """Return a text of the properties of a call that must be equal on all ranks."""
     if problem is None:
         return ""
     axes, spec = problem.axes, problem.spec

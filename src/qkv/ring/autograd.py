@@ -74,7 +74,7 @@ def _attend(ctx: _Context, call: TorchCall, shards: Shards, *tensors: Shaped[Ten
 
 
 def _forward(call: TorchCall, shards: Shards) -> tuple[OutputTensor, _Found]:
-    """Return the output of the queries of this rank, and what backward needs."""
+    """Return the output of the queries of this rank, and the statistics that the backward pass needs."""
     rows = shards.own_rows()
     found = _Found([call.normalizer] * len(rows))
     if call.normalizer.power is not None:

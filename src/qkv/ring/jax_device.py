@@ -6,24 +6,30 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TypeVar, cast
 
 from qkv.core.arrays import is_floating
 from qkv.core.equation import BoundCall, take_range
 from qkv.core.partial import PartialResult, WeightedSums
+from qkv.core.parts import AnyPart
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, KeyArray, OutputArray, PairArray, QueryArray, Shaped
 from qkv.kernels.jax_loops.dynamic_tiles import DynamicCall, DynamicTile, axis_names, slice_axis, vary_like
 from qkv.kernels.jax_loops.tiles import TileLoop, arrays_of_partial, sum_to, with_arrays
-from qkv.masks import Mask
 from qkv.masks.window import BandMask
 from qkv.normalizers import Normalizer, Softmax
+from qkv.normalizers.base import Summary
 from qkv.ring.layout import Limits, Order
-from qkv.ring.local_parts import local_mask, travels
+from qkv.ring.local_parts import Names, local_mask, travels
 from qkv.ring.shards import received, travelling
 from qkv.ring.sparse_weights import KnownThreshold, newton_step
 from qkv.scores import Score
+
+T = TypeVar("T")
+_Turned = tuple[list[T], list[Array]]
+Saved = tuple[list[OutputArray], list[Summary], list[tuple[Array, ...]]]
+"""Output, summary and thresholds of each chunk of queries."""
 
 _MAX_STEPS = 60
 """Largest number of Newton steps."""
@@ -31,7 +37,7 @@ _MAX_STEPS = 60
 
 @dataclass(frozen=True)
 class Mesh:
-    """What a device knows of a sharded call besides its arrays.
+    """Mesh and shapes of a sharded call, equal on all devices.
 
     Attributes:
         axis: name of the mesh axis along which the sequence is divided.
@@ -78,7 +84,6 @@ class _RingCall(DynamicCall):
     def logits(
         self, window: DynamicTile, query: QueryArray, key: KeyArray, score: Score, allowed: Shaped[Array, " ..."]
     ) -> PairArray:
-        """Return the logits of a tile, −inf for pairs for which `allowed` is False."""
         import jax.numpy as jnp
 
         logits = super().logits(window, query, key, score, allowed)
@@ -89,12 +94,12 @@ class _RingCall(DynamicCall):
         return cast("Array", jnp.where(allowed & unknown, math.nan, logits))
 
 
-def cut_part(part: Any, rows: Limits, cols: Limits, first_key: Array) -> Any:
+def cut_part(part: AnyPart, rows: Limits, cols: Limits, first_key: Array) -> AnyPart:
     """Return a part with its arrays restricted to a chunk of queries and a chunk of keys, as `slice_part` does."""
     return part._map(lambda x, names: _cut_array(x, names, rows, cols, first_key))
 
 
-def _cut_array(x: Array, names: Any, rows: Limits, cols: Limits, first_key: Array) -> Array:
+def _cut_array(x: Array, names: Names, rows: Limits, cols: Limits, first_key: Array) -> Array:
     for back, name in enumerate(reversed(names or ()), start=1):
         if name == "q":
             x = slice_axis(x, (rows[0], rows[1] - rows[0]), -back)
@@ -117,7 +122,7 @@ class DeviceCall:
     call: BoundCall
     nonfinite: tuple[Array, Array] | None
 
-    def forward(self) -> tuple[OutputArray, Any]:
+    def forward(self) -> tuple[OutputArray, Saved]:
         """Return the output, and for each chunk of queries the normalizer's arrays, summary and row means."""
         import jax.numpy as jnp
 
@@ -130,10 +135,12 @@ class DeviceCall:
             output, summary = normalizers[number].finalize(partial, tile, self.call.dropout)
             outputs.append(output)
             summaries.append(summary)
-        thresholds = [(x.maximum, x.tau) if isinstance(x, KnownThreshold) else () for x in normalizers]
+        thresholds: list[tuple[Array, ...]] = [
+            (x.maximum, x.tau) if isinstance(x, KnownThreshold) else () for x in normalizers
+        ]
         return jnp.concat(outputs, axis=-2), (outputs, summaries, thresholds)
 
-    def backward(self, saved: Any, gradient: OutputArray) -> list[Any]:
+    def backward(self, saved: Saved, gradient: OutputArray) -> list[Array | None]:
         """Return the gradients of query, key, value and the arrays of score and normalizer."""
         import jax
         import jax.numpy as jnp
@@ -146,7 +153,7 @@ class DeviceCall:
         floating = [is_floating(x) for x in own]
         moves = [travels(each) for each in names]
 
-        def visit(carry: Any, arrays: Any, sums: Any, owner: Array) -> tuple[Any, Any]:
+        def visit(carry: list[Array], arrays: list[Array], sums: list[Array], owner: Array) -> _Turned[Array]:
             there = received(call, arrays)
             full = [call.query, there.key, there.value, *there.score.arrays(), *call.normalizer.arrays()]
             floats = [x for x, is_float in zip(full, floating, strict=True) if is_float]
@@ -163,7 +170,7 @@ class DeviceCall:
                     return cast("Array", jnp.zeros_like(mean))
 
                 def with_tangent(
-                    primals: Any, tangents: Any, loop: TileLoop = loop, mean: Array = mean, i: int = i,
+                    primals: object, tangents: list[list[Array]], loop: TileLoop = loop, mean: Array = mean, i: int = i,
                     rows: Limits = rows, cols: Limits = cols, first_key: Array = first_key,
                 ) -> tuple[Array, Array]:  # fmt: skip
                     queue = iter(tangents[0])
@@ -180,7 +187,7 @@ class DeviceCall:
 
                 share.defjvp(with_tangent)
 
-                def pull(floats: list[Array], share: Any = share, rows: Limits = rows) -> list[Array]:
+                def pull(floats: list[Array], share: object = share, rows: Limits = rows) -> list[Array]:
                     return list(jax.vjp(share, floats)[1](take_range(gradient, rows))[0])
 
                 def nothing(floats: list[Array]) -> list[Array]:
@@ -212,7 +219,7 @@ class DeviceCall:
                         found[n] = found[n] + jnp.reshape(sum_to(x, (*shape, 1, 1) if shape else ()), shape)
         return found
 
-    def _normalizer(self, threshold: Any) -> Normalizer:
+    def _normalizer(self, threshold: tuple[Array, ...]) -> Normalizer:
         given = self.call.normalizer
         if not threshold:
             return given
@@ -223,7 +230,9 @@ class DeviceCall:
     def _pairs(self) -> list[tuple[int, int]]:
         return [(i, j) for i in range(self.mesh.count) for j in range(self.mesh.count)]
 
-    def _turn(self, carry: Any, sums: Any, visit: Callable[..., tuple[Any, Any]], with_value: bool = True) -> Any:
+    def _turn(
+        self, carry: list[T], sums: list[Array], visit: Callable[..., _Turned[T]], with_value: bool = True
+    ) -> _Turned[T]:
         """Return `carry` and `sums` after the keys of all devices have passed; `sums` travel with them."""
         import jax
 
@@ -232,7 +241,7 @@ class DeviceCall:
         to_next = [(n, (n + 1) % mesh.size) for n in range(mesh.size)]
         arrays = [*travelling(call, with_value), None if self.nonfinite is None else self.nonfinite[1]]
 
-        def step(state: Any, number: Array) -> tuple[Any, None]:
+        def step(state: tuple[list[T], list[Array], list[Array]], number: Array) -> tuple[object, None]:
             carry, sums, arrays = state
             carry, sums = visit(carry, arrays, sums, (rank - number) % mesh.size)
             move = functools.partial(jax.lax.ppermute, axis_name=mesh.axis, perm=to_next)
@@ -259,7 +268,7 @@ class DeviceCall:
         if mask is not None:
             mask = local_mask(
                 mask, cast("int", first_query), cast("int", first_key),
-                lambda part: cast("Mask", cut_part(part, rows, cols, first_key)), lambda part: part,
+                lambda part: cut_part(part, rows, cols, first_key), lambda part: part,
             )  # fmt: skip
             for part in mask.conjuncts:
                 if isinstance(part, BandMask):
@@ -296,7 +305,9 @@ class DeviceCall:
             for i, normalizer in enumerate(normalizers)
         ]
 
-        def visit(carry: Any, arrays: Any, sums: Any, owner: Array) -> tuple[Any, Any]:
+        def visit(
+            carry: list[list[Array]], arrays: list[Array], sums: list[Array], owner: Array
+        ) -> _Turned[list[Array]]:
             there = received(call, arrays, with_value)
             carry = list(carry)
             for i, j in self._pairs():
@@ -328,7 +339,7 @@ class DeviceCall:
         maxima = [x.maximum for x in found]  # type: ignore[attr-defined]
         maxima = [jnp.where(x == -jnp.inf, 0.0, x) for x in maxima]
 
-        def step(state: Any) -> Any:
+        def step(state: tuple[Array, list[Array], Array]) -> tuple[Array, list[Array], Array]:
             number, taus, _ = state
             normalizers = [
                 KnownThreshold(maximum, tau, given.power or 1, given.scale or 1.0)

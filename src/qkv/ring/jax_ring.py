@@ -8,13 +8,12 @@ mask or a window excludes. Sparsemax and 1.5-entmax find the threshold by Newton
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from qkv.core.arrays import accumulation_dtype, is_floating, library, result_dtype
 from qkv.core.arrays import cast as cast_array
 from qkv.core.equation import BoundCall, take_range
 from qkv.core.guard import zero_nonfinite
-from qkv.core.parts import Part
+from qkv.core.parts import AnyPart
 from qkv.core.positions import Positions
 from qkv.core.threefry import Seed
 from qkv.core.tile import Tile
@@ -23,13 +22,16 @@ from qkv.errors import KindError, RefusedError, ShapeError
 from qkv.kernels.jax_loops.dynamic_tiles import vary_alike
 from qkv.kernels.jax_loops.kernel import BUDGET
 from qkv.kernels.runtime.tile_sizes import tile_shape
-from qkv.masks import Blocks
+from qkv.masks import Blocks, Mask
 from qkv.plan.checks import read_problem, read_seed
 from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
-from qkv.ring.jax_device import DeviceCall, Mesh, cut_part
+from qkv.ring.jax_device import DeviceCall, Mesh, Saved, cut_part
 from qkv.ring.layout import Order
 from qkv.ring.local_parts import bind_local, check_mergeable, check_pair_lengths, chunk_problem, query_offset
+
+_Constants = tuple[list[Array], Mask | None, Seed | None, tuple[Array, Array] | None]
+"""Integer arrays, mask, seed, and which rows of query and key are not finite."""
 
 
 def attend_mapped(
@@ -74,7 +76,7 @@ def attend_mapped(
     floats, constants = vary_alike((floats, constants))
     import jax
 
-    def of(floats: list[Array], constants: Any) -> DeviceCall:
+    def of(floats: list[Array], constants: _Constants) -> DeviceCall:
         integers, mask, seed, nonfinite = constants
         queues = iter(floats), iter(integers)
         ordered = [next(queues[0] if is_float else queues[1]) for is_float in floating]
@@ -82,14 +84,14 @@ def attend_mapped(
         return DeviceCall(mesh, bound, nonfinite)
 
     @jax.custom_vjp  # type: ignore[untyped-decorator, unused-ignore]
-    def attend(floats: list[Array], constants: Any) -> Array:
+    def attend(floats: list[Array], constants: _Constants) -> Array:
         return of(floats, constants).forward()[0]
 
-    def forward(floats: list[Array], constants: Any) -> tuple[Array, Any]:
+    def forward(floats: list[Array], constants: _Constants) -> tuple[Array, object]:
         output, saved = of(floats, constants).forward()
         return output, (floats, constants, saved)
 
-    def backward(residual: Any, gradient: Array) -> tuple[Any, None]:
+    def backward(residual: tuple[list[Array], _Constants, Saved], gradient: Array) -> tuple[object, None]:
         floats, constants, saved = residual
         found = of(floats, constants).backward(saved, gradient)
         return [x for x, is_float in zip(found, floating, strict=True) if is_float], None
@@ -125,7 +127,7 @@ def _bind(
     mesh = replace(mesh, offset=offset, sides=(max(1, min(rows, q)), max(1, min(cols, k))))
     dtype = accumulation_dtype(query, key, value)
 
-    def bound(part: Part) -> Any:
+    def bound(part: AnyPart) -> AnyPart:
         part, pairs = bind_local(part, value, axes, dtype)
         check_pair_lengths([pairs], whole.k_total)
         return part

@@ -86,4 +86,4 @@ def require_order(order: object) -> Order:
     for known in get_args(Order):
         if order == known:
             return known  # type: ignore[no-any-return]
-    raise OptionError(f'order must be "contiguous" or "balanced", got {describe(order)}.')
+    raise OptionError(f'order must be "contiguous" or "balanced", got {describe(order)}. Omit it for "contiguous".')

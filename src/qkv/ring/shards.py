@@ -62,7 +62,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Shards:
-    """What one rank knows of a sharded call besides its arrays.
+    """Layouts of the sequences and tile sizes of a sharded call.
 
     Attributes:
         ring: the ranks.

@@ -127,7 +127,7 @@ _Task = tuple[int, str, Limits]
 
 @dataclass
 class _Row:
-    """What is known of a range of queries.
+    """Candidates and bounds of the thresholds for a range of queries.
 
     Attributes:
         index: index of the batch elements.
@@ -183,7 +183,7 @@ class _Search:
         return rows
 
     def _with_tile(self, row: _Row | None, index: BatchIndex, logits: Tensor, overflow: Tensor) -> _Row:
-        """Return what is known of rows after a tile, and set `overflow` to 1 if candidates had to be dropped."""
+        """Return the state of a range of queries after a tile; set `overflow` to 1 if candidates had to be dropped."""
         import torch
 
         joint = logits if row is None else torch.cat([row.candidates, logits], dim=-1)

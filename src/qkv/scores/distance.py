@@ -79,7 +79,7 @@ class Laplace(DistanceKernel):
         return Distance(slope, saved=SavedArrays(logits=1.0))
 
     def radius(self, exponent: float) -> float:
-        """Return h times `exponent`, the distance at which the logit is −`exponent`."""
+        """Return h times `exponent`, the distance at which the logit is −`exponent`; infinity if h is an array."""
         return self.bandwidth * exponent if isinstance(self.bandwidth, int | float) else math.inf
 
     def log_kernel(self, u: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
@@ -90,7 +90,7 @@ class CompactKernel(DistanceKernel):
     """Base class of kernels that are 0 beyond the bandwidth."""
 
     def radius(self, exponent: float) -> float:
-        """Return h, beyond which the logit is −inf."""
+        """Return h, the distance beyond which the logit is −inf; infinity if h is an array."""
         return self.bandwidth if isinstance(self.bandwidth, int | float) else math.inf
 
 

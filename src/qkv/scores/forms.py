@@ -153,7 +153,7 @@ class Form:
 
 @dataclass(eq=False, slots=True)
 class Pairwise(Form):
-    """Any function of a query and a key.
+    """A function of a query and a key, of any kind.
 
     Attributes:
         constant: whether every pair has the same logit.
@@ -317,7 +317,7 @@ class SquaredDistance(Product):
 
 @dataclass(eq=False, slots=True)
 class Wrapped(Form):
-    """Any function of the logit of an inner score and of the tile."""
+    """A function of the logit of an inner score and of the tile, of any kind."""
 
     inner: Score
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from qkv.core.distances import half_square, one_or_nan, squares_as_products
 from qkv.core.guard import all_finite, zero_nonfinite
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Centre, Tile
-from qkv.core.typing import Array, LiftedArrays, Num, Shaped
+from qkv.core.typing import Array, LiftedArrays, Num, Shaped, Tensor
 from qkv.scores.base import GeneralScore, InnerProductScore, Score
 from qkv.scores.forms import Form, Pairwise, SavedArrays, SquaredDistance, concat_features
 
@@ -253,7 +253,7 @@ def _square_bounds(query: Num[Array, "*#batch q width"], key: Num[Array, "*#batc
         )
         return float(keys.max()), float(queries.sum())
     if is_tensor(key) and is_tensor(query) and not has_no_data(query, key):
-        norm: Any = sys.modules["torch"].linalg.vector_norm
+        norm: Callable[..., Tensor] = sys.modules["torch"].linalg.vector_norm
         try:
             longest, total = norm(key.detach(), dim=-1).amax().item(), norm(query.detach()).item()
         except RuntimeError:  # a tensor without data

@@ -41,7 +41,7 @@ _LONGEST_LETTERS = 3
 
 @dataclass(frozen=True)
 class QueryNumber:
-    """A number or code of a query.
+    """A number or code in the name of a query.
 
     Attributes:
         words: the words that a key has to hold one after the other.

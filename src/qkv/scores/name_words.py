@@ -171,7 +171,7 @@ class NameWords:
 def reduce_words(
     function: np.ufunc, values: Float[np.ndarray, " n"], counts: Int[np.ndarray, " k"]
 ) -> Float[np.ndarray, " k"]:
-    """Return a ufunc of the values of the words of each name, 0 for a name without words.
+    """Reduce the values of the words of each name by a ufunc; the result is 0 for a name without words.
 
     Example:
         >>> reduce_words(np.add, np.array([1.0, 2.0, 4.0]), np.array([2, 0, 1])).tolist()

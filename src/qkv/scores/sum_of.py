@@ -51,7 +51,7 @@ class SumOf(Score):
             )
         for score in self.scores:
             if not isinstance(score, Score):
-                raise OptionError(f"each element of scores must be a score, such as Dot(), got {score!r}.")
+                raise OptionError(f"each of scores must be a score, such as Dot(), got {score!r}. Pass instances.")
 
     @property
     def form(self) -> Form:  # type: ignore[override]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +12,7 @@ from qkv.database.cluster.scheduler import Scheduler
 from qkv.database.cluster.task import FragmentRows, FragmentTask, run_call
 from qkv.errors import DataError
 from qkv.search.hits import TopPassages
-from qkv.search.index_files import parse_index, read_index
+from qkv.search.index_files import IndexParts, parse_index, read_index
 from qkv.search.passage_range import BoundQueries, PassageRange, QueryWords, ScoreStatistics, Selection
 
 if TYPE_CHECKING:
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
 _PASSAGES, _MOST_RANGES = 4096, 64
 """A range has at least so many passages, and an index has at most so many ranges."""
 
-_open: dict[str, tuple[str, dict[str, Any]]] = {}
+_open: dict[str, tuple[str, IndexParts]] = {}
 """The digest and the parts of the index that a worker has open, by path."""
 
 
-def open_passages(path: Path, cluster: str) -> dict[str, Any]:
+def open_passages(path: Path, cluster: str) -> IndexParts:
     """Return the arguments with which `Index` is created from a folder, with passages held by the workers of a cluster.
 
     Raises:
@@ -57,7 +56,7 @@ class ClusterPassages:
         self.ends = ends
 
     def bind(self, queries: QueryWords) -> BoundQueries:
-        """Return what compares queries with the passages; see `Passages.bind`."""
+        """Return an object that compares queries with the passages; see `Passages.bind`."""
         return _ClusterQueries(self, queries)
 
     def run(self, queries: QueryWords, selection: Selection | None) -> Any:
@@ -110,7 +109,7 @@ class _IndexCall:
         return bound.statistics() if self.selection is None else bound.select(self.selection)
 
 
-def _parts(path: str, digest: str) -> Mapping[str, Any]:
+def _parts(path: str, digest: str) -> IndexParts:
     """Return the parts of an index, which stays open in this worker."""
     if path not in _open or _open[path][0] != digest:
         container = read_index(Path(path))

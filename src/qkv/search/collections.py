@@ -89,7 +89,7 @@ def record_format(path: Path) -> RecordFormat | None:
 
 
 def read_records(path: Path) -> list[Document]:
-    """Read the documents or queries of a file in any format that `record_format` recognizes."""
+    """Read the documents or queries of a test collection from a file in any format that `record_format` recognizes."""
     found = record_format(path)
     if found is not None and found.name == "SMART":
         return read_smart(path)

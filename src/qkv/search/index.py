@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -154,7 +154,7 @@ class Index:
             settings = choose_components_and_mix(texts, built, splitter, mix, progress)
             built, mix = LatentEncoder(settings.n_components, built.weighting, stem), settings.mix
         is_split = built.vocabulary is not None and built.vocabulary.stem == stem
-        given: Any = split if is_split else texts
+        given: Sequence[object] = split if is_split else texts
         keys = built.fit_encode(given, progress)
         if mix is None:
             mix = choose_mix(texts, built, keys, splitter, progress).mix
@@ -344,7 +344,7 @@ def _divide(share: float, spread: Float[np.ndarray, " queries"]) -> Float[np.nda
 
 def _check_mix(mix: float) -> float:
     if not 0 <= mix <= 1:
-        raise OptionError(f"mix must be from 0 to 1, got {mix}. 0 uses BM25 alone, 1 vectors alone.")
+        raise OptionError(f"mix must be from 0 to 1, got {mix}. Pass 0 for BM25 alone, or 1 for vectors alone.")
     return mix
 
 

@@ -9,7 +9,7 @@ The container is replaced atomically: a crash at any point leaves the previous i
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,21 +18,26 @@ from scipy.sparse import csc_array, csr_array, csr_matrix
 
 from qkv.core.container import Container, read_container, write_container
 from qkv.core.files import check_creatable, make_folders
-from qkv.core.typing import Shaped
+from qkv.core.typing import Float, Shaped
 from qkv.encoders.encoder import pack_words, restore_encoder, unpack_words
 from qkv.errors import DamagedError, DataError, StoreBusyError
 from qkv.store.arrow_files import parse_table
 from qkv.store.row_files import serialize
 
 if TYPE_CHECKING:
+    from qkv.encoders.encoder import TextEncoder
     from qkv.encoders.vocabulary import Vocabulary
+    from qkv.search.bm25 import BM25
     from qkv.search.index import Index
+    from qkv.search.passage_range import Passages, PassageVectors
 
 
 _TYPES = {"document": "int64", "name": "string", "title": "string", "start": "int64", "end": "int64", "text": "string"}
 
+Matrix = TypeVar("Matrix", csc_array, csr_array)
 
-def _check_scores(matrix: Any) -> None:
+
+def _check_scores(matrix: csc_array | csr_array) -> None:
     """Raise an error if an index of a sparse matrix is out of range, which SciPy's products do not check."""
     matrix.check_format(full_check=True)
     if len(matrix.data) and not np.isfinite(matrix.data).all():
@@ -138,7 +143,20 @@ def _write(index: Index, file: Path) -> None:
     write_container(file, _CONTENT, settings, parts, "the index")
 
 
-def parse_index(container: Container) -> dict[str, Any]:
+class IndexParts(TypedDict):
+    """The arguments with which `Index` is created again from its container."""
+
+    table: pa.Table
+    encoder: TextEncoder
+    keys: PassageVectors
+    words: BM25
+    splitter: Vocabulary
+    mix: float
+    metric: Float[np.ndarray, "width width"] | None
+    passages: NotRequired[Passages]
+
+
+def parse_index(container: Container) -> IndexParts:
     """Return the arguments with which `Index` is created again from its container; see `read_index`."""
     from qkv.encoders.serialization import TEXT_ENCODERS
     from qkv.encoders.vocabulary import Vocabulary
@@ -169,10 +187,10 @@ def parse_index(container: Container) -> dict[str, Any]:
     metric = container.array("metric", 2).copy() if "metric" in container else None
     if len(words) != scores.shape[1] or (metric is not None and metric.shape != (width, width)):
         raise container.damaged(f"have {scores.shape[1]:,} words and a square metric", f"{len(words):,} words")
-    parts = {"table": table, "encoder": encoder, "keys": keys, "words": BM25(scores, words), "metric": metric}
-    splitter = Vocabulary(None if fields.get("stem") is None else fields.text("stem"))
+    splitter, mix = Vocabulary(None if fields.get("stem") is None else fields.text("stem")), fields.number("mix")
     _check_words(table, splitter, words)
-    return parts | {"splitter": splitter, "mix": fields.number("mix")}
+    bm25 = BM25(scores, words)
+    return IndexParts(table=table, encoder=encoder, keys=keys, words=bm25, splitter=splitter, mix=mix, metric=metric)
 
 
 def _check_words(table: pa.Table, splitter: Vocabulary, words: list[str]) -> None:
@@ -191,7 +209,7 @@ def _sparse_parts(name: str, matrix: csc_array | csr_array | csr_matrix) -> dict
     return {f"{name} {part}": np.asarray(getattr(matrix, part)) for part in _SPARSE}
 
 
-def _sparse(container: Container, name: str, kind: Any, shape: tuple[int, int]) -> Any:
+def _sparse(container: Container, name: str, kind: type[Matrix], shape: tuple[int, int]) -> Matrix:
     """Return a sparse matrix of a container, after checking every index, because SciPy's products do not."""
     try:
         data, indices, indptr = (container.array(f"{name} {part}", 1) for part in _SPARSE)
@@ -205,5 +223,5 @@ def _sparse(container: Container, name: str, kind: Any, shape: tuple[int, int]) 
 
 
 def _is_foreign(path: Path) -> bool:
-    """Return False if a file is the lock of an index or what an interrupted save left behind, otherwise True."""
+    """Return whether a file is neither the lock of an index nor a temporary file of an interrupted save."""
     return path.name != _LOCK and not path.name.startswith(f".{_FILE}.")

@@ -141,10 +141,10 @@ class BoundQueries(Protocol):
 
 
 class Passages(Protocol):
-    """The passages of an index, wherever they are held."""
+    """The passages of an index, in this process or in a cluster."""
 
     def bind(self, queries: QueryWords) -> BoundQueries:
-        """Return what compares queries with the passages."""
+        """Return an object that compares queries with the passages."""
 
 
 class PassageRange:
@@ -159,12 +159,12 @@ class PassageRange:
         return PassageRange(PassageVectors(self.keys.rows[first:last]), words, self.first + first)
 
     def bind(self, queries: QueryWords) -> BoundQueries:
-        """Return what compares queries with the passages; see `Passages.bind`."""
+        """Return an object that compares queries with the passages; see `Passages.bind`."""
         return _BoundRange(self, queries)
 
 
 class _BoundRange:
-    """A batch of queries over a range, of which the BM25 scores and the inner products of sparse vectors are kept."""
+    """A batch of queries over a range, with their BM25 scores and the inner products of sparse vectors."""
 
     def __init__(self, passages: PassageRange, queries: QueryWords) -> None:
         self.keys, self.first, self.vectors = passages.keys, passages.first, queries.vectors

@@ -151,7 +151,7 @@ def answer_object(answered: Answered) -> dict[str, Any]:
 
 
 def answer_bytes(answered: Answered) -> bytes:
-    """Return the answers to a question as JSON, of which each is written by itself."""
+    """Return the answers to a question as JSON, which is written one answer at a time."""
     found = answer_object(answered)
     written = [_write(entry) for entry in found.pop("answers")]
     return b'{"answers": [' + b", ".join(written) + b"], " + _write(found)[1:]
@@ -180,7 +180,7 @@ def _entry_object(answer: Answer, entry: Entry) -> dict[str, object]:
     return found
 
 
-def hits_object(answered: Answered) -> dict[str, Any]:
+def hits_object(answered: Answered) -> dict[str, object]:
     """Return the passages that a search found as an object that `json.dumps` writes."""
     return {"results": [[_hit_object(hit) for hit in hits] for hits in answered.hits]}
 

@@ -237,7 +237,7 @@ async def _read_body(request: Request, most: int, received: int, seconds: float)
     return b"".join(parts) if size <= most else None
 
 
-async def _refuse(send: Any, status: int, reason: str, headers: Mapping[str, str]) -> None:
+async def _refuse(send: Send, status: int, reason: str, headers: Mapping[str, str]) -> None:
     body = error_bytes(reason)
     sent = {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
     raw = [(name.lower().encode(), value.encode()) for name, value in sent.items()]
@@ -294,7 +294,7 @@ def create_app(
 
 
 class _Routes:
-    """The handlers of an application, with what they share."""
+    """The handlers of an application, with their limits, metrics and counts of requests."""
 
     def __init__(self, served: ServedStore, limits: Limits, metrics: Metrics) -> None:
         self.served, self.limits, self.metrics = served, limits, metrics
@@ -489,7 +489,7 @@ class _Routes:
         finally:
             self.unsent -= len(body)
 
-    def _from_body(self, request: Request, body: bytes) -> dict[str, Any]:
+    def _from_body(self, request: Request, body: bytes) -> dict[str, object]:
         """Return the fields in a JSON body."""
         if request.url.query:
             raise RequestError(422, "options must be in the JSON body, got some in the URL. Write them into the body.")

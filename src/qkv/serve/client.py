@@ -188,7 +188,7 @@ class Client:
         fields |= {"top": top, "temperature": temperature, "contributions": contributions}
         if mix is not None:
             fields["mix"] = mix
-        results: list[Any] = self._send("POST", "/search", fields).json()["results"]
+        results = self._send("POST", "/search", fields).json()["results"]
         return list(results[0]) if single else results
 
     def refresh(self) -> bool:

@@ -3,8 +3,8 @@
 # Annotations are not strings here: the tools are described by them.
 
 import asyncio
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from qkv.core.extras import require_packages
 from qkv.errors import QkvError
@@ -15,6 +15,8 @@ from qkv.serve.served_store import Answered, ServedStore
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer
+
+T = TypeVar("T")
 
 
 _ABOUT = (
@@ -43,7 +45,7 @@ def create_mcp_server(served: ServedStore, limits: Limits | None = None) -> "MCP
             raise ToolError(str(error)) from None
 
     @server.tool(annotations=_reads_only(), structured_output=True)
-    async def describe() -> dict[str, Any]:
+    async def describe() -> dict[str, object]:
         """Return the key columns, the value column, the number of rows and the version of the store."""
         return describe_store(served, bounds)
 
@@ -64,7 +66,7 @@ def create_mcp_server(served: ServedStore, limits: Limits | None = None) -> "MCP
             aggregate: Annotated[
                 Literal["mean", "vote", "local-linear"] | None, Field(description="Kind of answer")
             ] = None,
-        ) -> dict[str, Any]:
+        ) -> dict[str, object]:
             """Return the value for each query, its uncertainty, and the rows that support it with their weights."""
             fields: dict[str, object] = {
                 "queries": queries,
@@ -83,14 +85,14 @@ def create_mcp_server(served: ServedStore, limits: Limits | None = None) -> "MCP
         async def search(
             query: Annotated[str, Field(description="Words to search")],
             top: Annotated[int, Field(description="Most passages to return", ge=1, le=bounds.rows)] = 5,
-        ) -> dict[str, Any]:
+        ) -> dict[str, object]:
             """Return the passages of texts that match the words, with the words that made them match."""
             return hits_object(await answer(_read(read_search, {"query": query, "top": top}, bounds, ToolError)))
 
     return server
 
 
-def _read(read: Any, fields: Mapping[str, object], limits: Limits, error_class: type[Exception]) -> Any:
+def _read(read: Callable[..., T], fields: Mapping[str, object], limits: Limits, error_class: type[Exception]) -> T:
     """Return the request in the arguments of a tool; an error becomes one that the assistant sees."""
     try:
         return read(fields, limits)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
 from qkv.serve.answers import EXACT
 from qkv.serve.arrow_bodies import MEDIA_TYPE
 from qkv.serve.limits import Limits
 from qkv.serve.questions import Option, ask_options, search_options
+
+Schema: TypeAlias = Mapping[str, object]
 
 _ERRORS = {
     401: "The token is missing or wrong.",
@@ -29,7 +32,7 @@ _NUMBERS = {"type": ["number", "null"]}
 _WEIGHTS = {"type": "object", "additionalProperties": {"type": "number"}}
 
 
-def openapi_document(limits: Limits) -> dict[str, Any]:
+def openapi_document(limits: Limits) -> Schema:
     """Return the description of the routes of a server with some limits.
 
     Example:
@@ -61,16 +64,16 @@ def openapi_document(limits: Limits) -> dict[str, Any]:
     }
 
 
-_OBJECT: dict[str, Any] = {"type": "object"}
+_OBJECT: Schema = {"type": "object"}
 
 
-def _json(name: str) -> dict[str, Any]:
+def _json(name: str) -> Schema:
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
 
 
 def _operation(
-    name: str, summary: str, options: tuple[Option, ...], query: dict[str, Any], limits: Limits, content: dict[str, Any]
-) -> dict[str, Any]:
+    name: str, summary: str, options: tuple[Option, ...], query: Schema, limits: Limits, content: Schema
+) -> Schema:
     """Return the description of a POST request, whose options are in a JSON body or, beside Arrow, in the URL."""
     optional = {option.name: {"anyOf": [option.schema(), {"type": "null"}]} for option in options}
     several = {"type": "array", "maxItems": limits.queries, "items": query}
@@ -102,8 +105,8 @@ def _operation(
     }
 
 
-def _get(name: str, summary: str, content: dict[str, Any], public: bool = False) -> dict[str, Any]:
-    security: dict[str, Any] = {"security": [{}]} if public else {}
+def _get(name: str, summary: str, content: Schema, public: bool = False) -> Schema:
+    security: Schema = {"security": [{}]} if public else {}
     errors = _errors([403] if public else [401, 403])
     return {
         "operationId": name,
@@ -113,18 +116,18 @@ def _get(name: str, summary: str, content: dict[str, Any], public: bool = False)
     }
 
 
-def _errors(statuses: Any) -> dict[str, Any]:
+def _errors(statuses: Iterable[int]) -> Schema:
     return {str(status): {"description": _ERRORS[status], "content": _json("Error")} for status in statuses}
 
 
 _NOT_SERVED = {"404": {"description": "The server has no store, or no index.", "content": _json("Error")}}
 
 
-def _object_of(*required: str, **properties: Any) -> dict[str, Any]:
+def _object_of(*required: str, **properties: object) -> Schema:
     return {"type": "object", "required": list(required), "properties": properties}
 
 
-def _list_of(items: dict[str, Any]) -> dict[str, Any]:
+def _list_of(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 
@@ -181,7 +184,7 @@ _HIT = _object_of(
     query_words=_WEIGHTS,
     rest={"type": "number"},
 )
-_SCHEMAS: dict[str, Any] = {
+_SCHEMAS: Schema = {
     "Answers": _object_of(
         *("answers", "key", "value", "votes", "notes", "version"),
         answers=_list_of(_ANSWER),

@@ -70,10 +70,10 @@ class Option(NamedTuple):
             raise OptionError(f"{self.name} must be from {self.least:g} to {self.largest:g}, got {value}. {self.hint}")
         return self.kind(value)
 
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> dict[str, object]:
         """Return the JSON schema of the option."""
         kinds: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number"}
-        found: dict[str, Any] = {"type": kinds[self.kind]}
+        found: dict[str, object] = {"type": kinds[self.kind]}
         if self.kind in (int, float):
             found |= {"minimum": self.least, "maximum": self.largest}
         elif self.kind is str:
@@ -154,7 +154,7 @@ class Search:
 
     @cached_property
     def group(self) -> tuple[object, ...]:
-        """Searches of about the same time are run one after the other."""
+        """Searches with the same group take about the same time, and are run one after the other."""
         return ("search", self.size)
 
     @cached_property
@@ -175,7 +175,7 @@ class Work:
 
     @property
     def group(self) -> tuple[object, ...]:
-        """Each is run by itself."""
+        """A group of its own: no other request is answered together with it."""
         return ("work", self)
 
     def __len__(self) -> int:
@@ -196,7 +196,7 @@ def _size(query: object) -> int:
     return len(query) if isinstance(query, Sized) else 1
 
 
-def parse_json_body(body: bytes) -> dict[str, Any]:
+def parse_json_body(body: bytes) -> dict[str, object]:
     """Return the object in a body of JSON.
 
     Raises:
@@ -221,7 +221,7 @@ def parse_json_body(body: bytes) -> dict[str, Any]:
     reason = reason or _forbidden(value, 0)
     if reason:
         raise QueryError(f'the body must be a JSON object, got {reason}. Send, for example, {{"query": "Li"}}.')
-    found: dict[str, Any] = value
+    found: dict[str, object] = value
     return found
 
 

@@ -25,7 +25,7 @@ _LARGEST_EXPONENT = 400
 _DTYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "bool")
 
 
-def encode(value: object) -> Any:
+def encode(value: object) -> object:
     """Return a value in types that `json.dumps` writes.
 
     Raises:

@@ -237,7 +237,7 @@ class Store(ABC):
             The number of bytes freed on the disk.
         """
         if keep is not None and keep < 1:
-            raise OptionError(f"keep must be None or at least 1, got {keep}. The newest version cannot be removed.")
+            raise OptionError(f"keep must be None or at least 1, got {keep}. Pass keep=1 to keep the newest alone.")
         with self._writing():
             self._compact(progress)
             self.clear_cache()
@@ -327,7 +327,7 @@ class Store(ABC):
 
     @property
     def skipped(self) -> str:
-        """What is missing because damaged files of the open version were skipped, in words; "" if nothing is."""
+        """A text that names the rows missing because damaged files were skipped; "" if none are."""
         lost = [damage for damage in self.damages if damage.rows]
         others = [str(damage) for damage in self.damages if not damage.rows]
         total, rows = len(lost) + len(self.block_names()), sum(damage.rows for damage in lost)
@@ -390,7 +390,7 @@ class Store(ABC):
 
     @abstractmethod
     def _prepare_commit(self) -> None:
-        """Complete what an earlier commit left behind. Called with the writer lock."""
+        """Complete or remove an interrupted earlier commit. Called with the writer lock."""
 
     def _latest(self) -> int:
         return max(self._numbers(), default=0)

@@ -29,7 +29,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @contextmanager
 def translate_disk_full(name: str) -> Iterator[None]:
-    """Raise a `StoreFullError` in place of an `OSError` for a full disk, a quota or a file size limit."""
+    """While a store is written, raise a `StoreFullError` for a full disk, a quota or a file size limit."""
     try:
         yield
     except OSError as error:

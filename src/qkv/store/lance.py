@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -390,12 +390,14 @@ class LanceStore(Store):
 
 
 def _write_fragments(
-    path: Path, tables: Iterable[pa.Table], target: str | lance.LanceDataset, **options: Any
+    path: Path, tables: Iterable[pa.Table], target: str | lance.LanceDataset, mode: str, schema: pa.Schema | None = None
 ) -> list[FragmentMetadata]:
-    """Write the files of rows of tables, and return the fragments, which no version has yet."""
+    """Write the rows of tables to files, and return their fragments, which belong to no version yet."""
     fragments: list[FragmentMetadata] = []
     for part in row_files.split_tables(tables):
         with translate_errors(path):
             rows = max(1, part.num_rows)
-            fragments += import_lance().fragment.write_fragments(part, target, max_rows_per_file=rows, **options)
+            fragments += import_lance().fragment.write_fragments(
+                part, target, max_rows_per_file=rows, mode=mode, schema=schema
+            )
     return fragments

@@ -198,7 +198,7 @@ def damaged_version(path: Path, version: int, problem: str) -> DamagedStoreError
     )
 
 
-def metadata_of(dataset: lance.LanceDataset, store: str) -> dict[str, Any]:
+def metadata_of(dataset: lance.LanceDataset, store: str) -> dict[str, object]:
     """Return the metadata of a store, which its dataset holds in its schema, or raise a `DamagedError`."""
     name = f"the metadata of {store!r}"
     return Fields(parse_json((dataset.schema.metadata or {}).get(METADATA, b"{}"), name), name).fields

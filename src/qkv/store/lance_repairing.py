@@ -184,7 +184,7 @@ class _Repairer:
         return replace(result, folder=self._write(spoiled))
 
     def _later_rows(self) -> tuple[list[FragmentMetadata], list[int], int, int]:
-        """Return what is known of the versions after the newest intact one, whose manifests are lost.
+        """Return the rows of the versions after the newest intact one, whose manifests are lost.
 
         Returns:
             The fragments that they appended, as far as their files are intact; the versions of which nothing is lost;

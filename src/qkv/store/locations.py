@@ -20,12 +20,12 @@ from urllib.parse import unquote, urlsplit
 from qkv.core.extras import missing_package
 from qkv.core.printable import first_line
 from qkv.errors import DataError, OptionError, StorageError
-from qkv.store.object_client import Folder, FsspecClient, ObjectClient, ObjectPath
+from qkv.store.object_client import Folder, FsspecClient, ObjectClient, ObjectPath, ObjectReader
 
 Location: TypeAlias = str | PathLike[str] | ObjectPath
 """A path, a URL, or the path of a folder in an object store."""
 
-StorageOptions: TypeAlias = Mapping[str, Any] | None
+StorageOptions: TypeAlias = Mapping[str, object] | None
 """Settings of an object store by name, such as `region`, `endpoint` or `profile`."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+://")
@@ -111,7 +111,7 @@ def _object_client(url: str, scheme: str, options: dict[str, Any]) -> ObjectClie
         ) from None
 
 
-def _masked(text: str, options: Mapping[str, Any]) -> str:
+def _masked(text: str, options: Mapping[str, object]) -> str:
     """Return a text without the values of settings, which may be secret."""
     for value in options.values():
         text = text.replace(str(value), "…") if str(value) else text
@@ -166,7 +166,7 @@ def _no_profile(name: str) -> StorageError:
     )
 
 
-def _fsspec_client(url: str, options: dict[str, Any]) -> Any:
+def _fsspec_client(url: str, options: dict[str, Any]) -> ObjectReader:
     import fsspec
 
     try:

@@ -83,7 +83,7 @@ class ObjectReader(ABC):
         self._lock = threading.Lock()
 
     def count(self, requests: int = 1, read: int = 0, cached: int = 0, written: int = 0) -> None:
-        """Add to `traffic`, from any thread."""
+        """Add requests and bytes to `traffic`. Threads may call it at the same time."""
         with self._lock:
             self.traffic.requests += requests
             self.traffic.read += read
@@ -123,7 +123,7 @@ class ObjectClient(ObjectReader):
 
     def __init__(self, store: ObjectStore, url: str, *, lists: bool = True, writable: bool = True) -> None:
         super().__init__(url)
-        self._store: Any = store
+        self._store = store
         self.lists, self.writable = lists, writable
 
     # -- reading ----------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def _make_locked(folder: Path, lock: filelock.BaseFileLock) -> None:
 
 
 def _remove_unfinished(final: Path) -> None:
-    """Remove what processes left that were killed while they created the same store."""
+    """Remove the temporary folders of processes that were killed while they created the same store."""
     for left in final.parent.glob(f".{glob.escape(final.name)}.*{_PART}"):
         with suppress(OSError):
             left.rmdir()  # killed before it was locked

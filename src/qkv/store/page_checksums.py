@@ -346,7 +346,7 @@ class PagedFile:
 
 
 def _pages_of(view: memoryview, column: int) -> tuple[tuple[int, int], ...]:
-    """Return the runs of pages that pyarrow reads of a column, including those that describe the file."""
+    """Return the runs of pages that pyarrow reads for one column, including the metadata of the file."""
     traced = PagedFile(view, np.ones(page_count(len(view)), bool), lambda _view, _pages: None)
     read_columns(traced, [column])
     return tuple(runs(traced.used))

@@ -152,7 +152,7 @@ DAMAGED = "damaged"
 
 @dataclass(frozen=True)
 class Repair:
-    """The result of a repair, or what it would be.
+    """The result of a repair, or of a dry run of one.
 
     Attributes:
         damages: the damages that were found.
@@ -314,7 +314,7 @@ class _Repairer:
         return self.replaced[file]
 
     def _earlier_deletions(self, name: str, deleted: RowFile) -> RowFile | None:
-        """Return the latest intact file with the indices of rows that were deleted before; None: no row is."""
+        """Return the latest intact file with the indices of rows that were deleted before, or None."""
         files = (each for manifest in self.before.values() for each in manifest.row_files if each.name == name)
         others = (each.deleted for each in files if each.deleted is not None)
         intact = [each for each in others if each.name not in self.broken and each.rows <= deleted.rows]
@@ -424,7 +424,7 @@ class Aside:
             (self._path / name).rename(self._target(name))
 
     def copy(self, name: str) -> None:
-        """Copy a file of the store to the folder, if it exists. What is no file is moved."""
+        """Copy a file of the store to the folder, if it exists; move anything else."""
         if (self._path / name).is_file():
             shutil.copy2(self._path / name, self._target(name))
         else:

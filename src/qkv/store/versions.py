@@ -62,7 +62,7 @@ class Newest:
 
 @dataclass(frozen=True)
 class History:
-    """What is known of the newest version of a store.
+    """The newest version of a store, as far as its files state it.
 
     Attributes:
         number: the number of the newest version.

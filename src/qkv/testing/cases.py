@@ -5,7 +5,6 @@ Every kernel is tested with every part in these tables, so each new part but ker
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -82,11 +81,6 @@ def element(part: P, batch: tuple[int, ...], index: tuple[int, ...]) -> P:
         return part
     own = tuple(0 if length == 1 else i for i, length in zip(index, batch, strict=True))
     return part._map(lambda array, names: array if names is None else array[own])
-
-
-def rebuilt(part: P) -> P:
-    """Return a new part with the same fields, to test that the constructor accepts the arrays that JAX traces."""
-    return type(part)(**{field.name: getattr(part, field.name) for field in dataclasses.fields(part)})
 
 
 def floats(part: Part) -> list[Float[Array, "*_"]]:

@@ -1,4 +1,4 @@
-"""Contract tests of what scores, normalizers and masks share: they are immutable and their arrays can be replaced."""
+"""Contract tests of all parts: scores, normalizers and masks are immutable, and their arrays can be replaced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qkv.core.arrays import is_floating, namespace
 from qkv.core.parts import Part
 from qkv.core.typing import ArrayLike
 from qkv.errors import KindError, ShapeError
-from qkv.testing.cases import Draw, floats, rebuilt, with_floats
+from qkv.testing.cases import Draw, floats, with_floats
 from qkv.testing.gradients import assert_jax_agrees, assert_numerical
 from qkv.testing.libraries import LIBRARIES, Setting, assert_close, settings_of
 
@@ -159,7 +159,7 @@ class DifferentiableContract(PartContract):
         def scalar(*leaves: ArrayLike) -> ArrayLike:
             xp, count = namespace(leaves[0]), len(leaves) - len(floats(part))
             own = part.map_arrays(lambda array: array if is_floating(array) else xp.asarray(array))
-            result = _finite(self.evaluate(rebuilt(with_floats(own, leaves[count:])), *leaves[:count]))
+            result = _finite(self.evaluate(_rebuilt(with_floats(own, leaves[count:])), *leaves[:count]))
             factors = np.cos(np.arange(np.prod(result.shape)).reshape(result.shape))
             return xp.sum(result * xp.asarray(factors))
 
@@ -169,3 +169,8 @@ class DifferentiableContract(PartContract):
 def _finite(logits: ArrayLike) -> ArrayLike:
     xp = namespace(logits)
     return xp.where(logits == -xp.inf, xp.zeros_like(logits), logits)
+
+
+def _rebuilt(part: Part) -> Part:
+    """Return a new part with the same fields, to test that the constructor accepts the arrays that JAX traces."""
+    return type(part)(**{field.name: getattr(part, field.name) for field in dataclasses.fields(part)})

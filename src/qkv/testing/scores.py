@@ -56,7 +56,7 @@ class ScoreContract(DifferentiableContract):
         )
 
     def edge(self, score: Score, q: ArrayLike, k: ArrayLike, at: PairIndex) -> bool:
-        """Return True if no test should compare a pair, which is close to a discontinuity or pole of the score."""
+        """Return whether a pair is so close to a discontinuity or pole of the score that no test should compare it."""
         return False
 
     def inputs(self, batch: tuple[int, ...] = ()) -> tuple[ArrayLike, ...]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -131,7 +131,7 @@ def break_graph() -> None:
         )
 
 
-def run_uncompiled(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+def run_uncompiled(function: Callable[..., T], *arguments: object, **named: object) -> T:
     """Return the result of a function that `torch.compile` does not compile. Call `break_graph` before."""
     return cast("T", torch.compiler.disable(function)(*arguments, **named))  # type: ignore[no-untyped-call]
 
@@ -307,7 +307,7 @@ def _define_operators() -> None:
         if all(isinstance(n, int) for one in sides for n in one):
             shape = Axes.of(*sides).output
         else:  # some lengths are symbols
-            broadcast: Any = torch.broadcast_shapes
+            broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
             shape = (*broadcast(*(one[:-2] for one in sides)), query.shape[-2], value.shape[-1])
         output = _heads_last(value.new_empty(shape, dtype=result_dtype(query, key, value)))
         saves = any(_find_call(call).needed or ())
@@ -364,7 +364,7 @@ def _refuse_closures(output: OutputTensor, leaves: Sequence[Shaped[Tensor, "*_"]
 
 def _with_autograd() -> AbstractContextManager[object]:
     """Return a context that enables autograd within an operator, where PyTorch disables it."""
-    inner: Any = torch._C
+    inner = torch._C
     excluded = inner._dispatch_tls_local_exclude_set()
     for name in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor"):
         excluded = excluded.remove(getattr(inner.DispatchKey, name))

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 
@@ -85,11 +84,10 @@ def _check(kernel: Kernel, library: str) -> KernelCheck:
     sides = [np.abs(draw.normal(size=_SHAPE)).astype(np.float32) for _ in range(3)]
     try:
         arrays = [_array(side, library, kernel.name in _ON_GPUS) for side in sides]
-        options: dict[str, Any] = {"score": score, "normalizer": normalizer, "kernel": kernel.name}
         times = []
         for _ in range(_REPEATS + 1):  # the first call compiles
             start = time.perf_counter()
-            output = np.asarray(_to_numpy(attend(*arrays, **options)))
+            output = np.asarray(_to_numpy(attend(*arrays, score=score, normalizer=normalizer, kernel=kernel.name)))
             times.append(time.perf_counter() - start)
     except RefusedError as error:
         reason = str(error).partition("this call: ")[2].partition(". ")[0]
@@ -127,7 +125,7 @@ def _quiet() -> Iterator[None]:
         os.close(null)
 
 
-def _to_numpy(output: Any) -> Any:
+def _to_numpy(output: ArrayLike) -> ArrayLike:
     return output.cpu().numpy() if "torch" in type(output).__module__ else output
 
 

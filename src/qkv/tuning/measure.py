@@ -78,7 +78,6 @@ class _SquaredProduct(GeneralScore):
         return -((product - 1) * (product - 1))
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return 1."""
         return 1
 
 

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -296,7 +295,7 @@ class Candidates:
         id: str | None = None,
         column: str | None = None,
         sample: int = 64,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
     ) -> None:
         check_integers(count=count, sample=sample)
         self.index, self.count = wrap_index(index, options or {}, column, id), count

@@ -26,7 +26,7 @@ class VectorIndex(ABC):
 
     name: str
 
-    def __init__(self, index: Any, options: Mapping[str, Any]) -> None:
+    def __init__(self, index: Any, options: Mapping[str, object]) -> None:
         self.index, self.options = index, dict(options)
 
     @abstractmethod
@@ -98,7 +98,7 @@ class LanceIndex(VectorIndex):
 
     name = "Lance"
 
-    def __init__(self, index: Any, options: Mapping[str, Any], column: str, id: str | None) -> None:
+    def __init__(self, index: Any, options: Mapping[str, object], column: str, id: str | None) -> None:
         super().__init__(index, options)
         self.column, self.id = column, id
         self._sorted: tuple[np.ndarray, np.ndarray] | None = None
@@ -146,7 +146,7 @@ class _OtherIndex(VectorIndex):
         return np.asarray(self.index.search(vectors, count, **self.options), np.int64)
 
 
-def wrap_index(index: object, options: Mapping[str, Any], column: str | None, id: str | None) -> VectorIndex:
+def wrap_index(index: object, options: Mapping[str, object], column: str | None, id: str | None) -> VectorIndex:
     """Return the index of a library behind the interface `VectorIndex`.
 
     Args:
@@ -169,5 +169,5 @@ def wrap_index(index: object, options: Mapping[str, Any], column: str | None, id
         return _OtherIndex(index, options)
     raise KindError(
         "index must be an index of FAISS or usearch, a dataset of Lance, or an object with labels and a method "
-        f"search(vectors, count), got {type(index).__module__}.{type(index).__name__}."
+        f"search(vectors, count), got {type(index).__module__}.{type(index).__name__}. Write a class with both."
     )

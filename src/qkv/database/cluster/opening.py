@@ -88,8 +88,8 @@ class RayWorker:
     def __init__(self, gpus: float = 0.0) -> None:
         import ray
 
-        self._actor: Any = ray.remote(num_cpus=1, num_gpus=gpus)(_Actor).remote()
-        self._process_id: Any = self._actor.process_id.remote()
+        self._actor = ray.remote(num_cpus=1, num_gpus=gpus)(_Actor).remote()
+        self._process_id = self._actor.process_id.remote()
         if gpus and not ray.wait([self._process_id], timeout=_GPU_SECONDS)[0]:
             self.close()
             self._actor = ray.remote(num_cpus=1)(_Actor).remote()
@@ -142,7 +142,7 @@ class RayWorker:
             ray.kill(self._actor)
 
     def _result(self, method: Any, arguments: Sequence[object]) -> object:
-        """Return a reference to what a method of the actor returns, when it has returned."""
+        """Run a method of the actor, and return a reference to its result."""
         import ray
 
         done, result = method.options(num_returns=2).remote(*arguments)

@@ -123,7 +123,7 @@ class Scheduler:
         return reply.result, dict(reply.unreadable)
 
     def _replies(self, messages: Sequence[bytes]) -> list[bytes]:
-        """Return the replies of few workers, in one round trip of this thread; those that were lost are asked again.
+        """Return the replies of few workers, in one round trip of this thread; repeat the messages whose reply is lost.
 
         Threads of which each waits for one actor of Ray took 5 ms more for a query of two workers.
         """
@@ -204,7 +204,7 @@ class Scheduler:
         return self._retry(branch.first, lambda worker: worker.fetch(branch.result))
 
     def _retry(self, slot: int, action: Callable[[Worker], T]) -> T:
-        """Return what an action of a worker returns; if the worker dies, repeat it with another one."""
+        """Return the result of an action of a worker; if the worker dies, repeat it with another one."""
         for _ in range(_MOST_ATTEMPTS):
             try:
                 with self._locks[slot]:
@@ -214,7 +214,7 @@ class Scheduler:
         raise self._given_up()
 
     def _try(self, slot: int, action: Callable[[Worker], T]) -> T:
-        """Return what an action of a worker returns, whose lock is held; a worker that dies is discarded."""
+        """Return the result of an action of a worker whose lock the caller has; a worker that dies is discarded."""
         worker = self.workers[slot]
         if worker is None:
             worker = self.workers[slot] = self.start()

@@ -77,7 +77,7 @@ class FragmentRows:
 
 @dataclass(frozen=True, eq=False)
 class FragmentTask:
-    """What a scan needs to know about one fragment.
+    """One fragment of a scan, with its selected rows and its tiles that have missing cells.
 
     Attributes:
         fragment: the fragment.
@@ -199,16 +199,16 @@ class StoreFunction(Protocol):
 
     @property
     def name(self) -> str:
-        """The name under which the worker keeps what `prepare` returns."""
+        """The name under which a worker caches the results of `prepare`."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """The columns that are read."""
 
-    def prepare(self, table: pa.Table) -> Any:
-        """Return what is computed once from the rows of a fragment."""
+    def prepare(self, table: pa.Table) -> object:
+        """Return the data of a fragment that all calls need, computed from its rows once."""
 
-    def run(self, rows: Any, fragment: int) -> Any:
+    def run(self, rows: Any, fragment: int) -> Mergeable:
         """Return the partial result over a fragment."""
 
 
@@ -219,10 +219,10 @@ class StoreCall:
     store: StoreVersion
     function: StoreFunction
 
-    def run(self, worker: FragmentWorker, each: FragmentTask) -> Any:
+    def run(self, worker: FragmentWorker, each: FragmentTask) -> Mergeable:
         """Return the result of the function over a fragment, whose rows are read once."""
 
-        def prepare() -> Any:
+        def prepare() -> object:
             block = worker.open_store(self.store).block(each.fragment.name, self.function.names)
             return self.function.prepare(block.rows(0, len(block)))
 
@@ -281,7 +281,7 @@ class StoreFragments:
         if self.scheduler is not None:
             call = StoreCall(StoreVersion.of(self.store, self.scheduler.storage_options), function)
             return run_call(self.scheduler, call, self.fragments, self.store.path.name)
-        merged: Any = None
+        merged: Mergeable | None = None
         for each in self.fragments:  # prepared again for each call, as the rows may exceed the memory
             block = self.store.block(each.name, function.names)
             with ignore_numpy_warnings():

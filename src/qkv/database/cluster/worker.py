@@ -12,12 +12,14 @@ import pickle
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from qkv import store as stores
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.database.cluster.task import FragmentCall, FragmentTask, Reply, ScanTask, StoreVersion, merge_replies
 from qkv.database.execute.block_scan import BlockScan
+from qkv.database.execute.partial_sums import Mergeable
 from qkv.database.execute.scan import DeviceProducts, VectorNorms
 from qkv.errors import DamagedError, DamagedStoreError, RefusedError
 from qkv.store import Store
@@ -37,7 +39,7 @@ class FragmentWorker:
         self._stores: dict[StoreVersion, Store] = {}
         self._norms: dict[StoreVersion, VectorNorms] = {}
         self._products: dict[StoreVersion, DeviceProducts] = {}
-        self._prepared: dict[str, dict[int, Any]] = {}
+        self._prepared: dict[str, dict[int, object]] = {}
 
     def run(self, message: bytes) -> bytes:
         """Return the reply to a pickled task and fragments, or to a list of replies to be merged, as a pickle."""
@@ -61,7 +63,7 @@ class FragmentWorker:
 
     def _reply(self, task: FragmentCall, fragments: Sequence[FragmentTask]) -> Reply:
         """Return the merged result over some fragments, and why other fragments cannot be read."""
-        unreadable, results = dict[int, str](), list[Any]()
+        unreadable, results = dict[int, str](), list[Mergeable]()
         for each in fragments:
             try:
                 result = task.run(self, each)
@@ -72,8 +74,8 @@ class FragmentWorker:
         first = min((each.fragment.index for each in fragments), default=0)
         return Reply(results[0] if results else None, unreadable, None, first)
 
-    def prepared(self, name: str, fragment: int, prepare: Callable[[], Any]) -> Any:
-        """Return what is computed from a fragment once, and kept for the calls of a name."""
+    def prepared(self, name: str, fragment: int, prepare: Callable[[], object]) -> Any:
+        """Return the result of `prepare` for a fragment, from the cache of `name` if it is there."""
         kept = self._prepared.pop(name, {})
         self._prepared[name] = kept  # at the end: the name that was used last
         while len(self._prepared) > _MOST_VERSIONS:
@@ -83,7 +85,7 @@ class FragmentWorker:
         return kept[fragment]
 
     def scan_of(self, task: ScanTask) -> BlockScan:
-        """Return a scan for the queries of a task, which keeps norms and vectors for the next one."""
+        """Return a scan for the queries of a task, which shares its norms and vectors with later scans."""
         name = task.store
         if self.device is not None and name not in self._products:
             self._products[name] = DeviceProducts(self.device)
@@ -98,12 +100,14 @@ class FragmentWorker:
                 del self._stores[oldest]
                 self._norms.pop(oldest, None)
                 self._products.pop(oldest, None)
-            path, number = version.path, version.version
-            options: dict[str, Any] = {"checksums": version.checksums, "storage_options": version.storage_options}
+            path, settings = version.path, version.storage_options
+            open_store = partial(
+                stores.open, path, version=version.version, checksums=version.checksums, storage_options=settings
+            )
             try:
-                opened = stores.open(path, version=number, **options)
+                opened = open_store()
             except DamagedStoreError:  # of other fragments, perhaps; reading all files finds the intact ones
-                opened = stores.open(path, version=number, damaged="skip", **options)
+                opened = open_store(damaged="skip")
             self._stores[version] = opened
         return self._stores[version]
 

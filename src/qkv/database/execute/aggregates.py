@@ -372,7 +372,7 @@ class VoteSums(ValueSums):
 
 
 def value_sums(like: Column, queries: int, votes: bool = False, labels: dict[object, int] | None = None) -> ValueSums:
-    """Return the sums of no rows: averages of numbers, timestamps and vectors, votes of other cells.
+    """Return empty sums: averages of numbers, timestamps and vectors, votes of other cells.
 
     `labels` are the numbers of labels that are known.
     """

@@ -117,7 +117,7 @@ class Executor(ABC):
         return out
 
     def _cached(self, name: str, key: object, compute: Callable[[], _Result]) -> _Result:
-        """Return the last result of a name if it was computed for an equal key, or compute it."""
+        """Return the cached result of `name` if it was computed for an equal key; otherwise compute and cache it."""
         found = self._last.get(name)
         if found is None or found[0] != key:
             found = self._last[name] = key, compute()
@@ -125,7 +125,7 @@ class Executor(ABC):
         return result
 
     def _forget(self) -> None:
-        """Compute all results anew, because the rows or what is computed from them are others."""
+        """Discard all cached results, because the rows have changed."""
         self._last, self._calibrations = {}, {}
 
     @property
@@ -251,7 +251,7 @@ class Executor(ABC):
         options: AskOptions,
         entries: list[Entry],
     ) -> list[Entry]:
-        """Return the entries of queries after the rows without a value are compared, too."""
+        """Return the entries of queries, corrected by a comparison with the rows that have a key but no value."""
         if len(queries) and not normalizer.constant:
             for rows in self.rows_without_value(options):
                 entries = KeysWithoutValue(self, rows, queries, comparison, normalizer).answer(options, entries)
@@ -322,7 +322,7 @@ class Executor(ABC):
         return notes, column_notes
 
     def _compare_fits(self, comparison: Comparison) -> tuple[str, ...]:
-        """Return a sentence if a line is clearly better than the mean."""
+        """Return a sentence if a line predicts the value clearly better than the mean; otherwise an empty tuple."""
         compare = partial(comparison_note, comparison, self.value_column, self.sample)
         item = "comparison of fits"
         return self._cached(item, comparison, partial(self.choices.texts, item, compare))
@@ -342,8 +342,8 @@ class Executor(ABC):
             if column.name == name:
                 return column
         raise DataError(
-            f"name must be one of {', '.join((*self.key, self.value))}, the key and value columns of {self.name}, "
-            f"got {name!r}."
+            f"name must be a key column or the value column of {self.name}, got {name!r}. "
+            f"Choose from {', '.join((*self.key, self.value))}."
         )
 
     def complete_columns(self, where: str | None = None) -> tuple[Column, ...]:

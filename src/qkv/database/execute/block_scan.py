@@ -48,7 +48,7 @@ Consumer = Callable[[Float[np.ndarray, "q n"], int, Any], None]
 
 
 def is_bounded(normalizer: Normalizer) -> bool:
-    """Return whether some of the logits of a query bound those of the keys that can have weight."""
+    """Return whether a part of the logits of a query gives a lower bound for those of keys that have weight."""
     if normalizer.top_k is not None:
         return True
     return normalizer.has_threshold_bound and normalizer.threshold_bound(np.zeros((1, 1))) is not None
@@ -149,7 +149,7 @@ class BlockScan:
     def _best(
         self, tiles: Callable[[], Iterable[RowTile]], normalizer: Normalizer
     ) -> tuple[RowLists, Float[np.ndarray, "q 1"] | None]:
-        """Return the candidates of some queries, and a bound of the ranks of those of the others, or None for none."""
+        """Return the candidates of some queries, and bounds of the ranks for the others; None without others."""
         top_k = normalizer.top_k
         self.top_rows = top = RunningTopK((self.queries,), (SUPPORT if top_k is None else top_k) + SPARE_ROWS)
         self._lists = []

@@ -125,7 +125,7 @@ class VectorCodes:
 
     @staticmethod
     def saved(folder: Path) -> list[Path]:
-        """Return the files of codes in a folder of notes."""
+        """Return the files of codes in the folder of notes of a store."""
         return sorted(folder.glob("codes-*.norms"))
 
     def of_block(self, block: Block, column: str, folder: Path) -> Codes | None:
@@ -323,7 +323,7 @@ class CodeScan:
         return np.asarray(self.normalizer.prepare(lower)), np.asarray(self.normalizer.prepare(upper))
 
     def _bound(self) -> Float[np.ndarray, " q"]:
-        """Return a number for each query that the ranks of the rows with weight reach."""
+        """Return for each query a lower bound of the ranks of the rows that have weight."""
         rank = self.top.rank.astype(np.float64)
         if self.softmax:
             return rank[:, 0] + self.level
@@ -340,7 +340,7 @@ class CodeScan:
         upper: Float[np.ndarray, "n q"],
         among: Bool[np.ndarray, "n q"] | None = None,
     ) -> _Found:
-        """Return the pairs whose rank may reach the bound of the query: query, place, and bounds of the rank."""
+        """Return the pairs whose rank may be at least the bound of the query: query, place, and bounds of the rank."""
         bound = self._bound().astype(upper.dtype)
         reached = upper >= bound if (bound > -np.inf).all() else (upper >= bound) & (upper > -np.inf)
         flat = np.flatnonzero(reached if among is None else reached & among)
@@ -373,7 +373,7 @@ class CodeScan:
         return codes, row[own] + tile.number, among[own // _GROUP]
 
     def _compare(self, rows: Sequence[tuple[Codes, Int[np.ndarray, " n"], Bool[np.ndarray, "n q"]]]) -> _Found:
-        """Return the rows that reach the bounds: query, index, and bounds of the rank."""
+        """Return the rows whose rank may be at least the bound of a query: query, index, and bounds of the rank."""
         codes, row, among = zip(*rows, strict=True)
         bounds = self._bounds(Codes.concat(codes), None, 1)
         query, place, lower, upper = self._reaching(*bounds, np.concatenate(among))
@@ -382,7 +382,7 @@ class CodeScan:
     def _leave_out(
         self, found: _Found, skipped: Float[np.ndarray, " q"], tolerance: float, size: int
     ) -> tuple[Bool[np.ndarray, " n"], Float[np.ndarray, " q"], Float[np.ndarray, " q"]]:
-        """Return which rows or groups remain if those of the least weight are left out.
+        """Select the rows or groups that remain if those of the least weight are left out.
 
         Args:
             found: the rows or groups.

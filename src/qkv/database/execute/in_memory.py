@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -296,7 +296,7 @@ class RowsWithoutValue(InMemoryExecutor):
         return self._by_key[name]
 
     def calibration(self, comparison: Comparison, normalizer: Normalizer, options: AskOptions) -> Calibration:
-        """Return the factors of normal values, as there are no values."""
+        """Return the factors of the normal distribution, because the database has no values."""
         return Calibration()
 
 
@@ -421,9 +421,11 @@ class _Call:
         top = min(max(self.options.top, self.comparison.candidate_rows), len(self.present))
         key, mask, normalizer, value = self.comparison.key, self.mask, self.normalizer, self.values.column
         score, ones = from_differences(self.comparison.score, normalizer, query.shape[-1]), np.ones((len(key), 1))
-        more: dict[str, Any] = {"normalizer": normalizer, "mask": mask, "seed": self.options.seed}
+        seed = self.options.seed
         try:
-            observed = observe(query, key, ones, score=score, readouts=[Dense()], **more)
+            observed = observe(
+                query, key, ones, score=score, normalizer=normalizer, mask=mask, readouts=[Dense()], seed=seed
+            )
         except (KindError, ShapeError) as error:
             # The score is the user's choice, and does not fit the cells of the key.
             raise self.comparison.unsupported(error) from None

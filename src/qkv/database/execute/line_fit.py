@@ -44,7 +44,7 @@ def check_line(comparison: Comparison, normalizer: Normalizer, value: Column) ->
 
 
 def line_aggregates(fits: LocalFits, coordinates: Coordinates, column: Column) -> list[Aggregate]:
-    """Return the aggregate of each query.
+    """Return the value and the gradient of each line at its query, as aggregates.
 
     Args:
         fits: the lines.
@@ -94,7 +94,7 @@ class LineSums(ValueSums):
         columns: Sequence[Column],
         query: Shaped[np.ndarray, "q ..."],
     ) -> LineSums:
-        """Return the sums of no rows, for the query array of the engine."""
+        """Return empty sums for the query array of the engine."""
         at = coordinates.of(query)
         none = LocalMoments.of(np.zeros((len(at), 0)), np.zeros((0, at.shape[1] + 1)), at)
         return cls(comparison, coordinates, columns, at, none)
@@ -143,7 +143,7 @@ def effective_evidence(
 def largest_effective(
     weights: Float[np.ndarray, "q rows"], top: int
 ) -> tuple[Int[np.ndarray, "q n"], Float[np.ndarray, "q n"]]:
-    """Return for each query the column indices of its weights of largest magnitude, −1 for 0, and these weights."""
+    """Return the columns of the rows of largest effective weight, −1 for a weight of 0, and their weights."""
     rows, heavy = largest_weights(np.abs(weights), top)
     if not weights.shape[1]:
         return rows, heavy

@@ -176,7 +176,7 @@ def predicate_columns(store: Store, columns: Sequence[str], predicate: str) -> l
 def match_blocks(
     blocks: Sequence[Block], schema: pa.Schema, predicate: str, deleted: bool = False
 ) -> list[Bool[np.ndarray, " _"]]:
-    """Return one boolean array per block that is True for the rows that satisfy a SQL predicate.
+    """Return one boolean array per block of a store that is True for the rows that satisfy a SQL predicate.
 
     Aggregates in the predicate refer to the rows of all blocks.
 

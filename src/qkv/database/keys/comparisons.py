@@ -546,7 +546,7 @@ def displayed_distances(columns: Sequence[Column], distances: Float[np.ndarray, 
 
 
 def structured(fields: dict[str, Shaped[np.ndarray, "rows ..."]]) -> Shaped[np.ndarray, " rows"]:
-    """Return a structured array with one field for each of the arrays `fields`. A matrix becomes a field of vectors."""
+    """Return key columns as a structured array with a field for each column. A matrix becomes a field of vectors."""
     dtype = [(name, cells.dtype, cells.shape[1:]) for name, cells in fields.items()]
     rows = np.empty(len(next(iter(fields.values()))), dtype=dtype)
     for name, cells in fields.items():

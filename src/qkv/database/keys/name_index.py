@@ -307,7 +307,7 @@ class PresentNames:
         return limit
 
     def _last(self, least: Float[np.ndarray, " names"], some: Int[np.ndarray, " n"], count: int, floor: float) -> float:
-        """Return the largest number that at least `count` rows of some names reach, and `floor` if none does."""
+        """Return the `count`-th largest number of `least` over the rows of some names; `floor` if there are fewer."""
         if len(some) > count:
             some = some[np.argpartition(-least[some], count - 1)[:count]]
         order = some[np.argsort(-least[some])]

@@ -11,7 +11,7 @@ import inspect
 import re
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import qkv.normalizers as normalizer_module
 import qkv.scores as score_module
@@ -140,7 +140,7 @@ def _needs_numbers_only(kind: type) -> bool:
     return all(map(_is_number, needed))
 
 
-def _is_number(field: dataclasses.Field[Any]) -> bool:
+def _is_number(field: dataclasses.Field[object]) -> bool:
     # A tuple of columns mentions float too.
     kind = str(field.type)
     return bool(re.search(r"\b(float|int)\b", kind)) and "tuple" not in kind

@@ -167,7 +167,7 @@ def split_queries(queries: object, columns: Sequence[Column]) -> tuple[list[obje
     return list(queries), False
 
 
-def _without_scalars(query: Any) -> Any:
+def _without_scalars(query: Any) -> object:
     """Return queries with Python objects in place of pyarrow scalars."""
     if isinstance(query, pa.Scalar):
         return to_python(pa.array([query]))[0]
@@ -325,7 +325,7 @@ def _integers(
     return words, unequal
 
 
-def _elements(value: Any) -> Sequence[Any]:
+def _elements(value: Any) -> Sequence[str | float]:
     return value.strip().strip("[]").replace(",", " ").split() if isinstance(value, str) else value
 
 

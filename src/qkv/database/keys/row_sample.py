@@ -107,7 +107,7 @@ def _hash_cells(column: Column, rows: Int[np.ndarray, " n"]) -> Shaped[np.ndarra
 
 
 def _mix(x: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
-    """Return well-mixed bits of each integer.
+    """Return a hash of each integer.
 
     Source: Steele, Lea, Flood (2014), Fast splittable pseudorandom number generators (SplitMix64).
     """

@@ -13,7 +13,6 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -76,7 +75,7 @@ def answer_table(partial: QueryPartial) -> pa.Table:
     each = zip(results.aggregates, results.effective.tolist(), strict=True)
     entries = [_entry(aggregate, rows, results.value) for aggregate, rows in each]
     columns = entry_cells(entries, any(entry.probabilities for entry in entries))
-    arrays: dict[str, Any] = {
+    arrays: dict[str, pa.Array] = {
         name: exact_array(cells) for name, cells in columns.items() if name not in ("lower", "upper", "reason")
     }
     for name in ("standard_error", "spread", "effective_rows"):
@@ -373,7 +372,7 @@ def _comparison(score: Score, columns: Sequence[Column]) -> ScoreComparison:
 
 
 def _with_records(rows: RowLists, table: pa.Table, names: Sequence[str]) -> RowLists:
-    """Return lists of rows with the cells of some columns of their table; dictionaries become their values."""
+    """Return lists of rows with the cells of some columns of their table, dictionary-encoded columns decoded."""
     arrays = []
     for column in table.select(list(names)).take(pa.array(rows.position)).columns:
         plain = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column

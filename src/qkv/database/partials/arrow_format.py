@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,7 +38,7 @@ _NUMBERS = ("maximum", "total", "entropy_sum", "square_sum")
 
 def to_batch(partial: QueryPartial) -> pa.RecordBatch:
     """Return a partial result as a record batch."""
-    subject, columns = partial.subject, dict[str, Any]()
+    subject, columns = partial.subject, dict[str, object]()
     if partial.sums is not None:
         columns = {name: pa.array(getattr(partial.sums, name)) for name in _NUMBERS}
         columns |= _value_columns(partial.sums.values, partial.value_type)
@@ -156,7 +155,7 @@ def _positions(structs: pa.StructArray, fragments: int) -> Int[np.ndarray, " n"]
 
 
 def lists_by_query(query: Int[np.ndarray, " n"], count: int, cells: pa.Array) -> pa.ListArray:
-    """Return lists of cells, one per query, from cells in the order of the queries."""
+    """Return an Arrow array with a list for each query, from cells in the order of the queries."""
     offsets = np.concatenate([[0], np.cumsum(np.bincount(query, minlength=count))])
     return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), cells)
 
@@ -176,9 +175,9 @@ def _flat(column: pa.ChunkedArray) -> tuple[Int[np.ndarray, " n"], pa.Array]:
 # -- sums -----------------------------------------------------------------------------------------------
 
 
-def _value_columns(sums: ValueSums, type_: pa.DataType) -> dict[str, Any]:
+def _value_columns(sums: ValueSums, type_: pa.DataType) -> dict[str, object]:
     assert isinstance(sums, (AverageSums, VoteSums))
-    columns: dict[str, Any] = {"negative": pa.array(sums.negative)}
+    columns: dict[str, object] = {"negative": pa.array(sums.negative)}
     if isinstance(sums, AverageSums):
         for name in ("weighted", "mean"):
             matrix = getattr(sums, name)
@@ -233,7 +232,7 @@ def _floats(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
 # -- normalizers ----------------------------------------------------------------------------------------
 
 
-def normalizer_record(normalizer: Normalizer) -> dict[str, Any]:
+def normalizer_record(normalizer: Normalizer) -> dict[str, object]:
     """Return a normalizer as a record of its class and its fields.
 
     Raises:
@@ -249,7 +248,7 @@ def normalizer_record(normalizer: Normalizer) -> dict[str, Any]:
             f"normalizer must be a class of qkv.normalizers to be saved with a partial result, got {normalizer}. "
             "Choose one of them."
         )
-    record: dict[str, Any] = {"class": name}
+    record: dict[str, object] = {"class": name}
     for field in dataclasses.fields(normalizer):
         value = getattr(normalizer, field.name)
         if isinstance(value, Normalizer):

@@ -123,7 +123,7 @@ def fragment_partial(
         take: returns some rows of the fragment, whose indices are in ascending order.
         subject: what the result is about.
         normalizer: the normalizer.
-        values: the sums of no rows.
+        values: empty sums.
         fragment: the name of the fragment.
     """
     sums = None

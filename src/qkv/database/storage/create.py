@@ -96,7 +96,7 @@ def create_database(
         elif defaults.score is None and defaults.min_similarity is None:
             defaults = defaults._replace(min_similarity=_default_min_cosine(encoding, encoded[0]))
         attached[FILE] = pack(built)
-    settings: dict[str, object] = {"key": list(keys), "value": value, "fold": fold, **defaults._asdict()}
+    settings: dict[str, Any] = {"key": list(keys), "value": value, "fold": fold, **defaults._asdict()}
     if encoding is not None:
         settings["encoder"] = encoding.record()
     done = sum(table.num_rows for table in encoded)
@@ -184,8 +184,17 @@ def open_database(
         from qkv.database.cluster.opening import open_cluster
 
         workers = open_cluster(cluster, damaged == "skip", storage_options)
-    options: dict[str, Any] = {"fold": folded, "defaults": defaults, "memory": memory, "encoding": encoding}
-    return StoredDatabase(store, key, value, cache=cache, cluster=workers, **options)
+    return StoredDatabase(
+        store,
+        key,
+        value,
+        fold=folded,
+        defaults=defaults,
+        memory=memory,
+        encoding=encoding,
+        cache=cache,
+        cluster=workers,
+    )
 
 
 def visible_columns(store: stores.Store) -> list[str]:

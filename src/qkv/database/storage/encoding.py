@@ -78,7 +78,7 @@ class Encoding:
         return cls(tuple(columns), encoder.name, encoder.settings(), encoder.width, str(encoder), lambda: encoder)
 
     @classmethod
-    def load(cls, store: Store, record: Mapping[str, Any], use: bool = True) -> Encoding:
+    def load(cls, store: Store, record: Mapping[str, object], use: bool = True) -> Encoding:
         """Return the encoding that is saved with a store.
 
         Args:
@@ -320,7 +320,9 @@ def _has_key(encoder: Encoder, columns: Sequence[str], table: pa.Table) -> Bool[
     return np.asarray(~np.logical_and.reduce([Column.from_table(table, name).missing for name in columns]))
 
 
-def _inputs(encoder: Encoder, columns: Sequence[str], table: pa.Table, selected: Bool[np.ndarray, " rows"]) -> Any:
+def _inputs(
+    encoder: Encoder, columns: Sequence[str], table: pa.Table, selected: Bool[np.ndarray, " rows"]
+) -> list[str] | pa.Table:
     """Return the keys of the selected rows in the form that the encoder takes: a list of texts or a pyarrow table."""
     if encoder.input_kind == "texts":
         cells = table.column(columns[0]).to_pylist()

@@ -122,8 +122,8 @@ class StoredDatabase(Queryable):
             normalizer = self.normalizer if normalizer is None else normalizer
             # A limit that an older version saved may be a cosine, which is no distance for another score.
             if options.min_similarity is options.max_distance is None and (score == self.score or not vectors):
-                limits: dict[str, Any] = {"min_similarity": self.min_similarity, "max_distance": self.max_distance}
-                options = replace(options, **limits, default_limits=True)
+                limits = self.min_similarity, self.max_distance
+                options = replace(options, min_similarity=limits[0], max_distance=limits[1], default_limits=True)
         options = replace(options, score=score, normalizer=normalizer)
         before = self.store.traffic if isinstance(self.store, RemoteStore) else None
         executor = self._executor_for(vectors, options.progress)
@@ -166,13 +166,6 @@ class StoredDatabase(Queryable):
         return self.cluster is not None or self._exceeds_memory(self._compares_vectors(self.score))
 
     def column(self, name: str) -> Column:
-        """Return the key or value column `name` as NumPy arrays, or a sample of its rows if the table is large.
-
-        If the table exceeds the memory limit, the arrays hold a sample of its rows.
-
-        Raises:
-            DataError: The column is neither a key column nor the value column.
-        """
         # An encoded key is not itself a column of vectors.
         return self._executor_for(False if name in self.key else None).column(name)
 
@@ -347,8 +340,10 @@ class StoredDatabase(Queryable):
             DamagedStoreError: Files of the open version are damaged.
             StoreFullError: The disk is full. Nothing remains.
         """
-        options: dict[str, Any] = {"backend": backend, "overwrite": overwrite, "storage_options": storage_options}
-        return self._over(copy_store(self.store, path, progress=progress, **options))
+        copied = copy_store(
+            self.store, path, backend=backend, overwrite=overwrite, progress=progress, storage_options=storage_options
+        )
+        return self._over(copied)
 
     def export(self, path: str | PathLike[str], *, overwrite: bool = False, progress: Progress | None = None) -> None:
         """Write the rows of the open version to a Parquet or Arrow file; see `qkv.store.export`.

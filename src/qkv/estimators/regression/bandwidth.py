@@ -83,7 +83,7 @@ def choose_within_groups(
     total: int,
     progress: Progress | None = None,
 ) -> Bandwidth:
-    """Return the common bandwidth of smallest error, and the factors of those of the groups.
+    """Return the common bandwidth of smallest error, and the factor of each group by which its bandwidth differs.
 
     The error is relative to the variance of each group, and the baseline is the error of the mean of each group.
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
 from qkv.core.equation import BoundCall, bind_call
 from qkv.core.parts import Part
-from qkv.core.typing import Array, Bool, Float, Tensor
+from qkv.core.typing import Array, Bool, Float, ReadoutResult, Tensor
 from qkv.engine import observe
 from qkv.errors import OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall
@@ -24,10 +24,6 @@ from qkv.readouts.base import flatten, unflatten
 
 if TYPE_CHECKING:
     from qkv.plan.plan import Plan
-
-
-ReadoutResult: TypeAlias = Any
-"""The result of a readout: an array, or a named tuple of arrays; each readout of `qkv.readouts` documents its own."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +187,7 @@ class ObservedCall(NamedTuple):
 
 
 def requires_gradient(call: AttentionCall) -> bool:
-    """Return whether the output of a call requires a gradient."""
+    """Return whether the output of a recorded call requires a gradient."""
     arrays = [x for part in call.options.values() if isinstance(part, Part) for x in part.arrays()]
     tensors = (call.query, call.key, call.value, *arrays)
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import torch
 
-from qkv.errors import OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall
 from qkv.interop.huggingface.model_hooks import note_parts
 from qkv.interop.huggingface.model_layers import (
@@ -24,7 +23,7 @@ from qkv.interop.huggingface.model_layers import (
     nested,
     pretrained_models,
 )
-from qkv.interop.huggingface.registration import REGISTERED, add_listener, register
+from qkv.interop.huggingface.registration import REGISTERED, add_listener, switch_implementation
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -98,27 +97,6 @@ class CallCounter:
         """Remove all hooks and listeners that the counter added to the model."""
         for hook in self._hooks:
             hook.remove()
-
-
-def switch_implementation(model: torch.nn.Module, name: str) -> bool:
-    """Select an attention implementation of a model by name, and return whether the model supports it.
-
-    Raises:
-        OptionError: the name is not registered.
-    """
-    if name not in REGISTERED:
-        if name != "qkv":
-            names = ", ".join(dict.fromkeys(["qkv", *REGISTERED]))
-            raise OptionError(
-                f'name must be a registered name, one of {names}, got "{name}". Register it first with '
-                f'qkv.interop.huggingface.register("{name}").'
-            )
-        register()
-    supported = getattr(model, "_can_set_attn_implementation", None)
-    if supported is None or not supported():
-        return False
-    model.set_attn_implementation(name)  # type: ignore[operator]
-    return True
 
 
 @contextlib.contextmanager

@@ -85,7 +85,7 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         return self.keys, self.values
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last `-tokens_to_remove` tokens, whose memory later tokens take."""
+        """Remove the last `-tokens_to_remove` tokens; later tokens reuse their memory."""
         before = self.keys, self.values
         super().crop(tokens_to_remove)
         for rows, old, new in zip(self._sides, before, (self.keys, self.values), strict=True):

@@ -186,7 +186,7 @@ class MaskContext:
 
 @dataclass(frozen=True, eq=False)
 class FunctionMask(Mask):
-    """Mask that calls a function of (batch, head, query, key) indices for the pairs of each tile.
+    """Mask of a mask function of transformers, whose arguments are indices (batch, head, query, key).
 
     Args:
         function: function of four integer tensors that broadcast.

@@ -9,9 +9,9 @@ import torch
 
 from qkv.cache.kernel import concat_chunks
 from qkv.core.map_batch import align_batch
-from qkv.core.typing import Shaped, Tensor
+from qkv.core.typing import ReadoutResult, Shaped, Tensor
 from qkv.interop.huggingface.attention_call import AttentionCall, is_causal, key_padding
-from qkv.interop.huggingface.attention_record import AttentionRecord, ReadoutResult, SavedCall, check_heads
+from qkv.interop.huggingface.attention_record import AttentionRecord, SavedCall, check_heads
 from qkv.nn.attention import Attention
 from qkv.nn.cache import StateCache
 from qkv.nn.multihead import MultiHeadAttention
@@ -45,7 +45,7 @@ def hook_module(
             COLLECT.set(None)
         collect(call, inputs.pop() if inputs else None)
 
-    # Any readout makes the module return its plan, from which the shapes of the call are known.
+    # A readout makes the module return its plan, from which the shapes of the call are known.
     before, after = readout_hooks(tuple(readouts) or (ColumnSum(),), finish)
 
     def without_state(

@@ -9,7 +9,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
@@ -17,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from qkv.core.arrays import is_array
 from qkv.core.tile import Tile
-from qkv.core.typing import Bool, Float, Shaped, Tensor
+from qkv.core.typing import Bool, Float, ReadoutResult, Shaped, Tensor
 from qkv.errors import KindError, OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall, is_causal, key_padding
 from qkv.interop.huggingface.attention_record import AttentionRecord, ObservedCall, SavedCall, observe_call
@@ -41,9 +40,6 @@ from qkv.nn.protocols import COLLECT, CallInputs
 from qkv.normalizers import Softmax
 from qkv.readouts import LogSumExp, Readout
 from qkv.scores import Biased, ScaledDot, Score
-
-if TYPE_CHECKING:
-    from qkv.interop.huggingface.attention_record import ReadoutResult
 
 
 @contextlib.contextmanager

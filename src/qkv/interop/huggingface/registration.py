@@ -317,3 +317,24 @@ def _attention(
     for hook in output_hooks:
         merged = hook(merged)
     return merged, weights
+
+
+def switch_implementation(model: torch.nn.Module, name: str) -> bool:
+    """Select an attention implementation of a model by name, and return whether the model supports it.
+
+    Raises:
+        OptionError: the name is not registered.
+    """
+    if name not in REGISTERED:
+        if name != "qkv":
+            names = ", ".join(dict.fromkeys(["qkv", *REGISTERED]))
+            raise OptionError(
+                f'name must be a registered name, one of {names}, got "{name}". Register it first with '
+                f'qkv.interop.huggingface.register("{name}").'
+            )
+        register()
+    supported = getattr(model, "_can_set_attn_implementation", None)
+    if supported is None or not supported():
+        return False
+    model.set_attn_implementation(name)  # type: ignore[operator]
+    return True

@@ -42,7 +42,7 @@ def is_learned(option: object) -> bool:
 
 
 def describe_part(option: object) -> Json:
-    """Return the description of a score or normalizer, or of what builds it.
+    """Return a description of a score or normalizer, or of the function that builds one, as JSON.
 
     Example:
         >>> describe_part(normalizers.TopK(3))["fields"]["k"], describe_part(functools.partial(nn.Additive, hidden=8))

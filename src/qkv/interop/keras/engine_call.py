@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any, cast
+from typing import cast
 
 import keras
 import torch
@@ -46,11 +46,11 @@ class EngineLayer:
 
     def __init__(
         self,
-        *args: Any,
+        *args: object,
         normalizer: str = "softmax",
         kernel: str | None = None,
         memory: int | str = "4 GiB",
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.engine = _EngineOptions(normalizer, kernel, memory)

@@ -64,9 +64,9 @@ class Attributes:
         known = [name for name, rule in _RULES.items() if rule.since <= opset]
         for name in attributes:
             if name not in known:
-                since = f" {name} requires opset {_RULES[name].since}." if name in _RULES else ""
+                since = f"Use opset {_RULES[name].since}" if name in _RULES else "Correct its name"
                 raise OptionError(
-                    f"attributes of Attention in opset {opset} must be among {', '.join(known)}, got {name!r}.{since}"
+                    f"attributes of Attention in opset {opset} must be among {', '.join(known)}, got {name!r}. {since}."
                 )
         checked = {name: _RULES[name].check(name, value) for name, value in attributes.items() if value is not None}
         return cls(**checked)  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ class _Rule(NamedTuple):
         flag = isinstance(value, (bool, np.bool_)) and self.convert is not bool
         accepted = isinstance(value, _ACCEPTED[self.convert]) and not flag
         if not accepted or not self.valid(value):
-            raise OptionError(f"{name} must be {self.condition}, got {value!r}.")
+            raise OptionError(f"{name} must be {self.condition}, got {value!r}. Omit it to use the default of ONNX.")
         return self.convert(value)
 
 

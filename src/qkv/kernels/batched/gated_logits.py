@@ -143,7 +143,7 @@ class PairGates(PairLogits):
         terms: tuple[RowTensor, Float[Tensor, "*batch k 1"]],
         needs: Sequence[bool],
     ) -> Gradients:
-        """Return the gradient of each tensor, given those of l and r and what reaches queries and keys besides them."""
+        """Return the gradient of each tensor, given those of l and r and the other terms of queries and keys."""
         found: list[Tensor | None] = []
         weights: list[Tensor | None] = []
         biases: list[Tensor] = []

@@ -222,7 +222,7 @@ def _forward_arrays(score: Score) -> int:
 
 
 def _is_product(score: Score) -> bool:
-    """Return whether logits are inner products, with an offset or a soft cap."""
+    """Return whether logits are inner products, possibly with offsets and soft caps that are numbers."""
     form = score.form
     while isinstance(form, Offset) or (isinstance(form, Capped) and isinstance(form.cap, (int, float))):
         form = form.inner.form

@@ -101,7 +101,7 @@ def map_gradient(
     x: Float[Tensor, "batch n width"],
     weight: Float[Tensor, "*_ hidden width"],
 ) -> Float[Tensor, "*_ hidden width"]:
-    """Return the gradient of W, given that of W x."""
+    """Return the gradient of the map W of a score of projections, given that of W x."""
     if weight.ndim > 2:
         return product(gradient.mT, x)
     return gradient.flatten(0, -2).mT @ x.flatten(0, -2)

@@ -56,7 +56,7 @@ class _StaticCall:
 
 
 def compilable(value: object) -> bool:
-    """Return whether a part, and each part in its fields, is defined by qkv and holds no function.
+    """Return whether a part can be compiled: it and the parts in its fields are of qkv and hold no function.
 
     Example:
         >>> from qkv.scores import Custom, Dot, SumOf
@@ -157,7 +157,7 @@ class DenseKernel(Kernel):
     runs_on_gpu: ClassVar[bool] = True
 
     def scratch(self, problem: Problem) -> float:
-        """Return the bytes of logits, weights and mask of all pairs; with a gradient also of what autograd saves."""
+        """Return the bytes of logits, weights and mask of all pairs, and with a gradient of the saved arrays."""
         mask = 0.25 if problem.spec.mask is not None and problem.gradient else 0.0
         return problem.axes.pairs * problem.itemsize * (pair_arrays(problem) + mask) + problem.cast_bytes
 

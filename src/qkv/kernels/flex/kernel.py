@@ -350,7 +350,7 @@ def _flex_attention(compiled: bool) -> Any:
 
 
 @cache
-def _create_block_mask(compiled: bool) -> Any:
+def _create_block_mask(compiled: bool) -> Callable[..., BlockMask]:
     import torch
     from torch.nn.attention.flex_attention import create_block_mask
 

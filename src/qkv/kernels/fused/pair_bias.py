@@ -109,7 +109,7 @@ _FEWEST_PAIRS = 2**13
 
 
 def few_keys(mask: Mask | None, offset: int | None, tile: Tile) -> slice | None:
-    """Return the keys that a mask may allow for some query, or None if these are most of the keys.
+    """Return the only keys that the fused operators need to read, or None if the mask may allow most keys.
 
     Args:
         mask: the mask, without a causal mask that the operator applies itself.

@@ -280,17 +280,19 @@ def attend_public(attention: FusedAttention, given: Sides, traced: bool) -> Floa
 
     layout = attention.layout
     sides = layout.sides(given)
-    options: dict[str, Any] = {"attn_mask": attention.bias, "is_causal": attention.offset is not None}
+    mask, causal = attention.bias, attention.offset is not None
+    assert not isinstance(mask, BlockBias)  # which only the operators for CPUs take
     if attention.offset:
         from torch.nn.attention.bias import causal_lower_right
 
-        options = {"attn_mask": causal_lower_right(sides[0].shape[-2], sides[1].shape[-2])}
-    if layout.grouped:
-        options["enable_gqa"] = True
+        mask, causal = causal_lower_right(sides[0].shape[-2], sides[1].shape[-2]), False
+    attend = partial(
+        scaled_dot_product_attention, attn_mask=mask, is_causal=causal, scale=attention.scale, enable_gqa=layout.grouped
+    )
     if traced:
-        return scaled_dot_product_attention(*sides, scale=attention.scale, **options)
+        return attend(*sides)
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]):
-        return scaled_dot_product_attention(*sides, scale=attention.scale, **options)
+        return attend(*sides)
 
 
 def _attend(

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall
@@ -41,7 +41,7 @@ def fused_attention(call: BoundCall, implementation: str) -> OutputArray:
     *lifted, scale = call.score.scaled_lift(call.query, call.key, call.tile)
     scale /= typing.cast("float", call.normalizer.temperature)
     query, key, value = (jnp.asarray(x) for x in (*lifted, call.value))
-    poison: Any = (query * 0).sum(-1, keepdims=True)
+    poison: Array = (query * 0).sum(-1, keepdims=True)
     causal = call.mask is not None
     if causal:
         nonfinite = (key * 0).sum(-1) + (value * 0).sum(-1)
@@ -54,15 +54,17 @@ def fused_attention(call: BoundCall, implementation: str) -> OutputArray:
         query, key, value = (_padded(x, width) for x in (query, key, value))
     batch = call.tile.batch
     sides = _four_axes((query, key, value), batch)
-    options: dict[str, Any] = {"scale": float(scale), "is_causal": causal}
     if implementation == "tokamax":
         tokamax = import_module("tokamax")
         # Without these names, tokamax may compute an array of all pairs.
-        output = tokamax.dot_product_attention(*sides, **options, implementation=("mosaic", "triton"))
+        output = tokamax.dot_product_attention(
+            *sides, scale=float(scale), is_causal=causal, implementation=("mosaic", "triton")
+        )
     else:
         from jax.nn import dot_product_attention
 
-        output = dot_product_attention(*sides, **options, implementation=typing.cast("Any", implementation))
+        known = typing.cast("Literal['cudnn', 'xla']", implementation)
+        output = dot_product_attention(*sides, scale=float(scale), is_causal=causal, implementation=known)
     output = jnp.swapaxes(output, 1, 2).reshape((*batch, query.shape[-2], output.shape[-1]))
     return typing.cast("Array", output[..., :value_width] + poison)
 
@@ -76,13 +78,14 @@ def _until(nonfinite: Float[Array, "*#batch k"], q: int) -> Float[Array, "*#batc
     return sums_until
 
 
-def _padded(x: Any, width: int) -> Any:
+def _padded(x: Array, width: int) -> Array:
     import jax.numpy as jnp
 
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
+    padded: Array = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
+    return padded
 
 
-def _four_axes(sides: tuple[Any, Any, Any], batch: tuple[int, ...]) -> list[Any]:
+def _four_axes(sides: tuple[Array, Array, Array], batch: tuple[int, ...]) -> list[Array]:
     """Return query, key and value with the axes (batch, length, heads, width).
 
     Query heads that share a key head, along the last batch axis, are not copied for each.

@@ -23,7 +23,7 @@ from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall, apply_dropout
 from qkv.core.guard import apply_weights, is_traced
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float, KeyArray, Num, OutputArray, QueryArray, Shaped
+from qkv.core.typing import Array, Float, KeyArray, Num, OutputArray, QueryArray, ReadoutResult, Shaped
 from qkv.kernels.dense.kernel import run_compiled
 from qkv.kernels.jax_loops.dynamic_tiles import (
     DynamicCall,
@@ -97,7 +97,7 @@ class RowBlockLoop:
     rows: int
     cols: int
 
-    def attend(self) -> tuple[OutputArray, tuple[Any, ...]]:
+    def attend(self) -> tuple[OutputArray, tuple[ReadoutResult, ...]]:
         """Return the output and the readouts of the call.
 
         They support derivatives of any order in forward and reverse mode.
@@ -106,7 +106,7 @@ class RowBlockLoop:
 
         dynamic, tile = DynamicCall.of(self.call), self.call.tile
         count, q = max(1, -(-tile.q_total // self.rows)), tile.q_total
-        results: list[Any] = []
+        results: list[ReadoutResult] = []
 
         def block(number: Start) -> tuple[Array, list[tuple[Array, ...]]]:
             output, read = self._block(dynamic, number)
@@ -200,7 +200,9 @@ class RowBlockLoop:
         updated = jax.lax.dynamic_update_slice_in_dim(whole, reduction.combine(old, new), first, axis)
         return typing.cast("Array", updated)
 
-    def _block(self, dynamic: DynamicCall, number: Start) -> tuple[Float[Array, "*batch rows value_width"], list[Any]]:
+    def _block(
+        self, dynamic: DynamicCall, number: Start
+    ) -> tuple[Float[Array, "*batch rows value_width"], list[ReadoutResult]]:
         """Return the output and the readouts of the row block with the given number."""
         call, normalizer = dynamic.call, dynamic.call.normalizer
         whole = call.tile
@@ -211,7 +213,7 @@ class RowBlockLoop:
         dropped = apply_dropout(weights, tile, call.dropout)
 
         output = apply_weights(dropped, call.value, lambda: normalizer.support(logits, weights), call.finite_value)
-        read: list[Any] = []
+        read: list[ReadoutResult] = []
         for readout in self.readouts:
             if combine_kinds(readout, whole, self.rows) == ["cells"]:
                 (reduction,) = readout.reductions(

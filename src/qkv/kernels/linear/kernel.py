@@ -100,6 +100,8 @@ def _fallback(library: str) -> Kernel:
 
 
 Parts = tuple[Score, Normalizer, Mask | None, Positions | None]
+Static = tuple[int, int, tuple[int, ...]]
+"""The numbers of queries and keys, and the batch axes."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ class LinearKernel(Kernel):
         return amounts
 
     def scratch(self, problem: Problem) -> float:
-        """Return the bytes of the features, the states, and what divides by the totals, at the peak."""
+        """Return the bytes of the features, the states and the normalization at the peak."""
         return self._scratch_elements(problem) * problem.itemsize + problem.cast_bytes
 
     def _scratch_elements(self, problem: Problem) -> float:
@@ -314,8 +316,8 @@ def _jax_functions() -> tuple[Callable[..., Array], Callable[..., Array]]:
     """
     import jax
 
-    def allowed(static: tuple[int, int, tuple[int, ...]], *arguments: typing.Any) -> Bool[Array, ""]:
-        call, left, right = _bound(static, *arguments)
+    def allowed(static: Static, query: Array, key: Array, value: Array, parts: Parts) -> Bool[Array, ""]:
+        call, left, right = _bound(static, query, key, value, parts)
         xp = namespace(left)
         good = xp.all(xp.isfinite(call.value))
         for x in (left, right):
@@ -326,14 +328,14 @@ def _jax_functions() -> tuple[Callable[..., Array], Callable[..., Array]]:
             good = good & xp.all(xp.asarray(call.score.form.decay) <= 0)
         return good
 
-    def output(static: tuple[int, int, tuple[int, ...]], *arguments: typing.Any) -> Float[Array, "*_"]:
-        return linear_attention(*_bound(static, *arguments), recur)[0]
+    def output(static: Static, query: Array, key: Array, value: Array, parts: Parts) -> Float[Array, "*_"]:
+        return linear_attention(*_bound(static, query, key, value, parts), recur)[0]
 
     return jax.jit(allowed, static_argnums=0), jax.jit(output, static_argnums=0)
 
 
 def _bound(
-    static: tuple[int, int, tuple[int, ...]], query: Array, key: Array, value: Array, parts: Parts
+    static: Static, query: Array, key: Array, value: Array, parts: Parts
 ) -> tuple[BoundCall, Num[Array, "*_"], Num[Array, "*_"]]:
     """Return the call with its arrays, and the features of its queries and keys."""
     score, normalizer, mask, positions = parts

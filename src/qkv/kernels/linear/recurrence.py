@@ -19,9 +19,9 @@ Sun et al. (2023), Retentive Network, section 2.3, https://arxiv.org/abs/2307.08
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -89,21 +89,21 @@ def recur(
 
 
 @cache
-def _jax_loop() -> Any:
+def _jax_loop() -> Callable[[Array, Array, Array, Array], tuple[Array, Array]]:
     """Return `recur` as a compiled loop over whole chunks. It is defined on first use, because JAX is optional."""
     import jax
     import jax.numpy as jnp
 
     size = CHUNK_OF_LOOPS
 
-    def step(state: Any, chunk: tuple[Any, Any, Any]) -> Any:
+    def step(state: Array, chunk: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         query, key, value = chunk
         output, state = chunk_step(query, key, value, state)
         return state, output
 
-    def loop(query: Any, key: Any, value: Any, state: Any) -> Any:
-        def chunks(x: Any) -> Any:
-            return jnp.moveaxis(x.reshape((*x.shape[:-2], x.shape[-2] // size, size, x.shape[-1])), -3, 0)
+    def loop(query: Array, key: Array, value: Array, state: Array) -> tuple[Array, Array]:
+        def chunks(x: Array) -> object:
+            return jnp.moveaxis(jnp.reshape(x, (*x.shape[:-2], x.shape[-2] // size, size, x.shape[-1])), -3, 0)
 
         batch = jnp.broadcast_shapes(key.shape[:-2], value.shape[:-2], state.shape[:-2])
         state = jnp.broadcast_to(state, (*batch, *state.shape[-2:]))  # its shape must stay the same in the loop

@@ -19,10 +19,10 @@ from qkv.core.progress import checkpoint
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, DType, Float, OutputArray, Shaped
 from qkv.kernels.numpy_blocks.logits import BlockLogits, Exponential, ProjectedQueries, block_logits
-from qkv.kernels.runtime.tile_loop import Limits, attend_rows, ranges, restrict_mask, row_logits, weigh_rows
+from qkv.kernels.runtime.tile_loop import Limits, attend_rows, ranges, row_logits, weigh_rows
 from qkv.kernels.runtime.tile_readouts import SPARE_KEYS, ReadoutAccumulator, include_largest
 from qkv.kernels.runtime.tile_sizes import partial_elements
-from qkv.masks.base import Mask
+from qkv.masks.base import Mask, restrict_mask
 from qkv.normalizers.base import Normalizer
 from qkv.normalizers.selection import weigh_top_keys
 from qkv.plan.cost import tile_sides
@@ -269,7 +269,7 @@ def _unchecked(call: BoundCall, index: BatchIndex) -> BoundCall:
 
 @dataclass
 class _Block:
-    """Block of queries with what is accumulated over the keys.
+    """Block of queries with the sums and lists that are accumulated over the keys.
 
     Attributes:
         rows: range of the queries.

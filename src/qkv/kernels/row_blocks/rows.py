@@ -17,7 +17,8 @@ import torch
 
 from qkv.core.equation import TorchCall, take_range
 from qkv.core.typing import Float, Tensor
-from qkv.kernels.runtime.tile_loop import Limits, ranges, restrict_mask
+from qkv.kernels.runtime.tile_loop import Limits, ranges
+from qkv.masks.base import restrict_mask
 from qkv.scores.forms import Product
 
 _GROUP_SIZE = 8

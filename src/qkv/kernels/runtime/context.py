@@ -44,7 +44,7 @@ def on_device(reference: Shaped[Tensor, "*_"]) -> AbstractContextManager[object]
 
 
 def with_torch_defaults(function: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
-    """Return a function that runs as if PyTorch had been imported just now, for data that is none of PyTorch's.
+    """Return a function that runs with the default device and modes of PyTorch, for data of other libraries.
 
     Its tensors are on the CPU and can have gradients, and nothing is cast. The default dtype is not restored, because
     other threads have the same: such a function states the dtypes of its tensors.

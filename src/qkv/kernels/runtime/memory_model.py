@@ -34,7 +34,7 @@ def pair_arrays(problem: Problem, computed: bool = False) -> float:
 
 
 def score_arrays(problem: Problem) -> tuple[float, float, int]:
-    """Return what the score holds for each logit while a kernel computes all pairs as the score states them.
+    """Return the memory of a score for each logit, in a kernel that computes all pairs at once.
 
     Returns:
         The arrays of the size of the logits at the peak of the forward pass; those that autograd saves, besides the

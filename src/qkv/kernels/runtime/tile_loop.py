@@ -14,7 +14,6 @@ from qkv.core.progress import checkpoint
 from qkv.core.tile import Tile
 from qkv.core.typing import OutputArray, PairArray, Tensor
 from qkv.kernels.runtime.sparse_weights import sparse_weights
-from qkv.masks.base import Coverage, Mask
 from qkv.normalizers.base import Normalizer, Summary
 
 AnyResult = TypeVar("AnyResult")
@@ -46,17 +45,6 @@ def visible_tiles(call: BoundCall, rows: Limits, cols: int, aligned: bool = Fals
         stop = min(call.tile.k_total, stop + -stop % cols)
     for first, last in ranges(stop - start, cols):
         yield start + first, start + last
-
-
-def restrict_mask(mask: Mask | None, tile: Tile) -> tuple[Coverage, Mask | None]:
-    """Return the coverage of a tile by the mask, and the mask restricted to the tile if the coverage is "part".
-
-    Otherwise, None is returned in place of the mask.
-    """
-    coverage = "all" if mask is None else mask.coverage(tile)
-    if mask is None or coverage != "part":
-        return coverage, None
-    return coverage, mask.slice(slice(*tile.rows), slice(*tile.cols))
 
 
 def attend_rows(call: BoundCall, rows: Limits, cols: int) -> tuple[OutputArray, Summary]:

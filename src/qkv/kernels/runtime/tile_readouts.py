@@ -26,7 +26,7 @@ import numpy as np
 from qkv.core.arrays import zeros
 from qkv.core.batch import BatchIndex
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float, Int, PairArray
+from qkv.core.typing import Array, Float, Int, PairArray, ReadoutResult
 from qkv.normalizers.base import Normalizer
 from qkv.readouts import Readout
 from qkv.readouts.base import Result, flatten, unflatten
@@ -40,7 +40,7 @@ def include_largest(
 ) -> bool:
     """Return whether the `count` largest weights of each query are among those of the keys of largest logits.
 
-    Any other key has at most the last of these logits, and its weight may be that of the last key. False for NaN.
+    Every other key has at most the last of these logits, and its weight may be that of the last key. False for NaN.
 
     Args:
         weights: weights of the keys, in descending order of their logits.
@@ -172,7 +172,7 @@ class ReadoutAccumulator:
                 target: Any = reduction.slice(self.arrays[n][at])
                 target[...] = reduction.combine(target, zeros(target, target.shape) + reduction.masked)
 
-    def result(self) -> Any:
+    def result(self) -> ReadoutResult:
         """Return the result of the call."""
         return self.readout.finalize(unflatten(tuple(self.arrays), self.kind), self.tile)
 

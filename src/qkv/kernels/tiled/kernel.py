@@ -19,7 +19,7 @@ from typing import cast as cast_type
 
 from qkv.core.arrays import cast, requires_gradient
 from qkv.core.equation import TorchCall
-from qkv.core.typing import Tensor
+from qkv.core.typing import ReadoutResult, Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.memory_model import backward_copies, lifted_elements, near_pairs
 from qkv.kernels.runtime.tile_readouts import readable_in_forward
@@ -161,7 +161,7 @@ class TiledKernel(Kernel):
             if problem.readouts and in_forward and not (nonfinite or problem.gradient):
                 return cast_type("Result", _collect(call, problem, sizes, lambda *arguments: forward(*arguments)[0]))
             output = tiled_attention()(call, sizes, self._row_block(problem), notes, *call_tensors(call))
-            readouts: tuple[Any, ...] = ()
+            readouts: tuple[ReadoutResult, ...] = ()
             if problem.readouts:
                 _, readouts = RowBlocks(call, problem.readouts, self._row_block(problem), with_output=False).attend()
             return Result(cast(output, call.out_dtype), readouts, tuple(notes))

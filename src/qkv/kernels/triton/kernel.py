@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from qkv.core.autograd_function import autograd_function
 from qkv.core.equation import TorchCall
 from qkv.core.parts import expand_to_pairs
-from qkv.core.typing import Bool, Float, Int, Num, OutputTensor, Shaped, Tensor
+from qkv.core.typing import Bool, Float, Int, Num, OutputTensor, ReadoutResult, Shaped, Tensor
 from qkv.kernels.runtime.isolated_autograd import project_call
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
@@ -224,7 +224,7 @@ class TritonKernel(ProgramKernel):
 
     def attend(
         self, call: TorchCall, problem: Problem, offset: int | None, precision: str
-    ) -> tuple[OutputTensor, tuple[Any, ...]]:
+    ) -> tuple[OutputTensor, tuple[ReadoutResult, ...]]:
         """Return the output of a call."""
         return additive_attention(call, Launch(offset, self._blocks(problem), precision)), ()
 

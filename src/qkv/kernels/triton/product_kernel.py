@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from qkv.core.autograd_function import autograd_function
 from qkv.core.equation import TorchCall
-from qkv.core.typing import Float, Int, Num, OutputTensor, Shaped, Tensor
+from qkv.core.typing import Float, Int, Num, OutputTensor, ReadoutResult, Shaped, Tensor
 from qkv.kernels.runtime.isolated_autograd import project_call
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.program_kernel import (
@@ -22,7 +22,6 @@ from qkv.kernels.triton.program_kernel import (
     finite_call,
     pair_biases,
     power_of_two,
-    product_block,
     refuse_second_derivative,
 )
 from qkv.normalizers import Entmax15, Normalizer, Softmax, Sparsemax, TopK
@@ -43,7 +42,7 @@ _STEPS = 40
 
 @dataclass(frozen=True)
 class ProductLaunch:
-    """Blocks of the programs, and what they compute besides the arrays.
+    """Blocks of the programs, and the options with which they are compiled.
 
     Attributes:
         offset: position of query 0 under a causal mask; None without one.
@@ -63,7 +62,7 @@ class ProductLaunch:
     scale: float
     precision: str = "tf32x3"
 
-    def options(self, width: int, value_width: int, forward: bool) -> dict[str, Any]:
+    def options(self, width: int, value_width: int, forward: bool) -> dict[str, object]:
         """Return the compile-time arguments of the forward program, or of one that computes gradients."""
         sizes = {"D": width, "DP": power_of_two(width), "DV": value_width, "DVP": power_of_two(value_width)}
         kind = {"GATED": self.gated, "POWER": self.power, "TOP": self.top, "CAUSAL": self.offset is not None}
@@ -220,7 +219,7 @@ class TritonProductsKernel(ProgramKernel):
 
     def attend(
         self, call: TorchCall, problem: Problem, offset: int | None, precision: str
-    ) -> tuple[OutputTensor, tuple[Any, ...]]:
+    ) -> tuple[OutputTensor, tuple[ReadoutResult, ...]]:
         """Return the output of a call."""
         normalizer = call.normalizer
         power, top = _kind(normalizer) or (0, 0)
@@ -239,6 +238,16 @@ class TritonProductsKernel(ProgramKernel):
         axes = problem.axes
         width = max(problem.score.lifted_width(axes.query_width, axes.key_width), axes.value_width)
         return product_block(width)
+
+
+def product_block(width: int) -> Block:
+    """Return the block of the programs for inner products, whose vectors are up to `width` wide.
+
+    Example:
+        >>> product_block(64)
+        Block(queries=32, keys=32, warps=8)
+    """
+    return Block(16, 64, 8) if width > 128 else Block(32, 32, 8)
 
 
 def _kind(normalizer: Normalizer) -> tuple[int, int] | None:

@@ -271,7 +271,7 @@ def _gradients(
     call, row, cols, v, given, POWER: tl.constexpr, TOP: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, GATED: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return the weights of a tile, and the gradients of its products and of what its gates are of.
+    """Return the weights of a tile, and the gradients of its products and of the arguments of its gates.
 
     `row` holds the statistics of the queries, and `given` the gradient of their output.
     """

@@ -11,11 +11,11 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 from qkv.core import arrays
 from qkv.core.equation import BoundCall, TorchCall
-from qkv.core.typing import Bool, Float, OutputTensor, Tensor
+from qkv.core.typing import Bool, Float, OutputTensor, ReadoutResult, Tensor
 from qkv.errors import GradientError
 from qkv.kernels.runtime.context import no_autocast, on_device
 from qkv.kernels.runtime.split_mask import split_mask
@@ -48,7 +48,7 @@ class AdditiveBlocks(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """Sizes of the blocks of three programs, and what they compute besides the arrays.
+    """Sizes of the blocks of three programs, and the options with which they are compiled.
 
     Attributes:
         offset: position of query 0 under a causal mask; None without one.
@@ -60,7 +60,7 @@ class Launch:
     blocks: AdditiveBlocks
     precision: str = "tf32x3"
 
-    def options(self, block: Block, value_width: int) -> dict[str, Any]:
+    def options(self, block: Block, value_width: int) -> dict[str, object]:
         """Return the compile-time arguments of a program that has a block and values of some width."""
         sizes = {"DV": value_width, "DVP": power_of_two(value_width), "CAUSAL": self.offset is not None}
         return {**sizes, "PRECISION": self.precision, "BQ": block.queries, "BK": block.keys, "num_warps": block.warps}
@@ -89,18 +89,6 @@ def additive_blocks(capability: tuple[int, int], width: int, rounded: bool) -> A
     if capability >= (9, 0):
         return AdditiveBlocks(Block(64, 32, 4), Block(64, 32, 4), Block(16, 64, 8))
     return AdditiveBlocks(Block(32, 64, 8), Block(32, 64, 8), Block(16, 32, 4))
-
-
-def product_block(width: int) -> Block:
-    """Return the block of the programs for inner products, whose vectors are up to `width` wide.
-
-    Example:
-        >>> product_block(64)
-        Block(queries=32, keys=32, warps=8)
-    """
-    if width > 128:
-        return Block(16, 64, 8)
-    return Block(32, 32, 8)
 
 
 def readout_blocks(width: int, half: bool, top: bool) -> tuple[Block, Block]:
@@ -219,7 +207,7 @@ class ProgramKernel(Kernel):
     @abstractmethod
     def attend(
         self, call: TorchCall, problem: Problem, offset: int | None, precision: str
-    ) -> tuple[OutputTensor, tuple[Any, ...]]:
+    ) -> tuple[OutputTensor, tuple[ReadoutResult, ...]]:
         """Return the output and the readouts of a call, given the position of query 0 under a causal mask."""
 
 

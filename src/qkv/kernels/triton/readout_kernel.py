@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 from qkv.core.equation import TorchCall
 from qkv.core.parts import expand_to_pairs
-from qkv.core.typing import Float, Int, OutputTensor, Tensor
+from qkv.core.typing import Float, Int, OutputTensor, ReadoutResult, Tensor
 from qkv.kernels.runtime.softmax_limits import softmax_limits
 from qkv.kernels.runtime.split_mask import split_mask
 from qkv.kernels.triton.kernel import additive_sides, centred_sides, nonfinite_values
@@ -34,7 +34,7 @@ _PROGRAMS = 1024
 
 @dataclass(frozen=True)
 class ReadoutLaunch:
-    """Sizes of the tiles of the programs, and what they compute besides the arrays.
+    """Sizes of the tiles of the programs, and the options with which they are compiled.
 
     Attributes:
         offset: position of query 0 under a causal mask; None without one.
@@ -53,7 +53,7 @@ class ReadoutLaunch:
 
 @dataclass(frozen=True)
 class _Table:
-    """Sums or maxima of the weights of each tile and cell of keys, for each query, and what they are relative to.
+    """Sums or maxima of the weights of each tile and cell of keys, for each query, relative to running maxima.
 
     Attributes:
         entries: (element, query, tile, cell).
@@ -88,7 +88,7 @@ class _Sides:
         """The width of the vectors, or the number of hidden units."""
         return int(self.left.shape[1 if self.additive else 2])
 
-    def options(self, launch: ReadoutLaunch) -> dict[str, Any]:
+    def options(self, launch: ReadoutLaunch) -> dict[str, object]:
         """Return the compile-time arguments that both programs have."""
         return {
             "ADDITIVE": self.additive,
@@ -107,7 +107,7 @@ class _Sides:
 
 def attend_with_readouts(
     call: TorchCall, readouts: Sequence[Readout], launch: ReadoutLaunch
-) -> tuple[OutputTensor, tuple[Any, ...]]:
+) -> tuple[OutputTensor, tuple[ReadoutResult, ...]]:
     """Return the output of a call under softmax, and its readouts, some of which may be of some heads."""
     import torch
 
@@ -194,7 +194,7 @@ def _attend(
 def _result(
     call: TorchCall, sides: _Sides, rows: dict[type[Readout], Tensor], readout: Readout, launch: ReadoutLaunch,
     table: _Table | None,
-) -> Any:  # fmt: skip
+) -> ReadoutResult:  # fmt: skip
     """Return the result of a readout, of a pooled map from the table of its cells if there is one."""
     batch, heads, kind = call.tile.batch, readout.head_indices, readout.per_head
     chosen = batch if heads is None else (*batch[:-1], len(heads))
@@ -386,7 +386,7 @@ class TritonReadoutsKernel(ProgramKernel):
 
     def attend(
         self, call: TorchCall, problem: Problem, offset: int | None, precision: str
-    ) -> tuple[OutputTensor, tuple[Any, ...]]:
+    ) -> tuple[OutputTensor, tuple[ReadoutResult, ...]]:
         """Return the output and the readouts of a call."""
         launch = ReadoutLaunch(offset, *self._blocks(problem), precision, self._mapped(problem))
         return attend_with_readouts(call, problem.readouts, launch)

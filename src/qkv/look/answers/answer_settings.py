@@ -16,7 +16,7 @@ from qkv.errors import OptionError
 
 @dataclass(frozen=True)
 class TableSource:
-    """Where a database comes from, as a command and as Python statements.
+    """Source of a database, as a command and as Python statements that open it.
 
     Attributes:
         command: the words of a command that names the table, such as `("qkv", "ask", "pay.csv", "--key", "years")`;

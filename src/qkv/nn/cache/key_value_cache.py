@@ -56,7 +56,7 @@ class ChunkList:
     def write_in_last(
         self, position: int, key: Float[Tensor, "*batch new width"], value: Float[Tensor, "*batch new value_width"]
     ) -> bool:
-        """Write rows at consecutive positions if the last chunk has room for them, and return whether it has."""
+        """Write rows at consecutive positions if they fit into the last chunk, and return whether they do."""
         if not self.chunks:
             return False
         last, n = self.chunks[-1], key.shape[-2]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict, cast
+from types import ModuleType
+from typing import Literal, TypeAlias, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -110,7 +111,7 @@ def _check(tensors: dict[str, Num[Tensor, "*_"]], facts: str) -> str:
     return f"{checksum(json.dumps([entries, facts], sort_keys=True).encode()):08x}"
 
 
-def _safetensors() -> Any:
+def _safetensors() -> ModuleType:
     return import_optional(
         "saving and loading a cache requires safetensors, which is not installed. "
         'Run: pip install "qkv[hf]", or install safetensors alone.',

@@ -98,8 +98,8 @@ class LearnedScore(torch.nn.Module):
     ) -> None:
         super().__init__()
         for name in options.keys() - self.__signature__.parameters:
-            known = ", ".join(self.__signature__.parameters)
-            raise OptionError(f"arguments of {type(self).__name__} must be among {known}, got {name!r}.")
+            kind, known = type(self).__name__, ", ".join(self.__signature__.parameters)
+            raise OptionError(f"arguments of {kind} must be among {known}, got {name!r}. Correct the name.")
         key_width = query_width if key_width is None else key_width
         check_integers(query_width=query_width, key_width=key_width, heads=heads)
         self.query_width, self.key_width, self.heads = query_width, key_width, heads

@@ -33,7 +33,7 @@ def glorot_(x: Float[Tensor, "*heads hidden width"], hidden: int) -> Float[Tenso
 
 
 def positive(name: str, number: float | None, default: float) -> Initial:
-    """Declare a positive parameter, stored as its logarithm, that starts at `number`, or `default` if None.
+    """Declare a positive parameter of a score, stored as its logarithm, that starts at `number`, else at `default`.
 
     Raises:
         OptionError: if the number is not positive.

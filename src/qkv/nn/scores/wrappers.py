@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -228,7 +227,7 @@ class Projected(LearnedWrapper):
 
     core = scores.Projected
 
-    def build(self, *, score: ScoreLike = None, hidden: int | None = None, **options: Any) -> None:
+    def build(self, *, score: ScoreLike = None, hidden: int | None = None, **options: object) -> None:
         self.hidden = hidden = min(self.query_width, self.key_width) if hidden is None else hidden
         check_integers(hidden=hidden)
         self.score = build_score(score, hidden, hidden, self.heads, **self.factory_kwargs)

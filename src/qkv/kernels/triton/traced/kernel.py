@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from qkv.core.autograd_function import autograd_function
 from qkv.core.equation import TorchCall
-from qkv.core.typing import Float, OutputTensor, Shaped, Tensor
+from qkv.core.typing import Float, OutputTensor, ReadoutResult, Shaped, Tensor
 from qkv.errors import GradientError
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.isolated_autograd import isolated_autograd
@@ -72,12 +72,12 @@ def _run(
     results: tuple[Recorded, ...],
     computed: dict[Recorded, Tensor],
     lengths: tuple[int, int],
-    device: Any,
+    device: object,
 ) -> None:
     import torch
     from torch.utils._pytree import tree_leaves, tree_map
 
-    def actual(x: Any) -> Any:
+    def actual(x: object) -> object:
         if isinstance(x, Recorded):
             return computed[x]
         if isinstance(x, torch.device):
@@ -302,7 +302,7 @@ class TracedScoreKernel(ProgramKernel):
 
     def attend(
         self, call: TorchCall, problem: Problem, offset: int | None, precision: str
-    ) -> tuple[OutputTensor, tuple[Any, ...]]:
+    ) -> tuple[OutputTensor, tuple[ReadoutResult, ...]]:
         """Return the output of a call."""
         import torch
 

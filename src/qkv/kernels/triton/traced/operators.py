@@ -51,7 +51,7 @@ def _power(g: Graph, x: Node, y: Node) -> Node:
 
 
 def clamped(g: Graph, x: Node, low: Node | None = None, high: Node | None = None) -> Node:
-    """Return x, or the bound that it is beyond; NaN stays."""
+    """Translate `clamp`: x, or the bound that it is beyond; NaN stays."""
     if low is not None:
         x = g.where(g.apply("lt", x, low), low, x)
     return x if high is None else g.where(g.apply("gt", x, high), high, x)

@@ -8,6 +8,7 @@ function computes with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from qkv.core.typing import Shaped, Tensor
 
 if TYPE_CHECKING:
     import torch
+    from torch._ops import OpOverload
 
 
 QUERIES = 65_521
@@ -49,7 +51,7 @@ class Recorded:
 class Operation:
     """Operator of PyTorch with its arguments, among which are `Recorded` in place of tensors."""
 
-    operator: Any
+    operator: OpOverload
     arguments: tuple[Any, ...]
     options: dict[str, Any]
 
@@ -123,7 +125,7 @@ class _Recorder:
 
     def __init__(self, arguments: Sequence[Shaped[Tensor, "*_"]]) -> None:
         self.known: dict[int, Recorded] = {}
-        self.alive: list[Any] = []  # tensors whose id is in `known`
+        self.alive: list[object] = []  # tensors whose id is in `known`
         self.stored: dict[int, list[int]] = {}  # the `id` of the tensors of each storage
         self.stale: set[int] = set()  # the `id` of tensors whose storage was changed through another tensor
         self.twins: dict[int, Tensor] = {}  # tensors without data in place of constants
@@ -132,7 +134,7 @@ class _Recorder:
         self.current = ""  # the operator that runs
         self.arguments = [self._add(x, Recorded(tuple(x.shape), x.dtype, None, n)) for n, x in enumerate(arguments)]
 
-    def mode(self) -> Any:
+    def mode(self) -> AbstractContextManager[object]:
         """Return a context in which every operator is recorded."""
         from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -144,7 +146,7 @@ class _Recorder:
 
         return Mode()  # type: ignore[no-untyped-call]
 
-    def call(self, operator: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def call(self, operator: OpOverload, arguments: tuple[Any, ...], options: dict[str, Any]) -> object:
         """Record the call of an operator and return its result."""
         import torch
         from torch.utils._pytree import tree_leaves, tree_map_only
@@ -175,7 +177,7 @@ class _Recorder:
         self.operations.append((operation, tuple(found)))
         return result
 
-    def _functional(self, operator: Any, name: str, changed: Shaped[Tensor, "*_"]) -> Any:
+    def _functional(self, operator: OpOverload, name: str, changed: Shaped[Tensor, "*_"]) -> OpOverload:
         """Return the operator that returns what an operator would write to its first argument."""
         import torch
 
@@ -186,7 +188,8 @@ class _Recorder:
         if self.known[id(changed)].source is None:
             raise TraceError(f"the operator {name} changes an argument in place")
         self.stale |= {x for x in self.stored[changed.untyped_storage()._cdata] if x != id(changed)}
-        return getattr(other, overload)
+        functional: OpOverload = getattr(other, overload)
+        return functional
 
     def _add(self, x: Shaped[Tensor, "*_"], recorded: Recorded, new: bool = True) -> Recorded:
         self.known[id(x)] = recorded

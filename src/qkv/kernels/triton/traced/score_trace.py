@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from threading import Lock
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, cast
+from typing import cast
 
 from qkv.core.arrays import dtype_name, is_array, is_floating
 from qkv.core.parts import Part
@@ -24,7 +24,7 @@ _DEPTH = 6
 """Depth up to which functions that a function calls are part of its fingerprint."""
 
 
-def fingerprint(value: Any, depth: int = _DEPTH) -> Hashable:
+def fingerprint(value: object, depth: int = _DEPTH) -> Hashable:
     """Return a key that two values share only if a recording of one is a recording of the other.
 
     Arrays of parts count by shape. Functions count by their code, their defaults, the variables that they close over
@@ -49,7 +49,7 @@ def fingerprint(value: Any, depth: int = _DEPTH) -> Hashable:
     return "object", id(value)
 
 
-def _field(value: Any, depth: int) -> Hashable:
+def _field(value: object, depth: int) -> Hashable:
     """Return the fingerprint of a field of a part, whose arrays are arguments of the recording."""
     if is_array(value):
         return "field", tuple(value.shape), "float" if is_floating(value) else dtype_name(value)
@@ -99,7 +99,7 @@ _LOCK = Lock()
 
 @dataclass(frozen=True, eq=False)
 class ScoreTrace:
-    """Recording of a score and what was made of it.
+    """Recording of a score, its translation to a graph, and the programs written from it.
 
     Attributes:
         recording: the operators that the score and the temperature of the normalizer call.

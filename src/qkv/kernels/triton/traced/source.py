@@ -167,7 +167,7 @@ def load_programs(source: Source) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Writer:
-    """What the programs of a score have in common."""
+    """Writer of the text of the programs of a score."""
 
     translation: Translation
     gradients: Sequence[tuple[int, Node]]
@@ -336,7 +336,7 @@ class _Writer:
         return lines + [f"    w{n} = tl.arange(0, {power_of_two(n)})" for n in products]
 
     def _loads(self, side: str, indent: str, own: bool = True) -> list[str]:
-        """Return the lines that load what has one number for each row of a side, and the factors of products.
+        """Return the lines that load arrays with one number for each row of a side, and the factors of products.
 
         Args:
             side: "q" or "k".

@@ -121,7 +121,7 @@ class TileCode:
         return scope
 
     def _outside(self, nodes: Iterable[Node]) -> None:
-        """Write what nodes need that is no number for each feature, before a loop over features."""
+        """Write the arguments of nodes that do not depend on features, before a loop over features."""
         stack, seen = list(nodes), set()
         while stack:
             node = stack.pop()

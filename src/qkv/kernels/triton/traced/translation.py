@@ -343,7 +343,7 @@ class _Translator:
         except TypeError as error:
             raise TraceError(f"the operator {name} has options without a translation") from error
 
-    def _operand(self, x: Any, axes: Axes) -> Any:
+    def _operand(self, x: object, axes: Axes) -> Any:
         if isinstance(x, Recorded):
             return self._node(x, axes)
         if isinstance(x, (int, float)) and not isinstance(x, bool):
