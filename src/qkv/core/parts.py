@@ -505,7 +505,7 @@ def require_number(owner: str, name: str, value: object, test: Callable[[float],
         allowed = isinstance(value, (int, float)) and not isinstance(value, bool) and test(value)
         wrong, place = None if allowed else repr(value), ""
     if wrong is not None:
-        example = next(number for number in (1.0, 2.0, -1.0) if test(number))
+        example = next(number for number in (1.0, 0.5, 2.0, -1.0) if test(number))
         raise OptionError(f"{name} of {owner} must be {condition}{place}, got {wrong}. Pass, for example, {example}.")
 
 
