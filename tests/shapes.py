@@ -73,7 +73,7 @@ def is_checking() -> bool:
 
 def checked(function: Any) -> Any:
     """Return `function` with its array annotations checked at its first calls in each test module."""
-    # By the code, which nested functions share; by its identity, because Python hashes each instruction of a code object.
+    # By the code, which nested functions share: its identity, because its hash is that of each instruction.
     code = id(function.__code__)
     with_checks: Any = None
 
