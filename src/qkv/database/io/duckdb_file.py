@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import re
@@ -13,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -38,7 +37,6 @@ PARQUET = (".parquet", ".pq")
 
 # By default DuckDB downloads a missing extension the first time a query names it.
 OFFLINE = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
-OFFLINE |= {"enable_external_file_cache": "false"}
 # One thread, so that sums over all rows do not depend on the order in which threads end. DuckDB reads its temporary
 # folder whatever its access is, and variables of Python that are named like a table.
 CLOSED = {**OFFLINE, "enable_external_access": "false", "temp_directory": "", "threads": "1"}
@@ -60,8 +58,7 @@ def open_connection(
     with _signals_deferred():
         import duckdb
 
-    opened = duckdb.connect(config=settings) if settings is CLOSED else _file_database(os.getpid()).cursor()
-    with contextlib.closing(opened) as connection, interruptible(connection):
+    with contextlib.closing(duckdb.connect(config=settings)) as connection, interruptible(connection):
         try:
             # DuckDB prints the progress of slow reads to standard output, where answers are.
             connection.execute("set enable_progress_bar = false")
@@ -81,15 +78,6 @@ def open_connection(
             if not isinstance(error, duckdb.Error):
                 raise
             raise error_class(f"{failure}: {_first_sentence(error)}. {remedy}") from None
-
-
-@cache
-def _file_database(process: int) -> duckdb.DuckDBPyConnection:
-    """Return the database in memory by which a process reads files: to create one for each file takes 15 ms."""
-    import duckdb
-
-    atexit.register(_file_database.cache_clear)  # DuckDB reports objects that outlive its module
-    return duckdb.connect(config=OFFLINE)
 
 
 class Interruptible(Protocol):
