@@ -21,6 +21,8 @@ from tests.effort import LONG, take_turns, thin
 CHECKS_SHAPES = LONG or os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
 FIRST = {"core", "scores", "normalizers", "masks", "readouts", "kernels", "nn"}
 """Folders with whose tests the first process starts."""
+TENSORFLOW = ("tensorflow", "test_magnitudes", "[libraries.md", "[every-library.md")
+"""Parts of the names of tests that import TensorFlow, which takes seconds: only the first process runs them."""
 
 collect_ignore_glob = ["src/qkv/interop/keras/*"]
 if not os.path.exists("/dev/nvidiactl"):
@@ -83,7 +85,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     thin(items)
     if os.environ.get("TRITON_INTERPRET") != "0":  # on a GPU, each precision has programs of its own
         take_turns(items)
-    items.sort(key=lambda item: (item.path.name != "test_shapes.py", FIRST.isdisjoint(item.path.parts)))
+
+    def order(item: pytest.Item) -> tuple[bool, ...]:
+        rest = not any(name in item.nodeid for name in TENSORFLOW)
+        return item.path.name != "test_shapes.py", rest, FIRST.isdisjoint(item.path.parts)
+
+    items.sort(key=order)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -70,13 +70,13 @@ def thin(items: list[pytest.Item]) -> None:
 
 
 EVERY = {"reader": 3, "half": 2, "jax": 3}
-"""Of so many cases of a contract's test one runs: kernels of a readout, half precisions, and JAX, which compiles."""
+"""Of so many cases of a contract one runs: kernels of a readout, half precisions, and JAX, which compiles."""
 
 
 def take_turns(items: list[pytest.Item]) -> None:
-    """Mark as long the cases of a contract's test among those of `EVERY` whose turn it is not.
+    """Mark as long the cases of contracts among those of `EVERY` whose turn it is not.
 
-    Classes and tests take turns, so that each test runs with each of them in some class.
+    Classes and tests take turns: a test with fewer cases than its number in `EVERY` runs with one in some classes.
     """
     tests: dict[tuple[str, str], list[pytest.Item]] = {}
     for item in items:
@@ -87,5 +87,5 @@ def take_turns(items: list[pytest.Item]) -> None:
             tests.setdefault((item.nodeid.partition("[")[0], alike), []).append(item)
     for (name, alike), cases in tests.items():
         for number, case in enumerate(cases, zlib.crc32(name.encode())):
-            if number % min(EVERY[alike], len(cases)):
+            if number % EVERY[alike]:
                 case.add_marker("long")

@@ -37,7 +37,7 @@ LEFT_OUT = ("qkv.testing", "qkv.core.typing")
 """Modules without checks: pytest rewrites the suites, and the types are created by the other."""
 AT_MOST = 20 if LONG else 2
 """Checked calls per function and test module; a check takes some 100 µs, and kernels call functions per tile."""
-CALLS: Counter[Any] = Counter()
+CALLS: Counter[int] = Counter()
 """Checked calls of each function since the test module began."""
 _unchecked: list[Any] = []
 """Functions that run again without checks, after a check failed."""
@@ -73,8 +73,8 @@ def is_checking() -> bool:
 
 def checked(function: Any) -> Any:
     """Return `function` with its array annotations checked at its first calls in each test module."""
-    # Calls are counted by code object, because `CALLS` would keep a nested function and its arrays in memory.
-    code = function.__code__
+    # By the code, which nested functions share: its identity, because its hash is that of each instruction.
+    code = id(function.__code__)
     with_checks: Any = None
 
     @functools.wraps(function)

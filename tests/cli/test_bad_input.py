@@ -285,7 +285,7 @@ def _folder(tmp_path_factory):
     feather.write_feather(pa.table({"at": [[1.0], [1.0, 2.0]], "v": [1, 2]}), folder / "uneven.arrow")
     feather.write_feather(pa.table({"at": [[1.0, 0.0], [1.0, 2.0]], "v": [1, 2]}), folder / "v.arrow")
     Database.create(folder / "s.qkv", folder / "t.csv", key="x", value="v")
-    return folder
+    return folder, contents(folder)
 
 
 def contents(folder):
@@ -300,9 +300,9 @@ def test_there_are_at_least_160_kinds_of_bad_input():
     ("arguments", "part"), CASES, ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
 )
 def test_bad_input_is_one_sentence_with_exit_code_2_and_nothing_is_written(folder, capfd, monkeypatch, arguments, part):
-    monkeypatch.chdir(folder)
+    place, before = folder
+    monkeypatch.chdir(place)
     monkeypatch.setenv("COLUMNS", "80")
-    before = contents(folder)
     code = run(list(arguments))
     out, err = capfd.readouterr()
     assert code == 2, (out, err)
@@ -312,4 +312,4 @@ def test_bad_input_is_one_sentence_with_exit_code_2_and_nothing_is_written(folde
     assert part in err
     assert "bug" not in err
     assert err.rstrip().endswith((".", "?"))
-    assert contents(folder) == before
+    assert contents(place) == before

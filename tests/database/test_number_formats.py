@@ -11,6 +11,7 @@ from qkv.database.keys.queries import Queries
 from qkv.encoders.columns import Column
 from qkv.encoders.number_formats import NumberFormat, affix_counts
 from qkv.errors import DataError
+from qkv.testing.libraries import turn
 
 from .test_bad_cells import write
 
@@ -165,9 +166,9 @@ def test_cells_that_are_no_numbers_of_a_format():
 @pytest.mark.parametrize("cells", ["1.203;12.500;950;-9", "1.203;;0;7.125", "1.203;n/a;7.125;x"])
 def test_points_that_may_separate_thousands_are_said_unless_commas_delimit_cells(cells, tmp_path):
     file = tmp_path / "t.csv"
-    for contradiction in ("", "12.5", "0.512", "1203", "1.2030"):
+    for number, contradiction in enumerate(("", "12.5", "0.512", "1203", "1.2030")):
         values = [*cells.split(";"), contradiction] if contradiction else cells.split(";")
-        for delimiter in ";\t|,":
+        for delimiter in turn(";\t|,", number, 4) if contradiction else ";\t|,":
             file.write_text(
                 "k;v\n".replace(";", delimiter) + "".join(f"{k}{delimiter}{v}\n" for k, v in enumerate(values))
             )

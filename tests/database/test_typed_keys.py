@@ -376,8 +376,9 @@ def test_hours_at_which_clocks_change_are_the_same_in_queries_predicates_and_tex
     moments = [start + dt.timedelta(minutes=30 * step) for step in range(24)]
     table = pa.table({"hour": pa.array(moments, pa.timestamp("us", zone)), "v": range(24)})
     clocks = {moment.astimezone(zoneinfo.ZoneInfo(zone)).strftime("%Y-%m-%d %H:%M") for moment in moments}
+    few = sorted(clocks)[:: 1 if LONG else 5]
     for database in every_database(tmp_path / "s", table, "hour", "v"):
-        for clock in (*clocks, f"{night} 02:00", f"{night} 02:30"):
+        for clock in (*few, f"{night} 02:00", f"{night} 02:30"):
             value = database.ask(clock, score="exact").value
             assert value == database.ask(dt.datetime.fromisoformat(clock), score="exact").value
             assert value == database.ask(f"{clock} {zone}", score="exact").value

@@ -31,7 +31,8 @@ class TestJaxLoops(KernelContract):
 @pytest.mark.parametrize(
     "case",
     [
-        Case("additive", "softmax with sink", "causal by positions", dropout=0.4),
+        # Short runs differentiate it forwards and backwards in `test_jax_transforms.py`.
+        pytest.param(Case("additive", "softmax with sink", "causal by positions", dropout=0.4), marks=pytest.mark.long),
         Case("biased", "entmax15", "lengths"),
         Case("gaussian", "top-k with temperature and sink", "window"),
     ],

@@ -86,6 +86,7 @@ def test_memory_mapped_keys_are_never_copied_whole(tmp_path: Path, dtype: str, s
     np.testing.assert_allclose(got, exact(query, key, value, score=score), atol=1e-9)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("score", [scores.ScaledDot(), scores.Gaussian(4.0)], ids=str)
 @pytest.mark.parametrize(("queries", "keys"), [(150_000, 20), (60_000, 5000)])
 def test_planned_peak_is_within_a_quarter_of_what_is_allocated(score: Any, queries: int, keys: int) -> None:

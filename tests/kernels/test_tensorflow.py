@@ -96,11 +96,12 @@ def test_function_that_tensorflow_compiles_gives_the_same_output_and_gradients(k
             loss = tf.reduce_sum(out**2)
         return loss, *tape.gradient(loss, [x, weight, bias])
 
-    dense, eager, compiled = step(7, "dense"), step(7), tf.function(step)(tf.constant(7))
+    run = tf.function(step)
+    dense, eager, compiled = step(7, "dense"), step(7), run(tf.constant(7))
     for wanted, one, other in zip(dense, eager, compiled, strict=True):
         assert_close(one, to_float64(wanted), 1e-11, min_scale=0.1)
         assert_close(other, to_float64(wanted), 1e-11, min_scale=0.1)
-    assert to_float64(tf.function(step)(tf.constant(8))[0]) != to_float64(eager[0])
+    assert to_float64(run(tf.constant(8))[0]) != to_float64(eager[0])
 
 
 def test_one_tensor_as_query_key_and_value_gets_the_sum_of_their_gradients() -> None:

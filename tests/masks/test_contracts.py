@@ -14,9 +14,6 @@ from qkv.testing import MaskContract
 class TestCausal(MaskContract):
     part = Causal
 
-    def make(self, draw):
-        return Causal()
-
     def formula(self, mask, at):
         return at.j <= at.i
 

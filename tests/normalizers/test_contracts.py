@@ -54,9 +54,6 @@ def bisect(total_above):
 class TestSoftmax(NormalizerContract):
     part = Softmax
 
-    def make(self, draw):
-        return Softmax()
-
     def formula(self, normalizer, row, at):
         return softmax(row)
 
@@ -89,9 +86,6 @@ class TestSoftmaxWithTemperatureAndSink(NormalizerContract):
 class TestSum(NormalizerContract):
     part = Sum
     non_negative_logits = True
-
-    def make(self, draw):
-        return Sum()
 
     def formula(self, normalizer, row, at):
         return [x / math.fsum(row) for x in row]
@@ -131,9 +125,6 @@ class TestMean(NormalizerContract):
     part = Mean
     reads_logits = False
 
-    def make(self, draw):
-        return Mean()
-
     def formula(self, normalizer, row, at):
         return [1 / len(row)] * len(row)
 
@@ -141,9 +132,6 @@ class TestMean(NormalizerContract):
 class TestIdentity(NormalizerContract):
     part = Identity
     signed = True
-
-    def make(self, draw):
-        return Identity()
 
     def formula(self, normalizer, row, at):
         return list(row)
@@ -167,9 +155,6 @@ class TestSigmoid(NormalizerContract):
 
 class TestHard(NormalizerContract):
     part = Hard
-
-    def make(self, draw):
-        return Hard()
 
     def formula(self, normalizer, row, at):
         return one_hot(row, best(row, 1)[0])
@@ -265,18 +250,12 @@ def sparsemax(row):
 class TestSparsemax(NormalizerContract):
     part = Sparsemax
 
-    def make(self, draw):
-        return Sparsemax()
-
     def formula(self, normalizer, row, at):
         return sparsemax(row)
 
 
 class TestEntmax15(NormalizerContract):
     part = Entmax15
-
-    def make(self, draw):
-        return Entmax15()
 
     def formula(self, normalizer, row, at):
         z = [(x - max(row)) / 2 for x in row]

@@ -3,7 +3,7 @@
 A program of its own: importing `torch.testing._internal` changes settings of the whole process. The operators of
 FlashAttention and of memory-efficient attention have no implementation on a CPU; their samples are compared with
 `scaled_dot_product_attention` and the mask, bias and scale that they state. Samples with dropout run without it on both
-sides, because the libraries draw different numbers. `make test` runs a third of the samples of multi-head attention,
+sides, because the libraries draw different numbers. `make test` runs a sixth of the samples of multi-head attention,
 and none in float32; `make test-long` runs all.
 """
 
@@ -129,7 +129,7 @@ def main() -> list[list[str]]:
     )
     found = []
     for dtype in DTYPES:
-        samples = [(heads.name, multi_head, x) for x in list(heads.sample_inputs("cpu", dtype))[:: 1 if LONG else 3]]
+        samples = [(heads.name, multi_head, x) for x in list(heads.sample_inputs("cpu", dtype))[:: 1 if LONG else 6]]
         efficient = samples_of.sample_inputs_efficient_attention_forward(None, "cpu", dtype, False)
         flash = samples_of.sample_inputs_flash_attention_forward(None, "cpu", dtype, False)
         samples += [("_efficient_attention_forward", fused_operator, x) for x in efficient]

@@ -69,9 +69,6 @@ class TestConstant(ScoreContract):
     compares_widths = False
     differentiable = False
 
-    def make(self, draw):
-        return Constant()
-
     def formula(self, score, q, k, at):
         return 0.0
 
@@ -82,9 +79,6 @@ class TestConstant(ScoreContract):
 class TestExact(ScoreContract):
     part = Exact
     differentiable = False
-
-    def make(self, draw):
-        return Exact()
 
     def rows(self, draw, length, width):
         return draw.integers(2, length, width).astype(float)
@@ -99,9 +93,6 @@ class TestExactOnText(ScoreContract):
     dtypes = ("float64",)
     compares_widths = False
     differentiable = False
-
-    def make(self, draw):
-        return Exact()
 
     def rows(self, draw, length, width):
         return np.array(["Zhang", "Li", "li", ""], dtype=object)[draw.integers(4, length)]

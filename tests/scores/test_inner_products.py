@@ -27,9 +27,6 @@ def apply(matrix, x):
 class TestDot(ScoreContract):
     part = Dot
 
-    def make(self, draw):
-        return Dot()
-
     def formula(self, score, q, k, at):
         return dot(q, k)
 
@@ -37,9 +34,6 @@ class TestDot(ScoreContract):
 class TestScaledDot(ScoreContract):
     part = ScaledDot
     widths = (5, 5)
-
-    def make(self, draw):
-        return ScaledDot()
 
     def formula(self, score, q, k, at):
         return dot(q, k) / math.sqrt(5)
@@ -248,9 +242,6 @@ def mapped(x, weight):
 
 class TestFeatures(ScoreContract):
     part = Features
-
-    def make(self, draw):
-        return Features()
 
     def formula(self, score, q, k, at):
         return dot(*([x + 1 if x > 0 else math.exp(x) for x in side] for side in (q, k)))

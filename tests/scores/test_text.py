@@ -158,9 +158,6 @@ class TextContract(ScoreContract):
     compares_widths = False
     differentiable = False
 
-    def make(self, draw):
-        return self.part()
-
     def rows(self, draw, length, width):
         return np.array(NAMES, dtype=object)[draw.integers(len(NAMES), length)]
 

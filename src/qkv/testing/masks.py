@@ -3,9 +3,6 @@
 class TestCausal(MaskContract):
     part = Causal
 
-    def make(self, draw):
-        return Causal()
-
     def formula(self, mask, at):
         return at.j <= at.i
 """

@@ -3,9 +3,6 @@
 class TestSoftmax(NormalizerContract):
     part = Softmax
 
-    def make(self, draw):
-        return Softmax()
-
     def formula(self, normalizer, row, at):
         e = [math.exp(l) for l in row]
         return [x / sum(e) for x in e]

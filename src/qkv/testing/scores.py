@@ -3,9 +3,6 @@
     class TestDot(ScoreContract):
         part = Dot
 
-        def make(self, draw):
-            return Dot()
-
         def formula(self, score, q, k, at):
             return sum(a * b for a, b in zip(q, k))
 
