@@ -177,7 +177,7 @@ def _attack_server(process: int, port: int, names: list[str], minutes: float, ho
         client.start()
     until = time.monotonic() + 60 * minutes
     # A busy machine answers the first ordinary requests later.
-    while time.monotonic() < until or (len(seen.ordinary) < 2 and not seen.failed):
+    while time.monotonic() < until or (len(seen.ordinary) < 2 and not seen.failed and clients[-1].is_alive()):
         seen.memory.append(resident(process))
         time.sleep(min(5.0, max(0.01, until - time.monotonic())))
     stop.set()
