@@ -239,7 +239,7 @@ def test_sql_fetches_no_extension():
     ],
 )
 def test_the_most_similar_name_is_suggested_as_it_is_written(name, choices, text):
-    assert suggest_name(name, choices) == text
+    assert suggest_name(name, choices, "") == text
 
 
 @pytest.mark.parametrize(

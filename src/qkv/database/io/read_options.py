@@ -57,7 +57,7 @@ class ReadOptions:
         if self.delimiter is not None and len(self.delimiter) != 1:
             raise OptionError(f"delimiter must be one character, got {self.delimiter!r}. Use, for example, ';'.")
         if self.decimal not in (None, ".", ","):
-            raise OptionError(f"decimal must be '.' or ',', got {self.decimal!r}.")
+            raise OptionError(f"decimal must be '.' or ',', got {self.decimal!r}. Omit it to let the cells decide.")
         if self.date_format is not None and not is_date_format(self.date_format):
             raise OptionError(
                 f"date_format must be one format of dates, got {self.date_format!r}. Use directives of strptime, such "

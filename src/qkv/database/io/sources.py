@@ -313,15 +313,15 @@ def require_columns(table: pa.Table, names: Iterable[str], where: str) -> None:
             header = " No line was read as the header; --header-row 1 (in Python: header_row=1) reads the first."
             raise DataError(
                 f"column must be one of {columns} in {where}, got {name!r}."
-                + (header if unnamed else suggest_name(name, table.column_names) or " Name one of them.")
+                + (header if unnamed else suggest_name(name, table.column_names))
             )
 
 
-def suggest_name(name: str, choices: Iterable[str]) -> str:
-    """Return a sentence that suggests the choice most similar to a name, or an empty string if none is similar."""
+def suggest_name(name: str, choices: Iterable[str], otherwise: str = " Name one of them.") -> str:
+    """Return a sentence that suggests the choice most similar to a name, or `otherwise` if none is similar."""
     lowered = {choice.lower(): choice for choice in choices}
     near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
-    return f" Did you mean {lowered[near[0]]!r}?" if near else ""
+    return f" Did you mean {lowered[near[0]]!r}?" if near else otherwise
 
 
 def _read_path(path: Path, required: tuple[str, ...], options: ReadOptions) -> pa.Table:
@@ -427,7 +427,8 @@ def _suffix(path: Path) -> str:
     """
     if not path.exists():
         siblings = [p.name for p in path.parent.iterdir() if p.exists()] if path.parent.is_dir() else []
-        raise DataError(f"source must be an existing file, got {str(path)!r}.{suggest_name(path.name, siblings)}")
+        remedy = suggest_name(path.name, siblings, " Check the path.")
+        raise DataError(f"source must be an existing file, got {str(path)!r}.{remedy}")
     suffixes = [suffix.lower() for suffix in path.suffixes]
     compressed = suffixes[-1:] and suffixes[-1] in COMPRESSIONS
     kind = (suffixes[:-1] if compressed else suffixes)[-1:]

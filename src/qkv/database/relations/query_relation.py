@@ -103,8 +103,8 @@ def _check_names(schema: pa.Schema, names: Mapping[str, str], source: str) -> No
             listed = ", ".join(schema.names[:20]) + (", …" if len(schema.names) > 20 else "")
             raise QueryError(
                 f"the queries must have the column {column!r}, got the columns {listed} in {source}."
-                f"{suggest_name(column, schema.names)} Name the column of the queries: on='{key}=COLUMN' in Python, "
-                f"--on '{key}=COLUMN' on the command line."
+                f"{suggest_name(column, schema.names, '')} Name the column of the queries: on='{key}=COLUMN' in "
+                f"Python, --on '{key}=COLUMN' on the command line."
             )
         if count > 1:
             raise QueryError(
