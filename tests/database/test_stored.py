@@ -375,6 +375,27 @@ def test_rows_come_from_files_and_from_iterators_as_one_version(tmp_path):
     assert empty.ask("p7", normalizer="hard").value == 7.0
 
 
+@pytest.mark.parametrize("first", ["", "a,\nb,\n"])
+@pytest.mark.parametrize("cells", ["4.5 5.5", "7kg 8kg", "2024-01-03 2024-01-05", "true false", "x y"])
+def test_a_column_without_cells_in_the_first_table_has_the_type_of_later_cells(tmp_path, monkeypatch, first, cells):
+    files = [tmp_path / f"{number}.csv" for number in range(3)]
+    later = dict(zip("cd", cells.split(), strict=True))
+    files[0].write_text(f"name,value\n{first}")
+    files[1].write_text("name,value\n" + "".join(f"{name},{cell}\n" for name, cell in later.items()))
+    files[2].write_text("name,value\ne,\n")
+    asked = [Database.open(list(map(str, files)), "name", "value").ask(list("cd"), normalizer="hard").value]
+    for number, source in enumerate((list(map(str, files)), iter(map(str, files)))):
+        made = Database.create(tmp_path / f"s{number}", source, "name", "value")
+        assert f"{3 + first.count(chr(44))} rows" in repr(made)
+        asked.append(made.ask(list("cd"), normalizer="hard").value)
+    assert [list(map(str, values)) for values in asked[1:]] == [list(map(str, asked[0]))] * 2
+    assert all(value is not None for value in asked[0])
+    monkeypatch.setattr("qkv.database.storage.create._FIRST_BYTES", 0)
+    if cells != "x y":
+        with pytest.raises(DataError, match="'value' must have cells in the first tables"):
+            Database.create(tmp_path / "s2", iter(map(str, files)), "name", "value")
+
+
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [

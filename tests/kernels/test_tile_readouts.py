@@ -90,3 +90,35 @@ def test_maps_and_log_sum_exp_need_no_second_pass_over_the_tiles(sink: float | N
             torch.testing.assert_close(mine, theirs, rtol=1e-13, atol=1e-14)
         assert (found[0] == -math.inf).any() == (sink is None)
     assert not _second_pass(ReadoutCollector(readouts, Tile.whole(300, 520, (2, 3)), query))
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+@pytest.mark.parametrize("sink", [None, 0.5])
+@pytest.mark.parametrize(
+    "readout", [qkv.readouts.Dense(), qkv.readouts.ColumnSum(), TopWeights(3), Heads(TopWeights(2), (0,))]
+)
+def test_readouts_compute_the_logits_of_a_window_alone(readout: Any, sink: float | None, library: str) -> None:
+    query, key = drawn(600, 700, (2, 3))
+    pairs = []
+
+    def score(query: Any, key: Any) -> Any:
+        pairs.append(query.shape[-2] * key.shape[-2] * math.prod(query.shape[:-2]))
+        return query @ key.swapaxes(-1, -2)
+
+    options: Any = {
+        "score": qkv.scores.Custom(score, elements=3),
+        "normalizer": qkv.normalizers.Softmax(sink=sink),
+        "mask": qkv.masks.Window(5, 5) & qkv.masks.AllowedKeys(np.arange(700) < 400),  # the last queries have no keys
+        "positions": qkv.Positions(align="start"),
+        "readouts": [readout],
+    }
+    (other,) = qkv.observe(query, key, key, kernel="dense", **options).readouts
+    if library == "numpy":
+        query, key = query.numpy(), key.numpy()
+    kernel = "tiled" if library == "torch" else "numpy_blocks"
+    qkv.observe(query, key, key, kernel=kernel, **options)
+    pairs.clear()
+    (found,) = qkv.observe(query, key, key, kernel=kernel, **options).readouts
+    assert sum(pairs) < 2 * 3 * 600 * 700 / 2
+    for mine, theirs in zip(found, other, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-13, atol=1e-14)

@@ -6,10 +6,13 @@ log Σ_j e^(l_j / T)          including the sink, if there is one
 from __future__ import annotations
 
 import math
+import typing
 from dataclasses import dataclass, replace
 
+from qkv.core.arrays import is_tensor, requires_gradient
+from qkv.core.partial import nonzero
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float, PairArray
+from qkv.core.typing import Array, Float, PairArray, Tensor
 from qkv.normalizers.base import Normalizer
 from qkv.normalizers.softmax import Softmax
 from qkv.readouts.base import Readout
@@ -45,6 +48,11 @@ class LogSumExp(Readout):
 
         The sink is included only in the tile that contains key 0.
         """
+        whole = normalizer.sums_to_one and 0 < tile.k_total == tile.cols[1] - tile.cols[0]
+        if whole and is_tensor(weights) and not (requires_gradient(logits) or requires_gradient(weights)):
+            # Without exponentials: log w = l − log Σ e^l for each key.
+            largest = typing.cast("Tensor", normalizer.prepare(logits)).amax(dim=-1)
+            return largest - typing.cast("Tensor", nonzero(weights.amax(dim=-1))).log()
         if tile.cols[0] > 0 and isinstance(normalizer, Softmax) and normalizer.sink is not None:
             normalizer = replace(normalizer, sink=None)
         return normalizer.log_total(logits)[..., 0]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from qkv.core.arrays import namespace, where, zeros
+from qkv.core.arrays import is_tensor, namespace, where, zeros
 from qkv.core.ordering import nonzero_top_k_indices
 from qkv.core.parts import require_positive_integer
 from qkv.core.tile import Tile
@@ -76,8 +76,8 @@ class TopWeights(Readout):
     def of_candidates(self, weights: Float[Array, "*batch q n"], keys: Int[Array, "*batch q n"]) -> Top:
         xp = namespace(weights)
         by_key = xp.argsort(keys, axis=-1)  # ties go to the lowest index
-        weights, keys = (xp.take_along_axis(x, by_key, axis=-1) for x in (weights, keys))
-        return self._select(weights, lambda order: xp.take_along_axis(keys, order, axis=-1))
+        weights, keys = _take(weights, by_key), _take(keys, by_key)
+        return self._select(weights, lambda order: _take(keys, order))
 
     def _select(
         self,
@@ -87,7 +87,7 @@ class TopWeights(Readout):
         """Return the k largest weights and their keys, of which `keys_at` returns those at some places."""
         xp = namespace(weights)
         order = nonzero_top_k_indices(weights, self.k)
-        top = xp.take_along_axis(weights, order, axis=-1)
+        top = _take(weights, order)
         keys = where(top == 0, -1, keys_at(order))
         missing = self.k - order.shape[-1]
         if missing > 0:
@@ -113,4 +113,10 @@ class TopWeights(Readout):
         xp = namespace(*old)
         weights, keys = (xp.concat(list(both), axis=-1) for both in zip(old, new, strict=True))
         order = nonzero_top_k_indices(weights, self.k)
-        return tuple(xp.take_along_axis(x, order, axis=-1) for x in (weights, keys))
+        return _take(weights, order), _take(keys, order)
+
+
+def _take(x: Num[Array, "*batch q n"], index: Int[Array, "*batch q top"]) -> Num[Array, "*batch q top"]:
+    if is_tensor(x) and is_tensor(index):  # a third of the time of the general function
+        return x.gather(-1, index)
+    return namespace(x).take_along_axis(x, index, axis=-1)

@@ -26,14 +26,15 @@ from qkv import masks
 from qkv.core.arrays import cast, ignore_numpy_warnings, zeros
 from qkv.core.batch import BatchIndex, batch_indices
 from qkv.core.equation import BoundCall
-from qkv.core.typing import ArrayLike
+from qkv.core.tile import Tile
+from qkv.core.typing import ArrayLike, PairArray
 from qkv.engine import Observation
 from qkv.errors import RefusedError
 from qkv.kernels.dense.kernel import DenseKernel
 from qkv.kernels.numpy_blocks.kernel import NumpyBlocksKernel
 from qkv.kernels.row_blocks.kernel import RowBlocksKernel
-from qkv.kernels.runtime.tile_loop import Limits, attend_rows, fully_masked, ranges
-from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator, readable_by_tile
+from qkv.kernels.runtime.tile_loop import Limits, attend_rows, ranges
+from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator, accumulate_rows, readable_by_tile
 from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.normalizers.base import Summary
 from qkv.plan.kernel_protocol import Kernel, Result
@@ -93,17 +94,15 @@ class TileReader(Kernel):
         index: BatchIndex,
     ) -> None:
         normalizer = call.normalizer
-        for limits in ranges(call.tile.k_total, self.cols):
-            tile, logits = call.tile.restrict(rows, limits), call.logits(rows, limits)
-            if logits is None and limits[0] > 0:
-                for accumulator in accumulators:
-                    accumulator.skip(tile, index)
-                continue
-            if logits is None:  # the first tile is always accumulated: it allocates the results and includes the sink
-                logits = fully_masked(call, rows, limits[1])
-            weights = normalizer.tile_weights(normalizer.prepare(logits), summary, tile)
-            for accumulator in accumulators:
-                accumulator.update(logits, weights, normalizer, tile, index)
+
+        def weighed() -> Iterator[tuple[PairArray, PairArray, Tile]]:
+            for limits in ranges(call.tile.k_total, self.cols):
+                tile, logits = call.tile.restrict(rows, limits), call.logits(rows, limits)
+                if logits is not None:
+                    yield logits, normalizer.tile_weights(normalizer.prepare(logits), summary, tile), tile
+
+        all_keys = call.tile.restrict(rows, (0, call.tile.k_total))
+        accumulate_rows(accumulators, all_keys, weighed(), normalizer, call.value, index)
 
 
 _READERS: dict[str, Kernel] = {

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from qkv.core.checks import check_integers
 from qkv.core.formatting import counted
+from qkv.core.ordering import largest_elements
 from qkv.core.progress import report
 from qkv.core.typing import Bool, Int, Shaped
 from qkv.database.answer import Entry
@@ -95,7 +96,7 @@ class RowPairs:
             others = comparison.score(query, comparison.key[self.place[0, own:]])
             logits = np.concatenate([logits, np.asarray(others)], axis=1)
         logits = np.where(self.used, logits, -np.inf)
-        least = np.partition(logits, -count, axis=1)[:, -count, None]
+        least = largest_elements(logits, count)[:, :1]
         slack = np.where(np.isfinite(least), _TOLERANCE * (1 + np.abs(least)), 0)
         return replace(self, used=self.used & ~(logits < least - slack))
 

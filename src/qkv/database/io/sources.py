@@ -219,12 +219,11 @@ def _with_formats(paths: Sequence[Path], required: tuple[str, ...], options: Rea
     """Return options with the formats of columns that some of several files decide, if another file does not."""
     kinds = [(path, _suffix(path)) for path in paths] if len(paths) > 1 else []
     stated = (*ARROW, *PARQUET)
-    schemas = [
-        next(duckdb_reader.read_parts(str(path), kind, required, options)).schema
-        for path, kind in kinds
-        if kind not in stated
+    tables = [
+        next(duckdb_reader.read_parts(str(path), kind, required, options)) for path, kind in kinds if kind not in stated
     ]
-    assumed = assumed_formats(schemas, required)
+    schemas = [table.schema for table in tables]
+    assumed = assumed_formats([_without_empty_texts(table, schemas).schema for table in tables], required)
     return replace(options, assumed=tuple({**dict(options.assumed), **assumed}.items())) if assumed else options
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from os import PathLike
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from qkv import store as stores
+from qkv.core.cell_kinds import cell_kind
 from qkv.core.formatting import memory_bytes
 from qkv.core.printable import first_line
 from qkv.core.progress import Progress
@@ -29,8 +30,10 @@ from qkv.encoders.encoder import Encoder
 from qkv.errors import DataError, OptionError
 from qkv.estimators.regression.bandwidth import choose_bandwidth
 from qkv.estimators.regression.neighbor_blocks import nearest_distance_quantile
+from qkv.store.base import fit_table
 
 _PAIRS = 2**14
+_FIRST_BYTES = 2**27
 _LEAST_COSINE, _LARGEST_COSINE = 0.2, 0.9
 _SETTINGS = "database"
 """The key of the database's settings in the metadata of a store."""
@@ -61,12 +64,11 @@ def create_database(
     names, notes = requested_columns(key, value, source, options), list[str]()
     given = iter([source.empty_table()]) if isinstance(source, pa.Schema) else iterate_tables(source, names, options)
     tables = collect_notes((with_periods(table, cyclic) for table in given), names, notes)
-    pending = [table for table in (next(tables, None),) if table is not None]
+    pending, schema, tables = _with_types(tables)
     if not pending:
         raise DataError(
             "source must yield at least one table, got an empty iterator. For an empty database, pass a pyarrow schema."
         )
-    schema = without_notes(pending[0].schema.remove_metadata())
     try:
         schema.empty_table()
     except pa.ArrowNotImplementedError as error:
@@ -82,13 +84,11 @@ def create_database(
         from qkv.encoders.serialization import as_encoder, pack
 
         built = as_encoder(encoder, progress)
-        # The first part of a file may have columns but no rows.
-        while not pending[-1].num_rows and (more := next(tables, None)) is not None:
-            pending.append(more)
-        encoding = Encoding.learn(built, keys, pending[-1], progress)
+        first = pa.concat_tables([fit_table(table, schema, place.name) for table in pending])
+        encoding = Encoding.learn(built, keys, first, progress)
         columns = encoding.schema(schema)
         # The rows that determine how vectors are compared are themselves appended below.
-        encoded, pending = list(encoding.encode_tables(iter(pending[-1:]), progress)), []
+        encoded, pending = list(encoding.encode_tables(iter([first]), progress)), []
         if built.input_kind == "table" and defaults.score is None:
             score, distance = _distance_defaults(encoding, encoded[0], value, fold, progress)
             distance = distance if defaults.max_distance is None else defaults.max_distance
@@ -107,6 +107,44 @@ def create_database(
     database = StoredDatabase(store, keys, value, fold=fold, defaults=defaults, memory=memory, encoding=encoding)
     database.cell_notes = tuple(notes)
     return database
+
+
+def _with_types(tables: Iterator[pa.Table]) -> tuple[list[pa.Table], pa.Schema, Iterator[pa.Table]]:
+    """Return the first tables, until each column has a cell, the types of the columns, and the other tables.
+
+    Without cells, a column has texts or nulls, whatever its cells in later tables are. After `_FIRST_BYTES`, cells of
+    another type raise a `DataError`.
+    """
+    pending: list[pa.Table] = []
+    fields: dict[str, pa.Field] = {}
+    undecided: set[str] = set()
+
+    def decide(table: pa.Table) -> None:
+        for name in sorted(undecided & set(table.column_names)):
+            if table[name].null_count < len(table):
+                undecided.discard(name)
+                fields[name] = table.schema.field(name)
+
+    def checked() -> Iterator[pa.Table]:
+        for table in tables:
+            before = dict(fields)
+            decide(table)
+            for name, field in fields.items():
+                if field.type != before[name].type:
+                    raise DataError(
+                        f"{name!r} must have cells in the first tables of the source, which determine its type, got "
+                        f"{cell_kind(field.type) or field.type}s only later. Pass a table with such cells first."
+                    )
+            yield table
+
+    for table in tables:
+        if not pending:
+            fields, undecided = {field.name: field for field in table.schema}, set(table.column_names)
+        decide(table)
+        pending.append(table)
+        if not undecided or sum(each.nbytes for each in pending) >= _FIRST_BYTES:
+            break
+    return pending, without_notes(pa.schema(list(fields.values()))), checked()
 
 
 def open_database(

@@ -203,7 +203,8 @@ def _read(found: Outputs, problem: Problem, normalizer: Normalizer) -> tuple[obj
     """Return the results of the readouts, computed from the weights and the logits of all pairs."""
     tile, results = problem.tile, []
     for readout in problem.readouts:
-        if type(readout) is LogSumExp:  # no logit is +inf or NaN; gradients of rows without keys are set to 0
+        if type(readout) is LogSumExp and found[2].requires_grad:
+            # No logit is +inf or NaN; gradients of rows without keys are set to 0.
             results.append(cast("Tensor", normalizer.prepare(found[2])).logsumexp(-1))
         else:
             results.append(readout.finalize(readout.read(found[2], found[1], normalizer, tile), tile))

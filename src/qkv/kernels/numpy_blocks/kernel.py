@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -15,11 +14,13 @@ import numpy as np
 from qkv.core.arrays import cast, ignore_numpy_warnings
 from qkv.core.batch import BatchIndex, batch_indices
 from qkv.core.equation import BoundCall
-from qkv.core.typing import OutputArray
+from qkv.core.tile import Tile
+from qkv.core.typing import OutputArray, PairArray
 from qkv.kernels.numpy_blocks.one_pass import CHUNK, TILE_FACTOR, attend_in_one_pass, one_pass_tile_sizes, selects
 from qkv.kernels.runtime.tile_loop import Limits, attend_rows, ranges, row_logits, weigh_rows
-from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
+from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator, accumulate_rows
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, TileSizes, narrow_for_mask, partial_elements, size_text
+from qkv.normalizers.base import Normalizer
 from qkv.plan.cost import tile_sides
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
@@ -139,8 +140,7 @@ class NumpyBlocksKernel(Kernel):
         longer = self.row_block_budget // _ROW_BLOCK_ARRAYS
         pairs = self._pairs(problem, self.budget if self._few_keys(problem) else longer)
         rows = max(1, min(axes.q, pairs // max(1, axes.k)))
-        if not problem.readouts:
-            rows = narrow_for_mask(problem, rows)
+        rows = narrow_for_mask(problem, rows)
         batch = max(1, min(axes.batch_size, pairs // max(1, rows * axes.k)))
         cols = self._pairs(problem, TILE_FACTOR * self.budget) // (batch * rows * elements)
         return TileSizes(rows, max(1, min(axes.k, cols)), batch)
@@ -155,13 +155,18 @@ def _weigh_rows(
 ) -> OutputArray:
     """Return the output of a range of queries, and update the readouts of the batch elements at `index`.
 
-    Without readouts, only keys in the key range of the mask are read.
+    Only keys in the key range of the mask are read, unless a readout reads whole rows.
     """
-    limits = (0, call.tile.k_total)
-    if call.mask is not None and limits[1] and not accumulators:
-        start, stop = call.mask.key_range(call.tile.restrict(rows, limits))
+    limits, all_keys = (0, call.tile.k_total), call.tile.restrict(rows, (0, call.tile.k_total))
+    if call.mask is not None and limits[1] and all(each.readout.accepts_tiles for each in accumulators):
+        start, stop = call.mask.key_range(all_keys)
         limits = (start, stop) if start < stop else (0, 1)  # at least one key, which may be masked
-    update = [partial(each.update, index=index) for each in accumulators]
-    output, _ = weigh_rows(call, rows, row_logits(call, rows, cols, limits), update, cols=limits)
+
+    def read(logits: PairArray, weights: PairArray, normalizer: Normalizer, tile: Tile) -> None:
+        accumulate_rows(accumulators, all_keys, [(logits, weights, tile)], normalizer, weights, index)
+
+    output, _ = weigh_rows(
+        call, rows, row_logits(call, rows, cols, limits), [read] if accumulators else (), cols=limits
+    )
     assert output is not None
     return output

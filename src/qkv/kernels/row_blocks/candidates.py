@@ -21,7 +21,7 @@ import torch
 
 from qkv.core.arrays import dtype_name
 from qkv.core.equation import TorchCall, apply_dropout, take_range
-from qkv.core.ordering import RunningTopK
+from qkv.core.ordering import RunningTopK, largest_elements, pack_ranks, unpack_ranks
 from qkv.core.typing import Float, Int, Num, OutputTensor, Tensor
 from qkv.kernels.row_blocks.rows import RowLogits, logit_tiles, visible_range
 from qkv.kernels.runtime.gradients import accumulate, block_tensors, leaves_of, traced_logits
@@ -29,14 +29,13 @@ from qkv.kernels.runtime.tile_loop import Limits, ranges, row_weights
 from qkv.normalizers import Normalizer
 from qkv.scores.forms import Product
 
-_LOW = 0xFFFFFFFF
 _DENSE_KEYS = 20
 """Number of keys for each candidate up to which weighted sums for keys are products with an array of all pairs."""
 _SCATTERED = 2**18
 """Elements of the products that are added to the rows of keys at once: 1 MiB in float32."""
 
 
-def can_pack(ranks: Float[Tensor, "rows width"]) -> bool:
+def canpack_ranks(ranks: Float[Tensor, "rows width"]) -> bool:
     """Return whether ranks can be packed with their keys into 64-bit integers: float32 tensors on a CPU."""
     return ranks.device.type == "cpu" and str(ranks.dtype) == "torch.float32"
 
@@ -73,37 +72,19 @@ def select_top_k(
     if len(hits) > rows * max_candidates:
         return None
     row = row.take(hits // positions.shape[1])
-    packed = _pack(members.reshape(-1).take(hits), positions.reshape(-1).take(hits) - row * width)
+    packed = pack_ranks(members.reshape(-1).take(hits), positions.reshape(-1).take(hits) - row * width)
     lengths = np.bincount(row, minlength=rows)
     longest = int(lengths.max(initial=1))
     if longest > max_candidates:
         return None
     # Each query has one row, in which the ranks that reach the bound come first.
     starts = np.cumsum(lengths) - lengths
-    table = np.full((rows, longest), _pack(np.full(1, -np.inf, numbers.dtype), np.zeros(1, np.int64))[0])
+    table = np.full((rows, longest), pack_ranks(np.full(1, -np.inf, numbers.dtype), np.zeros(1, np.int64))[0])
     table.reshape(-1)[np.arange(len(row)) + (row * longest - starts.take(row))] = packed
     if longest > count:
-        table.partition(longest - count, axis=-1)
-        table = table[:, longest - count :]
-    keys = _LOW - (table & _LOW)
-    return torch.from_numpy(keys.astype(np.int32)), torch.from_numpy(_unpack_ranks(table))
-
-
-def _pack(ranks: Float[np.ndarray, " n"], keys: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """Return integers that sort like the ranks. Of equal ranks, the first key has the largest integer.
-
-    −0 equals 0.
-    """
-    bits = (ranks + np.float32(0)).view(np.int32)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    packed: np.ndarray = (ordered.astype(np.int64) << 32) | (_LOW - keys)
-    return packed
-
-
-def _unpack_ranks(packed: Int[np.ndarray, "rows selected"]) -> Float[np.ndarray, "rows selected"]:
-    ordered = (packed >> 32).astype(np.int32)
-    ranks: np.ndarray = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(np.float32)
-    return ranks
+        table = largest_elements(table, count)
+    keys, selected = unpack_ranks(table)
+    return torch.from_numpy(keys.astype(np.int32)), torch.from_numpy(selected)
 
 
 @dataclass(frozen=True)
@@ -198,7 +179,7 @@ def find_candidates(block: RowLogits, normalizer: Normalizer, max_candidates: in
     padded, ranks, group_max = (x.view(-1, x.shape[-1]) for x in (block.padded, block.ranks, block.group_max))
     rows = RowLogits(padded, padded if block.ranks is block.padded else ranks, group_max, block.cols)
     found: Candidates | None = None
-    if normalizer.top_k is not None and can_pack(ranks):
+    if normalizer.top_k is not None and canpack_ranks(ranks):
         selected = select_top_k(ranks, group_max, bound, normalizer.top_k, max_candidates)
         found = None if selected is None else _with_logits(rows, *selected)
     else:

@@ -5,11 +5,10 @@ Gradients are not supported.
 An online normalizer can compute the weights of any tile from its summary of the rows. Readouts are therefore computed
 in a second pass over the tiles:
 
-    accumulator = ReadoutAccumulator(readout, tile)       once per call and readout
-    for each batch element and row block:
-        for each tile of its keys, after the output of the rows is computed:
-            accumulator.update(logits, weights, normalizer, tile, index)
-    accumulator.result()
+    accumulators = [ReadoutAccumulator(readout, tile)]    one per readout of a call
+    for each batch element and row block, after the output of the rows is computed:
+        accumulate_rows(accumulators, rows, the tiles that the mask does not exclude, normalizer)
+    [accumulator.result()]
 
 Only the accumulated results and the results of one tile are in memory. Readouts that need no second pass are in
 `tiled/readouts.py`.
@@ -17,7 +16,8 @@ Only the accumulated results and the results of one tile are in memory. Readouts
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -154,11 +154,17 @@ class ReadoutAccumulator:
         """Add a readout that is computed from the weights of some keys; see `Readout.of_candidates`."""
         self.add_result(self.readout.per_head.of_candidates(weights, keys), rows, index)
 
-    def skip(self, tile: Tile, index: BatchIndex = ()) -> None:
+    def skip(self, tile: Tile, normalizer: Normalizer, like: Array, index: BatchIndex = ()) -> None:
         """Merge a fully masked tile into the result, without computing its logits.
 
-        The first tile of a row must be passed to `update`, which allocates the result.
+        Args:
+            like: an array of the library, device and dtype of the weights.
         """
+        if not tile.cols[0]:
+            # The tile of the first key allocates the result, and some readouts include the sink in it.
+            first = tile.restrict(tile.rows, (0, min(1, tile.cols[1])))
+            weights = zeros(like, (*tile.batch, tile.rows[1] - tile.rows[0], first.cols[1]))
+            self.update(weights - math.inf, weights, normalizer, first, index)
         for n, reduction in enumerate(self.readout.reductions(tile)):
             if reduction.masked is None:
                 continue
@@ -169,3 +175,35 @@ class ReadoutAccumulator:
     def result(self) -> Any:
         """Return the result of the call."""
         return self.readout.finalize(unflatten(tuple(self.arrays), self.kind), self.tile)
+
+
+def accumulate_rows(
+    accumulators: Sequence[ReadoutAccumulator],
+    rows: Tile,
+    weighed: Iterable[tuple[PairArray, PairArray, Tile]],
+    normalizer: Normalizer,
+    like: Array,
+    index: BatchIndex = (),
+) -> None:
+    """Add the tiles of some queries to readouts, and the keys before, between and after them as masked ones.
+
+    Args:
+        rows: tile of the queries and of all keys.
+        weighed: logits, weights and tile of each range of keys, in ascending order.
+        like: an array of the library, device and dtype of the weights.
+        normalizer, index: as for `ReadoutAccumulator.update`.
+    """
+    end = 0
+
+    def skip(stop: int) -> None:
+        for accumulator in accumulators:
+            accumulator.skip(rows.restrict(rows.rows, (end, stop)), normalizer, like, index)
+
+    for logits, weights, tile in weighed:
+        if end < tile.cols[0]:
+            skip(tile.cols[0])
+        for accumulator in accumulators:
+            accumulator.update(logits, weights, normalizer, tile, index)
+        end = tile.cols[1]
+    if end < rows.k_total or not end:
+        skip(rows.k_total)

@@ -31,8 +31,8 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Bool, Float, OutputTensor, PairTensor, RowTensor, Tensor
 from qkv.kernels.runtime.faster_ops import FasterOps, add_matmul_, faster_ops
 from qkv.kernels.runtime.subnormals import LEAST_WEIGHT, divides_among_threads
-from qkv.kernels.runtime.tile_loop import Limits, ranges, visible_tiles
-from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
+from qkv.kernels.runtime.tile_loop import Limits, visible_tiles
+from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator, accumulate_rows
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.additive import AdditiveLogits
 from qkv.kernels.tiled.logits.base import AutogradLogits, Gradients, RowSlices, TileLogits
@@ -303,26 +303,22 @@ class SoftmaxTiles:
     ) -> None:
         """Recompute the weights of a range of queries tile by tile and accumulate readouts from them."""
         call, tile = self.call, self.call.tile
-        for cols in ranges(tile.k_total, self.cols):
-            here = tile.restrict(rows, cols)
-            coverage = "all" if call.mask is None else call.mask.coverage(here)
-            if coverage == "none" and cols[0] > 0:
-                for accumulator in accumulators:
-                    accumulator.skip(here, self.index)
-                continue
-            logits = self._logits.logits(rows, cols, workspace)
-            weights = workspace.take("weights", tuple(logits.shape), logits)
-            torch.sub(logits, shift, out=weights)
-            self._weights(weights, total)
-            if self._logits.factor != 1:
-                logits.mul_(1 / self._logits.factor)
-            if call.mask is not None and coverage != "all":
-                # The first tile is always accumulated, because it allocates the results and includes the sink.
-                excluded = self._excluded(call.mask, here, workspace)
-                logits.masked_fill_(excluded, -math.inf)
-                weights.masked_fill_(excluded, 0.0)
-            for accumulator in accumulators:
-                accumulator.update(logits, weights, call.normalizer, here, self.index)
+
+        def weighed() -> Iterator[tuple[PairTensor, PairTensor, Tile]]:
+            for cols, excluded in self._tiles(rows, workspace):
+                logits = self._logits.logits(rows, cols, workspace)
+                weights = workspace.take("weights", tuple(logits.shape), logits)
+                torch.sub(logits, shift, out=weights)
+                self._weights(weights, total)
+                if self._logits.factor != 1:
+                    logits.mul_(1 / self._logits.factor)
+                if excluded is not None:
+                    logits.masked_fill_(excluded, -math.inf)
+                    weights.masked_fill_(excluded, 0.0)
+                yield logits, weights, tile.restrict(rows, cols)
+
+        all_keys = tile.restrict(rows, (0, tile.k_total))
+        accumulate_rows(accumulators, all_keys, weighed(), call.normalizer, shift, self.index)
 
     def backward(
         self,
@@ -392,7 +388,7 @@ class SoftmaxTiles:
         The boolean array is True for masked pairs; it is None if no pair of the tile is masked.
         """
         mask = self.call.mask
-        for cols in visible_tiles(self.call, rows, self.cols, aligned=self.collector is not None):
+        for cols in visible_tiles(self.call, rows, self.cols, aligned=bool(self._maps)):
             here = self.call.tile.restrict(rows, cols)
             coverage = "all" if mask is None else mask.coverage(here)
             if coverage != "none":

@@ -68,7 +68,10 @@ export class Detail {
         click ? this.#pin(row ?? this.query, column ?? this.key) : this.#point(row ?? this.query, column ?? this.key, true),
       range, moved, open,
       coloured: () => this.#coloured(),
-      framed: () => framed(this.framedTokens),
+      framed: () => {
+        this.#updateReadout();
+        framed(this.framedTokens);
+      },
       label: "attention map",
     });
     this.queries = new Tokens("queries: select a token", (at) => this.#pin(at, this.key), (at) => this.#point(at, this.key, false));
@@ -157,7 +160,8 @@ export class Detail {
   /** Show one head, or the mean of a layer, or the difference to another one.
    *  @param {View} view @param {number} index of the view @param {number} layer @param {number} head
    *  @param {any} options `subtract`: view, index, layer and head of the map that is subtracted; `overlay`: layers and heads
-   *    whose lines are shown in place of the map; `selected` returns the tokens of the selected pair */
+   *    whose lines are shown in place of the map; `selected` returns the tokens of the selected pair and the
+   *    frame of that moment: a map that was asked for before a frame was drawn must not remove it */
   async show(view, index, layer, head, options) {
     const request = ++this.request;
     this.options = options;
@@ -197,11 +201,11 @@ export class Detail {
       ? [index, layer, head] : null;
     this.picture.element.hidden = !this.matrix || !this.image;
     this.lines.element.hidden = !this.matrix || (Boolean(this.image) && !heads.length);
-    const { query, key } = options.selected();
+    const { query, key, frame } = options.selected();
     [this.query, this.key] = this.#pairOf(query, key);
     if (this.map.pinned !== null) this.map.pinned = this.query;
     this.self = self;
-    this.map.framed = this.#frameOf(options.frame);
+    if (!this.map.corner) this.map.framed = this.#frameOf(frame);
     this.map.reduction = options.reduction;
     this.map.palette = options.palette;
     this.map.show(this.mapData);

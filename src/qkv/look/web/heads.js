@@ -333,8 +333,8 @@ export function render({ model, el, hash }) {
       if (two) {
         const target = comparison.target;
         const [query, key] = state.beside.split(",").map(Number);
-        const selected = () => (state.beside ? { query, key } : { ...state, ...(comparison.counterpart(state) ?? target.view.opening) });
-        await second.show(target.view, target.index, target.layer, target.head, { ...options, selected, frame: "" });
+        const selected = () => ({ ...(state.beside ? { query, key } : { ...state, ...(comparison.counterpart(state) ?? target.view.opening) }), frame: "" });
+        await second.show(target.view, target.index, target.layer, target.head, { ...options, selected });
       }
       questions.update(place());
       search.mark();

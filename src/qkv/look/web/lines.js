@@ -226,8 +226,7 @@ export class Lines {
       const nearest = this.#lines.lines.reduce((best, line) => (best && distance(best) <= distance(line) ? best : line), /** @type {Line | null} */ (null));
       return nearest && distance(nearest) <= NEAR ? [nearest.row, nearest.column] : null;
     }
-    const place = Math.floor((y - layout.top) / layout.row);
-    const left = x < edge.width / 2;
+    const [place, left] = [Math.floor((y - layout.top) / layout.row), x < edge.width / 2];
     const part = left ? rows : columns;
     if (place < 0 || place >= part[1]) return null;
     return left ? [part[0] + place, pairs.key] : [pairs.query, part[0] + place];
