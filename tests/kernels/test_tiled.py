@@ -1,6 +1,7 @@
 """The tiled kernel."""
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import qkv
-from qkv import masks, normalizers, scores
+from qkv import masks, normalizers, readouts, scores
 from qkv.core.equation import attend_dense
 from qkv.kernels import TiledKernel
 from qkv.kernels.tiled import softmax as tiled_softmax
@@ -77,6 +78,13 @@ def test_logits_beyond_the_bound_are_shifted_by_their_maximum() -> None:
             (query * scale).double(), key.double(), key.double(), score=scores.Dot(), normalizer=normalizers.Softmax()
         ).output
         assert (seen.output - wanted).abs().max() < 2e-3
+
+
+def test_a_bound_saves_the_maximum_of_rows_also_without_columns_of_values() -> None:
+    query = torch.ones(300, 8)
+    seen = qkv.observe(query, query, query[:, :0], score=scores.Dot(), kernel="tiled", readouts=[readouts.LogSumExp()])
+    assert any("no maximum" in sentence for sentence in seen.plan.guards_taken)
+    assert (seen.readouts[0] - (8 + math.log(300))).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("threads", [1, 2], indirect=True)

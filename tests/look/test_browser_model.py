@@ -46,3 +46,16 @@ def test_two_sentences_are_compared_in_the_sentence_model(opened):
             wanted = view.weights(1, 8)[10].max()
             said = page.locator("table").nth(number).locator("tbody tr td").nth(1).text_content()
             assert float(said) == pytest.approx(wanted, abs=6e-4)
+
+
+def test_a_second_text_without_the_word_of_the_first_opens_on_its_own_word(opened):
+    from qkv.look.text_model import load_text_model
+    from qkv.look.text_views import text_views
+
+    views = text_views(load_text_model(), ["He sat on the bank of the river", "He took money from the bank"])
+    with serve_in_thread(ServedPage(page=Page.from_views(views))) as address:
+        page = opened(address)
+        page.wait_for_function("() => document.querySelectorAll('canvas.map')[1].dataset.drawn > 0")
+        first, second = page.locator("output").all_text_contents()
+        assert first.startswith("“river” (8)")
+        assert second.startswith("“bank” (6)")

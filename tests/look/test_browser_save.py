@@ -159,6 +159,11 @@ def test_maps_side_by_side_are_one_figure(opened, served):
     assert texts.count("he") == 4
     assert texts.count("key (attended)") == 2
     assert texts.count("weight") == 1
+    narrow = list(ElementTree.fromstring(save(page, "SVG", "map", 3.5)).iter(f"{SVG}text"))
+    assert len({one.get("y") for one in narrow if one.text == "key (attended)"}) == 1
+    ticks = sorted(float(one.get("y")) for one in narrow if re.fullmatch(r"[\d.]+", one.text))
+    assert len(ticks) >= 3
+    assert min(np.diff(ticks)) > 7  # points between the labels of the colour bar
 
 
 def test_a_difference_is_saved_with_both_maps_in_its_title_legend_and_file_name(opened, served):

@@ -180,6 +180,18 @@ def test_tick_labels_in_print_do_not_overlap():
         assert min(label.get_fontsize() for label in axis.get_ticklabels()) >= 6.5
 
 
+@pytest.mark.filterwarnings("error")  # such as that of a layout without space
+def test_labels_of_sentences_leave_space_for_the_map_and_its_title():
+    names = [f"This is the sentence with the number {i}, which nobody would read in a small figure." for i in range(6)]
+    figure = look.plot_view(look.View.from_weights(np.eye(6)[None, None], names, name=names[0]), 0, 0, width="single")
+    axes = figure.axes[0]
+    figure.draw_without_rendering()
+    assert axes.get_window_extent().width > figure.bbox.width / 3
+    assert all(label.get_text().startswith("This is the") for label in axes.get_xticklabels())
+    extent = axes.title.get_window_extent()
+    assert 0 <= extent.x0 < extent.x1 <= figure.bbox.width
+
+
 def test_the_colours_are_those_of_the_page():
     weights = np.where(np.tri(8, dtype=bool), 0.0, 7.0)
     weights[4, 2], weights[5, 1], weights[6, 3], weights[7, 7] = 0.7, -0.7, np.nan, 0.02

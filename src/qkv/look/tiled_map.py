@@ -97,7 +97,7 @@ class TiledMap:
             >>> map.max_overview.shape, map.weights((0, 2), (0, 300)).sum(axis=1).round(6).tolist()
             ((16, 16), [1.0, 1.0])
         """
-        value = key[:, :1]
+        value = key[:, :0]  # only the weights are needed
         readouts = _readouts(size, query.shape[-2], key.shape[-2])
         mean, maximum, log_sum_exp = observe(query, key, value, readouts=readouts, memory=memory, **parts).readouts
         parts = {"score": ScaledDot(), "normalizer": Softmax(), "mask": None} | parts
@@ -130,7 +130,7 @@ class TiledMap:
     @staticmethod
     def required_bytes(q: int, k: int, width: int, *, size: int | None = None, library: str = "torch") -> int:
         """Predict the bytes that `from_arrays` allocates in addition to query and key."""
-        shapes = (q, width), (k, width), (k, 1)
+        shapes = (q, width), (k, width), (k, 0)
         return int(explain(*shapes, readouts=_readouts(size, q, k), library=library).cost.peak)
 
     @property

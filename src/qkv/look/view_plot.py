@@ -86,7 +86,7 @@ def heatmaps(
         cmap: a matplotlib color map. `Reds` runs from light to dark in one hue, so it can be read without
             distinguishing red from green. If weights are negative, it is replaced by `RdBu_r`, which is white at 0.
         keys: tick labels of the horizontal axis; if not all labels fit, only every n-th is drawn.
-        queries: tick labels of the vertical axis.
+        queries: tick labels of the vertical axis; long labels of both are shortened.
         rows: one name per row of panels.
         vmax: the upper end of the color scale; None: the largest magnitude, but at least 1. Pass the largest weight
             if all weights are small. The scale starts at 0, or at −`vmax` if weights are negative. An arrow at the end
@@ -182,6 +182,8 @@ def heatmaps(
         panel = grid[0, 0].get_window_extent()
         _label_axis(grid[0, 0].xaxis, keys, panel.width / figure.dpi, 90, ticks)
         _label_axis(grid[0, 0].yaxis, queries, panel.height / figure.dpi, 0, ticks)
+        if across == 1:  # centre the title in the figure, whose width it has
+            grid[0, 0].title.set_x((figure.bbox.width / 2 - panel.x0) / panel.width)
     return figure
 
 
@@ -319,7 +321,8 @@ def _label_axis(axis: Axis, labels: Sequence[str] | None, inches: float, rotatio
         return
     step = max(1, -(-len(labels) * points * _LABEL_INCHES // inches))
     places = range(0, len(labels), int(step))
-    axis.set_ticks(places, [labels[place] for place in places], rotation=rotation, parse_math=False)
+    length = max(16, int(axis.axes.figure.bbox.width / axis.axes.figure.dpi * _CHARACTERS_PER_INCH / 3))
+    axis.set_ticks(places, [shortened(labels[place], length) for place in places], rotation=rotation, parse_math=False)
 
 
 _GAP = 2

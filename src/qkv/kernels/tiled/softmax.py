@@ -115,11 +115,11 @@ def logit_bound(call: TorchCall) -> float:
     assert scale is not None
     if tile.q_total < _MIN_QUERIES:
         return math.inf
-    if not call.projected or 0 in (tile.q_total, tile.k_total, *call.value.shape, *call.query.shape):
+    if not call.projected or 0 in (tile.q_total, tile.k_total, *call.query.shape):
         return math.inf
     with torch.no_grad():
         bound = call.score.bound(call.query, call.key)
-        low, high = torch.aminmax(call.value)
+        low, high = torch.aminmax(call.value) if call.value.numel() else (0.0, 0.0)
         largest = max(-float(low), float(high))
     return math.inf if bound is None or not largest <= _LARGEST_VALUE else float(bound) * scale
 

@@ -136,9 +136,8 @@ export class Comparison {
   get views() {
     const { state, meta } = this;
     if (state.compare < 0) return [["map", "map"], ...(meta.views[state.view].levels ? [] : [/** @type {[string, string]} */ (["lines", "lines of several heads"])])];
-    /** @type {[string, string][]} */
-    const means = [["difference", "difference"], ["map mean", "means of the layers"], ["difference mean", "difference of the means"]];
-    return [["map", "side by side"], ...(this.dense ? means : [])];
+    const all = /** @type {[string, string][]} */ ([["map", "side by side"], ["difference", "difference"], ["map mean", "means of the layers"], ["difference mean", "difference of the means"]]);
+    return this.dense ? all : all.slice(0, 1);
   }
 
   /** The option that is shown. */
@@ -154,7 +153,7 @@ export class Comparison {
     if (state.compare < 0) return;
     this.#listOthers();
     const view = meta.views[state.compare];
-    const heads = /** @type {[string, string][]} */ ([["", "the same layer and head"], ...headOptions(view)]);
+    const heads = /** @type {[string, string][]} */ ([["", "the same"], ...headOptions(view)]);
     if (!heads.some(([value]) => value === state.other)) state.other = "";
     fillSelect(this.element, heads, state.other);
     const counts = [view, meta.views[state.view]].map((one) =>

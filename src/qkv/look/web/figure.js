@@ -37,10 +37,10 @@ export function mapsFigure(details, inches, theme) {
   const each = (width - bar.width - PAD) / details.length;
   const title = (/** @type {import("./detail.js").Detail} */ one) => one.title.textContent || "";
   const drawing = /** @type {Drawing} */ ({ width, height: 0, title: details.map(title).join(" | "), ...theme, items: [] });
-  const rowLabel = Math.max(...details.map(({ map }) => widestLabel(/** @type {any} */ (map.mapData), map.part, 0, each)));
+  const room = [0, 1].map((axis) => Math.max(...details.map(({ map }) => widestLabel(/** @type {any} */ (map.mapData), map.part, axis, each))));
   const titles = details.map((detail) => titleLines(detail, each - 2 * PAD));
   const lines = Math.max(...titles.map((one) => one.length));
-  const panels = details.map((detail, i) => panelItems(detail, titles[i], PAD + 5 + TITLE_LEADING * lines, i * each, each, rowLabel, theme.ink));
+  const panels = details.map((detail, i) => panelItems(detail, titles[i], PAD + 5 + TITLE_LEADING * lines, i * each, each, room, theme.ink));
   for (const { items } of panels) drawing.items.push(...items);
   const [top, bottom] = [panels[0].top, Math.max(...panels.map((panel) => panel.bottom))];
   const height = Math.max(40, Math.min(panels[0].height, 200));
@@ -98,7 +98,7 @@ export function gridFigure(overview, title, inches, theme) {
 }
 
 /** Return the width of the widest label of an axis, at most a quarter of that of the map.
- *  @param {import("./map.js").MapData} mapData @param {[number, number, number, number]} part @param {0 | 1} axis @param {number} width */
+ *  @param {import("./map.js").MapData} mapData @param {[number, number, number, number]} part @param {number} axis @param {number} width */
 function widestLabel(mapData, part, axis, width) {
   const [name, { pictured }] = [axis ? mapData.keys : mapData.queries, mapData.axes[axis]];
   const [first, count] = [part[axis], part[axis + 2]];
@@ -109,17 +109,17 @@ function widestLabel(mapData, part, axis, width) {
 
 /** Return the lines of a title. @param {string} title @param {number} width */
 function titleWrapped(title, width) {
-  return wrapText(title, SIZE.title, width).map((line) => fitText(line, SIZE.title, width));
+  return wrapText(title, SIZE.title, width).map((line) => fitText(line.replaceAll("\u00a0", " "), SIZE.title, width));
 }
 
-/** Return the lines of the title; that of a difference starts a line for each map.
+/** Return the lines of the title, in which names of heads are not broken; that of a difference starts a line for each map.
  *  @param {import("./detail.js").Detail} detail @param {number} width */
 function titleLines({ title, titled, weighted }, width) {
-  const long = title.textContent || "";
-  const parts = titled?.parts || [];
+  const parts = (titled?.parts || []).map((part) => ({ ...part, solid: part.head.slice(0, 3) + part.head.slice(3).replaceAll(" ", "\u00a0") }));
+  const long = parts.reduce((text, { head, solid }) => text.replace(head, solid), title.textContent || "");
   if (parts.length < 2 || textWidth(long, SIZE.title) <= width) return titleWrapped(long, width);
-  return parts.flatMap(({ sign, text, head }, i) =>
-    titleWrapped(`${sign}${text}${head}${weighted && i === parts.length - 1 ? " · × norm of the value" : ""}`, width));
+  return parts.flatMap(({ sign, text, solid }, i) =>
+    titleWrapped(`${sign}${text}${solid}${weighted && i === parts.length - 1 ? " · × norm of the value" : ""}`, width));
 }
 
 /** Return the pinned pair and the frame of a map: first row, first column, rows and columns of those that are visible.
@@ -162,14 +162,13 @@ function framedItems(detail, left, top, across, down) {
 /** Return the items of one map with its labels, between `x0` and `x0 + width`.
  *  @param {import("./detail.js").Detail} detail @param {string[]} titles its lines @param {number} top of the map
  *  @param {number} x0 @param {number} width
- *  @param {number} rowLabel width of the labels of its queries @param {string} ink */
-function panelItems(detail, titles, top, x0, width, rowLabel, ink) {
+ *  @param {number[]} room length of the labels of its queries and keys @param {string} ink */
+function panelItems(detail, titles, top, x0, width, [rowLabel, columnLabel], ink) {
   const { map } = detail;
   const mapData = /** @type {import("./map.js").MapData} */ (map.mapData);
   const [, , rows, columns] = map.part;
   const [high, wide] = [Math.min(rows, MOST_IMAGE_CELLS), Math.min(columns, MOST_IMAGE_CELLS)];
   const image = pixels(mapData.cells(map.part, high, wide, map.reduction), wide, /** @type {any} */ (map.range), map.colours);
-  const columnLabel = widestLabel(mapData, map.part, 1, width);
   const [beside, below] = curveDepths(mapData, SIZE.tick).map(({ depth }) => depth);
   const left = x0 + PAD + AXIS + rowLabel + PAD + beside;
   const across = x0 + width - left - PAD;
@@ -212,7 +211,7 @@ function barOf(range, palette, ink, quantity) {
       { kind: "image", x: left, y, width: BAR, height, canvas: pen.canvas },
       { kind: "shape", points: corners(left, y, BAR, height), stroke: ink },
       ...(more ? [arrow(1, y - 0.5, y - 6)] : []), ...(more && signed ? [arrow(-1, y + height + 0.5, y + height + 6)] : []),
-      ...labels.map(({ share, text }) => /** @type {Text} */ ({ kind: "text", x: left + BAR + PAD, y: place(share), text, size: SIZE.tick, anchor: "start" })),
+      ...labels.filter(({ share }) => signed || !share || share * height >= SIZE.tick).map(({ share, text }) => /** @type {Text} */ ({ kind: "text", x: left + BAR + PAD, y: place(share), text, size: SIZE.tick, anchor: "start" })),
       { kind: "text", x: left, y: y + height + 12, text: label, size: SIZE.tick, anchor: "start" },
     ];
   };

@@ -333,7 +333,7 @@ export function render({ model, el, hash }) {
       if (two) {
         const target = comparison.target;
         const [query, key] = state.beside.split(",").map(Number);
-        const selected = () => ({ ...(state.beside ? { query, key } : { ...state, ...comparison.counterpart(state) }), frame: "" });
+        const selected = () => ({ ...(state.beside ? { query, key } : { ...state, ...(comparison.counterpart(state) ?? target.view.opening) }), frame: "" });
         await second.show(target.view, target.index, target.layer, target.head, { ...options, selected });
       }
       questions.update(place());
@@ -358,7 +358,7 @@ export function render({ model, el, hash }) {
     lead.replaceChildren(...(imageSize(view) ? [IMAGE_LEAD] : [createElement("span", { class: "what", text: LEAD }), acts]));
     headNames = headOptions(view, (l, h) => {
       const mark = markOf(view.roles[`${l},${h}`] || []);
-      return mark ? ` · ${mark.what}` : "";
+      return mark ? ` ${mark.text}` : "";
     });
     note.textContent = view.note || "";
     note.hidden = !view.note;
@@ -376,10 +376,7 @@ export function render({ model, el, hash }) {
   }
 
   /** Show other groups of tokens. */
-  const regroup = () => {
-    comparison.build();
-    return repaint();
-  };
+  const regroup = () => (comparison.build(), repaint());
 
   /** Draw the map and the grid again after a setting of both has changed. */
   const repaint = () => Promise.all([refresh(), paintOverview()]);

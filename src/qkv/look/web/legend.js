@@ -47,5 +47,5 @@ export function describeRange(range) {
   const size = signed ? "magnitude" : "weight";
   if (scale === "row") return `Colour: share of the largest ${size} in the visible part of the row.`;
   const first = scale === "auto" ? `faint below ${formatWeight(start)} (${rule}), ` : `middle colour ${formatWeight(weightAt(range, 0.5))}, `;
-  return `Colour: ${first}strongest from ${formatWeight(top)}, between them by ${FOLLOWS[scale]} ${size}; largest ${size} shown ${formatWeight(largest, error * largest)}.`;
+  return `Colour: ${first}strongest from ${formatWeight(top)}, between them by ${FOLLOWS[scale]} ${size}; largest ${size} shown ${formatWeight(largest, error * largest, 3)}.`;
 }

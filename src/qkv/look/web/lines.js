@@ -17,6 +17,8 @@ const [ROW, LOW_ROW, FEW] = [20, 16, 26];
 const [WORD_SIZE, HEADING] = [13, 20];
 /** Pixels between the lines of two heads at the same words, and from the pointer to a line that it selects. */
 const [APART, NEAR] = [3, 6];
+/** Length of the dashes of each head in a figure, and from one to the next, so that heads can be told apart in grey. */
+const DASHES = [[1e4, 1e4], [7, 10], [2, 4], [14, 17], [5, 11], [2, 7]];
 
 /** A head whose lines are drawn.
  *  @typedef {Object} LineHead
@@ -69,7 +71,7 @@ export class Lines {
     const shown = Math.max(this.rows[1], this.columns[1]);
     this.canvas.style.height = `${this.#layout(1).bottom}px`;
     const part = this.rows[1] < queries.length || this.columns[1] < keys.length;
-    this.note.textContent = `${part ? `${shown} of ${Math.max(queries.length, keys.length)} tokens, around the selected one. ` : ""}${heads.length > 1 ? this.rule : ""}`;
+    this.note.textContent = `${part ? `${shown} of ${Math.max(queries.length, keys.length)} tokens, around the selected one. ` : ""}${heads.length > 1 ? `${this.rule} Select a head to add its lines.` : ""}`;
     this.note.hidden = !this.note.textContent;
     this.legend.hidden = heads.length < 2;
     if (heads.length > 1) this.#fillLegend(pairs);
@@ -128,9 +130,9 @@ export class Lines {
   /** What is drawn, in words. */
   get rule() {
     const { lines, least } = this.#lines;
-    const { least: own, top } = /** @type {Pairs} */ (this.pairs);
-    const more = least > own ? `, of the selected word ${formatWeight(own * top)}` : "";
-    return `${lines.length} lines: weights of at least ${formatWeight(least * top)}${more}. Thicker lines are larger weights. Select a head to add its lines.`;
+    const { least: own, top, queries, query } = /** @type {Pairs} */ (this.pairs);
+    const more = least > own ? `, of ${quoted(queries[query])} ${formatWeight(own * top)}` : "";
+    return `${lines.length} lines: weights of at least ${formatWeight(least * top)}${more}. Thicker lines are larger weights.`;
   }
 
   /** Return the items of a drawing. @param {number} scale of the text @param {number} width @param {{paper: string, ink: string, mark: string}} theme
@@ -146,14 +148,15 @@ export class Lines {
     const strong = (/** @type {Line} */ line) => (this.marked >= 0 ? line.head === this.marked : every || line.row === query);
     for (const line of [...lines.filter((one) => !strong(one)), ...lines.filter(strong)]) {
       const size = Math.abs(line.share);
-      const alpha = strong(line) ? 0.35 + 0.65 * size : many ? 0.25 : 0.3 * size;
+      const alpha = strong(line) ? (page ? 0.35 + 0.65 * size : 1) : many ? 0.25 : 0.3 * size;
       const half = scale * (strong(line) || many ? 0.5 + 1.5 * size : 0.5);
       const apart = scale * APART * (line.head - (heads.length - 1) / 2);
       const [from, to] = [y(line.row - rows[0]) + apart, y(line.column - columns[0]) + apart];
-      items.push({
-        kind: "shape", fill: blend(heads[line.head].colour(line.share), paper, alpha),
-        points: [[side + 2, from - half], [width - side - 2, to - half], [width - side - 2, to + half], [side + 2, from + half]],
-      });
+      const across = width - 2 * side - 4;
+      for (const piece of piecesOf(page ? 0 : line.head, across)) {
+        const [[a, b], [c, d]] = piece.map((x) => [side + 2 + x, from + (x / across) * (to - from)]);
+        items.push({ kind: "shape", fill: blend(heads[line.head].colour(line.share), paper, alpha), points: [[a, b - half], [c, d - half], [c, d + half], [a, b + half]] });
+      }
     }
     const word = (/** @type {string} */ text, /** @type {number} */ place, /** @type {boolean} */ left, /** @type {boolean} */ chosen, /** @type {number} */ share) => {
       const box = corners(left ? 1 : width - side + 1, y(place) - high / 2 + 1, side - 2, high - 2);
@@ -195,12 +198,12 @@ export class Lines {
     const width = inches * 72;
     const { heads } = /** @type {Pairs} */ (this.pairs);
     const items = this.#items(scale, width, { ...theme, mark: theme.ink }, false);
-    let y = this.#layout(scale, width).bottom + 6;
-    let x = 4;
-    for (const head of heads) {
-      const wide = 22 + textWidth(head.name, 7.5);
+    let [x, y] = [4, this.#layout(scale, width).bottom + 6];
+    for (const [i, head] of heads.entries()) {
+      const wide = 34 + textWidth(head.name, 7.5);
       if (x > 4 && x + wide > width) [x, y] = [4, y + 10];
-      items.push({ kind: "shape", points: corners(x, y - 1, 10, 2), fill: head.colour(1) }, { kind: "text", x: x + 13, y, text: head.name, size: 7.5, anchor: "start" });
+      for (const [start, stop] of piecesOf(i, 22)) items.push({ kind: "shape", points: corners(x + start, y - 1, stop - start, 2), fill: head.colour(1) });
+      items.push({ kind: "text", x: x + 25, y, text: head.name, size: 7.5, anchor: "start" });
       x += wide;
     }
     for (const text of wrapText(this.rule, 7.5, width - 8)) items.push({ kind: "text", x: 4, y: (y += 10), text, size: 7.5, anchor: "start" });
@@ -223,13 +226,16 @@ export class Lines {
       const nearest = this.#lines.lines.reduce((best, line) => (best && distance(best) <= distance(line) ? best : line), /** @type {Line | null} */ (null));
       return nearest && distance(nearest) <= NEAR ? [nearest.row, nearest.column] : null;
     }
-    const place = Math.floor((y - layout.top) / layout.row);
-    const left = x < edge.width / 2;
+    const [place, left] = [Math.floor((y - layout.top) / layout.row), x < edge.width / 2];
     const part = left ? rows : columns;
     if (place < 0 || place >= part[1]) return null;
     return left ? [part[0] + place, pairs.key] : [pairs.query, part[0] + place];
   }
 }
+
+/** Return the first and last point of each dash of a line. @param {number} head @param {number} length @returns {[number, number][]} */
+const piecesOf = (head, length, [dash, pitch] = DASHES[head]) =>
+  Array.from({ length: Math.ceil(length / pitch) }, (_, i) => [i * pitch, Math.min(length, i * pitch + dash)]);
 
 /** Return the first index and the number of the words that are shown, which are those of `before` if possible, so that the
  *  words do not move under the pointer.

@@ -381,8 +381,7 @@ export class MapView {
   /** Scroll to the cursor. */
   #follow() {
     for (const axis of [0, 1]) {
-      const at = this.cursor[axis];
-      const [first, length] = [this.part[axis], this.part[axis + 2]];
+      const [at, first, length] = [this.cursor[axis], this.part[axis], this.part[axis + 2]];
       if (at >= first && at < first + length) continue;
       // A step past the edge scrolls by that step; a jump centres the cursor.
       if (at < first - length || at >= first + 2 * length) this.part[axis] = at - Math.floor(length / 2);

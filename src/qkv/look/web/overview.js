@@ -76,8 +76,7 @@ export class Overview {
       image.data.set(pixels(cells, side, own, paletteFor(palette, own)).data, i * area * 4);
     });
     imageCanvas(image).toBlob((blob) => blob && this.#show(blob, all));
-    const others = maps.some(({ shared }) => !shared);
-    const few = common.length === 0;
+    const [others, few] = [maps.some(({ shared }) => !shared), common.length === 0];
     this.painted = { layers: this.layers, image, range: few ? null : range, palette: paletteFor(palette, few ? null : range), side };
     const own = normalized ? " Maps whose rows do not sum to 1 have their own." : " The others have their own.";
     this.rule = `Small maps: ${few ? "each has its own colour scale." : `one scale. ${describeRange(range)}${others ? own : ""}`}${note}`;

@@ -43,8 +43,7 @@ export class Picture {
       if (i === undefined) return 0;
       return axis === image.columns ? matrix.weights[query * width + i] : matrix.weights[i * width + key];
     };
-    let largest = 0;
-    for (const patch of at.keys()) largest = Math.max(largest, Math.abs(weight(patch)) || 0);
+    const largest = Math.max(0, ...Array.from(at.keys(), (patch) => Math.abs(weight(patch)) || 0));
     this.patches = {
       ...image, grid: /** @type {[number, number]} */ (axis.grid), share: (patch) => Math.abs(shade(weight(patch), largest)),
       name: (patch) => `${Math.floor(patch / axis.grid[1])},${patch % axis.grid[1]}`,

@@ -33,12 +33,12 @@ export const exampleWord = (role, words) => (["pronoun", "coreference"].includes
 const COMMON = ["self", "first", "separator", "broad"];
 
 /** Return the mark of the first role of a head, or null if it has none.
- *  @param {Role[]} roles @returns {{text: string, common: boolean, what: string} | null} */
+ *  @param {Role[]} roles @returns {{text: string, common: boolean} | null} */
 export function markOf(roles) {
   const order = Object.keys(ROLES);
   const clear = roles.filter(({ score }) => score >= MARKED).map(({ role }) => role);
   const [role] = clear.sort((a, b) => order.indexOf(a) - order.indexOf(b));
-  return role ? { text: symbolOf(role), common: COMMON.includes(role), what: describeRole(role) } : null;
+  return role ? { text: symbolOf(role), common: COMMON.includes(role) } : null;
 }
 
 /** @param {string} role */

@@ -49,18 +49,14 @@ export function saveControls(saved, html) {
 async function save(saved, grid, inches, kind) {
   if (!(inches >= MIN_INCHES && inches <= MAX_INCHES)) throw new Error(`The width must be between ${MIN_INCHES} and ${MAX_INCHES} inches.`);
   const details = saved.details();
-  if (kind === "json") {
-    download(`${saved.name()}.json`, json(details[0]), "application/json");
-    saved.notify(`${saved.name()}.json is saved.`);
-    return;
-  }
+  const name = grid && kind !== "json" ? "attention-heads" : saved.name();
+  saved.notify(kind === "pdf" ? "Choose “Save as PDF” as the printer: its page is the figure." : `${name}.${kind} is saved.`);
+  if (kind === "json") return download(`${name}.json`, json(details[0]), "application/json");
   const style = getComputedStyle(saved.element);
   const theme = { paper: style.getPropertyValue("--paper").trim(), ink: style.getPropertyValue("--ink").trim() };
   const [{ lines, overlaid, title }] = details;
   const drawing = grid ? gridFigure(saved.overview, saved.title(), inches, theme)
     : overlaid.length ? lines.figure(inches, theme, title.textContent || "") : mapsFigure(details, inches, theme);
-  const name = grid ? "attention-heads" : saved.name();
-  saved.notify(kind === "pdf" ? "Choose “Save as PDF” as the printer: its page is the figure." : `${name}.${kind} is saved.`);
   if (kind === "svg") download(`${name}.svg`, drawingToSvg(drawing), "image/svg+xml");
   else if (kind === "png") download(`${name}.png`, await drawingToPng(drawing), "image/png");
   else await printDrawing(drawing, name);
