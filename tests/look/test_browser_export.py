@@ -39,6 +39,9 @@ BART = {
     "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "vocab_size": 20,
     "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "init_std": 0.8, "pad_token_id": 0,
 }  # fmt: skip
+DISTIL = {"dim": 16, "hidden_dim": 16, "n_layers": 2, "n_heads": 2, "vocab_size": 20, "initializer_range": 0.8}
+GPT = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 20, "n_positions": 16, "initializer_range": 0.8}
+OPT = {**TEXT, "ffn_dim": 16, "word_embed_proj_dim": 16, "max_position_embeddings": 16}
 MODELS = {
     "padded encoder": ("BertModel", TEXT, {"input_ids": IDS, "attention_mask": PADDED}),
     "rotary, grouped": ("LlamaModel", GROUPED, {"input_ids": IDS}),
@@ -46,6 +49,10 @@ MODELS = {
     "soft cap, window": ("Gemma2Model", {**CAPPED, "sliding_window": 3}, {"input_ids": IDS}),
     "relative bias": ("T5EncoderModel", T5, {"input_ids": IDS}),
     "cross-attention": ("BartModel", BART, {"input_ids": IDS, "decoder_input_ids": IDS[:, :5]}),
+    "no token types": ("DistilBertModel", DISTIL, {"input_ids": IDS, "attention_mask": PADDED}),
+    "learned positions": ("GPT2Model", GPT, {"input_ids": IDS}),
+    "scaled queries": ("OPTModel", OPT, {"input_ids": IDS}),
+    "window": ("MistralModel", {**GROUPED, "sliding_window": 4}, {"input_ids": IDS}),
 }  # fmt: skip
 
 DECODE = """async (text) => {
@@ -104,7 +111,9 @@ def assert_decoded(page, packed, exact, allowed):
     return max(head["error"] for head in heads)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    "kind", [*list(MODELS)[:6], *(pytest.param(kind, marks=pytest.mark.long) for kind in list(MODELS)[6:])]
+)
 def test_an_exported_layer_has_the_weights_of_the_model(page, kind):
     name, sizes, inputs = MODELS[kind]
     torch.manual_seed(1)
