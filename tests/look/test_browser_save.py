@@ -175,7 +175,12 @@ def test_a_difference_is_saved_with_both_maps_in_its_title_legend_and_file_name(
     # One column is too narrow for both, so the title has two lines.
     assert {"seven & one · layer 0, head 1", "minus other · layer 1, head 2", "difference"} <= set(texts)
     assert "weight" not in texts
-    assert "Blue: larger in the first map; orange: in the second." in " ".join(texts)
+    signs = "Blue: larger in the first map; orange: in the second."
+    assert f"{signs} Orange cells from a tenth of the range on have a dash." in " ".join(texts)
+    shapes = ElementTree.fromstring(waiting.value.path().read_bytes()).iter(f"{SVG}polygon")
+    first, second = (one.weights(*head) for one, head in ((view(), (0, 1)), (view("other", 1), (1, 2))))
+    ticks = [float(text.replace("−", "-")) for text in texts if re.fullmatch(r"−?0\.\d+", text)]
+    assert sum(len(one.get("points").split()) == 2 for one in shapes) == (first - second < -0.1 * max(ticks)).sum() > 3
     wide = texts_of_svg(save(page, "SVG", "map", 7.2))
     assert "seven & one · layer 0, head 1 minus other · layer 1, head 2" in wide
     page.locator("select.view").select_option("map")

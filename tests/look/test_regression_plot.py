@@ -45,6 +45,19 @@ def test_the_line_the_band_and_the_answer_are_those_of_the_model(model):
     assert figure.get_suptitle().startswith(f"2  →  {model.predict(query(model))[0]:.3g} ±")
 
 
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_legend_of_a_figure_of_one_column_is_outside_the_axes(model, dark):
+    figure = look.plot_regression(model, "place", query(model), width="single", dark=dark)
+    assert figure.get_size_inches()[0] == 3.5
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    legend = axes.get_legend().get_window_extent()
+    assert legend.y0 >= axes.bbox.y1
+    assert figure.bbox.x1 >= legend.x1
+    with pytest.raises(OptionError, match="width must be 'single'"):
+        look.plot_regression(model, "place", width="triple")
+
+
 def test_the_dots_are_the_rows_and_the_red_dots_those_with_weight(model):
     axes = look.plot_regression(model, "place", query(model)).axes[0]
     dots = labelled(axes, "fitted rows")

@@ -83,7 +83,10 @@ def test_the_figure_of_a_difference_has_its_sign_names_and_one_linear_scale():
     figure = look.plot_view(result, 1, 2, width="single")
     assert figure.axes[0].get_title() == "d\nminus e: layer 1, head 2"
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a", "b", "c", "d | e"]
-    assert figure.axes[1].get_xlabel() == "difference"
+    # A dash marks the sign of the negative cell in grey prints.
+    assert figure.axes[1].get_xlabel() == "difference\n− below 0"
+    assert figure.axes[0].collections[0].get_segments()[0].tolist() == [[-0.25, 3.25], [0.25, 3.25]]
+    assert not look.plot_view(result, 0, 0).axes[0].collections[0].get_segments()
     assert [label.get_text() for label in figure.axes[1].get_yticklabels()] == [
         "−0.250",
         "−0.138",

@@ -172,11 +172,7 @@ _SIGNED = {False: _POSITIVE[False], True: ["#15181d", "#19212e", "#1c4880", "#2d
 def color_norm(scale: str, limit: float, signed: bool) -> Normalize:
     """Return the matplotlib norm of a scale from 0, or from −`limit` if weights are negative, to `limit`.
 
-    Args:
-        scale: `"linear"`, `"sqrt"` or `"log"`, which starts at `limit` / 10,000. If weights are negative, the scale
-            applies to magnitudes.
-        limit: the largest weight of the scale.
-        signed: whether weights are negative.
+    The logarithmic scale starts at `limit` / 10,000. If weights are negative, the scale applies to magnitudes.
     """
     check_choice("scale", scale, SCALES)
     from matplotlib.colors import FuncNorm, LogNorm, Normalize, PowerNorm, SymLogNorm

@@ -81,7 +81,9 @@ def style_figure(figure: Figure, title: str = "", *, dark: bool = False) -> None
         for spine in () if bar else axes.spines.values():
             spine.set_visible(spine.spine_type in ("left", "bottom"))
         if axes.get_legend_handles_labels()[1]:
-            axes.legend(frameon=False, fontsize=8)
+            # Within the axes of a narrow figure, the legend would cover the data.
+            above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2, "handlelength": 1, "columnspacing": 1}
+            axes.legend(frameon=False, fontsize=8, **(above if figure.get_figwidth() < 5 else {}))
     figure.suptitle(title, x=0.02, ha="left", fontsize=12, fontweight="bold", parse_math=False)
     color_figure(figure, dark)
 

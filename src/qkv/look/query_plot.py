@@ -153,8 +153,7 @@ def draw_map(figure: Figure, database: Queryable, answer: Answer, options: PlotA
         _draw_field(axes, database, (across, up, value), limits, options, norm)
         for axes, limits in ((field, [_extent(x, center[0]), _extent(y, center[1])]), (near, part))
     ]
-    whole.set_xlim(field.get_xlim())
-    whole.set_ylim(field.get_ylim())
+    whole.set(xlim=field.get_xlim(), ylim=field.get_ylim())
     inside = (x >= part[0][0]) & (x <= part[0][1]) & (y >= part[1][0]) & (y <= part[1][1])
     near.plot(x[inside], y[inside], "o", ms=2.2, mfc=INK, mec="white", mew=0.35)
     title = "weights near the query"
@@ -195,8 +194,7 @@ def _draw_field(
 ) -> QuadMesh:
     """Draw the answers to a grid of queries within limits; cells without a match are empty."""
     across, up, value = sides
-    axes.set_xlim(*limits[0])
-    axes.set_ylim(*limits[1])
+    axes.set(xlim=limits[0], ylim=limits[1])
     cells = int(np.sqrt(np.clip(_PAIRS / max(1, len(database)), _LEAST_CELLS, _MOST_CELLS)))
     edges = [np.linspace(*each, cells + 1) for each in limits]
     middles = [0.5 * (each[1:] + each[:-1]) for each in edges]

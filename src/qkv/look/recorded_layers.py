@@ -88,11 +88,7 @@ def run_dense(
 def check_shapes(
     model: torch.nn.Module, name: str, shapes: Sequence[tuple[int, ...]], expected: tuple[int, int]
 ) -> None:
-    """Check the numbers of queries and keys of the layers that a run of a model recorded.
-
-    Raises:
-        DataError: there are no layers, or a layer has other numbers than expected.
-    """
+    """Raise a `DataError` if a run of a model recorded no layers, or one with other numbers of queries and keys."""
     wrong = next((shape for shape in shapes if shape != expected), None)
     if wrong is not None or not shapes:
         found = "no such layer" if wrong is None else f"a layer of {wrong[0]} × {wrong[1]} weights"

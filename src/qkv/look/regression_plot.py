@@ -15,7 +15,15 @@ import numpy as np
 from qkv.core.checks import describe
 from qkv.errors import DataError, KindError, OptionError
 from qkv.estimators.features import Features, decode_columns, encode_columns
-from qkv.look.figure import DATA_COLOR, draw_answer, draw_curve, draw_weighted_points, new_figure, style_figure
+from qkv.look.figure import (
+    DATA_COLOR,
+    column_inches,
+    draw_answer,
+    draw_curve,
+    draw_weighted_points,
+    new_figure,
+    style_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,6 +42,7 @@ def plot_regression(
     query: ArrayLike | None = None,
     *,
     output: int = 0,
+    width: float | str = "double",
     dark: bool = False,
 ) -> Figure:
     """Plot the estimate of a fitted regressor along one numeric column.
@@ -43,11 +52,12 @@ def plot_regression(
         feature: name or index of the column.
         query: one row in the format of `predict`; None: the fitted row closest to the mean of all columns.
         output: index of the target, if the model has several.
+        width: `"single"` or `"double"` (one column, 3.5 inches, or two, 7.2 inches), or a number of inches.
         dark: draw light lines on a dark background.
 
     Raises:
         KindError: the model is no regressor, or `feature` is neither a name nor an index.
-        OptionError: the column does not exist, is not numeric or is empty, or `output` does not exist.
+        OptionError: the column, the output or the width does not exist, or the column is not numeric or is empty.
         DataError: the query is not one row.
         NotFittedError: the model is not fitted (scikit-learn's error).
         MissingPackageError: matplotlib is not installed.
@@ -67,7 +77,7 @@ def plot_regression(
     if not isinstance(model, AttentionRegressor):
         raise KindError(f"model must be an AttentionRegressor, got {describe(model)}. Pass a fitted regressor.")
     check_is_fitted(model, "keys_")
-    plan, rows = model.features_, model.rows_
+    inches, plan, rows = column_inches(width), model.features_, model.rows_
     fitted = decode_columns(plan, Features(rows["numbers"], rows["codes"]))
     index, name = _column_index(model, feature)
     if fitted[index].dtype == object:
@@ -93,7 +103,7 @@ def plot_regression(
         shown_at = str(rounded.astype(f"datetime64[{unit}]"))
         x, grid, (at,) = (np.asarray(each).astype("datetime64[us]") for each in (x, grid, [at]))
 
-    figure = new_figure((7.2, 4.4), dark=dark)
+    figure = new_figure((inches, 0.5 * inches + 0.8), dark=dark)
     axes = figure.add_subplot()
     sample = np.flatnonzero(present)
     sample = sample[:: max(1, len(sample) // _MAX_DOTS)]
@@ -108,7 +118,7 @@ def plot_regression(
     if x.dtype.kind == "M":
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
-        locator = AutoDateLocator(maxticks=7)
+        locator = AutoDateLocator(maxticks=max(3, int(inches)))
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
     axes.set(xlabel=name, ylabel="value" if len(model.y_mean_) == 1 else f"value {output}")

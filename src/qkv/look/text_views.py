@@ -39,11 +39,6 @@ _Run = tuple["Int[torch.Tensor, '1 inputs']", "Int[torch.Tensor, '1 outputs']"]
 def _generate(
     text_model: TextModel, encoded: Mapping[str, Int[torch.Tensor, "1 tokens"]], name: str, count: int
 ) -> _Run:
-    """Generate tokens from a text.
-
-    Raises:
-        DataError: the model cannot generate text, or generates no tokens.
-    """
     import torch
 
     model = text_model.model
@@ -66,11 +61,7 @@ def _generate(
 
 
 def _continue(text_model: TextModel, encoded: Mapping[str, Int[torch.Tensor, "1 tokens"]], target: str) -> _Run:
-    """Return the tokens of a target text, which continues the text if the model has only a decoder.
-
-    Raises:
-        DataError: the model has no decoder, or the target is empty or longer than the context of the model.
-    """
+    """Return the tokens of a target text, which continues the text if the model has only a decoder."""
     import torch
 
     model, tokenizer = text_model.model, text_model.tokenizer

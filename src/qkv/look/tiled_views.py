@@ -130,12 +130,7 @@ def recorded_view(
     model_name: str,
     layers: Sequence[int] | None,
 ) -> TiledView:
-    """Run a model on a long text and return the tiled maps of its heads.
-
-    Raises:
-        DataError: the model does not use the attention interface of transformers, so that only dense weights are
-            available.
-    """
+    """Return the tiled maps of a long text, of a model that uses the attention interface of transformers."""
     import torch
 
     from qkv.interop import record

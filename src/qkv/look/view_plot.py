@@ -347,7 +347,7 @@ def plot_view(
     The colors are those of the attention page: faint below the weight of uniform attention, strongest from the weight
     that 99 % of the other cells do not exceed, grey for masked pairs, magenta for weights that are not finite. The maps
     of a grid share one range, except those whose weights are not shares of 1, such as flow: each has its own. The
-    colors of a difference are linear, from orange (smaller) to blue (larger).
+    colors of a difference are linear, from orange (smaller) to blue (larger); where it fits, a dash marks orange cells.
 
     Args:
         view: the view, or a result of `difference`; of a view in tiles, only the grid can be plotted.
@@ -393,6 +393,12 @@ def plot_view(
     options |= {"xlabel": "key (attended)", "ylabel": "query (attends)"}
     masked = np.ma.masked_array(weights, ~allowed)
     figure = attention(view.columns.tokens, masked, queries=view.queries.tokens, title=title, **options)
+    if scale == "difference" and 72 / figure.dpi * min(np.divide(figure.axes[0].bbox.size, weights.shape[::-1])) >= 3:
+        # In grey, signs look alike: negative cells from a tenth of the range on have a dash, where it fits.
+        y, x = np.nonzero(weights < -0.1 * (top := figure.axes[0].images[0].get_clim()[1]))
+        inks = [INKS[dark ^ bool(one < -0.7 * top)] for one in weights[y, x]]
+        figure.axes[0].hlines(y + 0.25, x - 0.25, x + 0.25, colors=inks, linewidths=0.5)
+        figure.axes[1].set_xlabel("difference\n− below 0", loc="left")
     if (curve := view.columns.curve) is not None:
         axes = figure.axes[0]
         strip = axes.inset_axes((0.0, 1.02, 1.0, 0.14), sharex=axes)

@@ -355,11 +355,7 @@ class AnswerPage:
     ) -> list[dict[str, object]]:
         """Return the answers to queries as texts and coordinates, with the commands and the calls that give them.
 
-        Args:
-            queries: the queries.
-            options: the arguments of `Database.ask`.
-            most_drawn: number of rows whose weights are drawn.
-            printed: whether the text that `qkv ask` prints is included.
+        The weights of `most_drawn` rows are drawn; `printed` adds the text that `qkv ask` prints.
         """
         answers = drawn = self._ask(queries, options)
         if self.axes and any(answer.found for answer in answers):

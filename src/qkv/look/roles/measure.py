@@ -284,13 +284,9 @@ _Mass = tuple[Float[np.ndarray, " heads"], float]
 def _run_model(
     text_model: TextModel, texts: Sequence[str]
 ) -> Iterator[tuple[int, EncodedSentence, list[Float[np.ndarray, "heads n n"]]]]:
-    """Run a model on texts in batches of similar length.
+    """Yield the number of each text, its tokens, and the self-attention weights of each layer, shortest text first.
 
     Texts are truncated to the context length of the model, and shorter texts of a batch are padded on the right.
-
-    Yields:
-        The number of a text, its tokens, and the self-attention weights of each layer, from the shortest text to the
-        longest.
     """
     import torch
     from torch.nn.utils.rnn import pad_sequence

@@ -1,10 +1,11 @@
 // Figures for papers: one map, or two side by side, with their tokens, or the grid of all heads; with title, colour bar and legend.
 
 import { axisItems, curveDepths } from "./axes.js";
-import { cssColour, pixels } from "./colour.js";
+import { cssColour, inkOn, pixels } from "./colour.js";
 import { SIGNS } from "./difference.js";
 import { corners, fitText, imageCanvas, newPen, textWidth, wrapText } from "./drawing.js";
 import { barLabels, describeRange } from "./legend.js";
+import { shadeOf } from "./range.js";
 import { quoted } from "./text_names.js";
 
 /** @typedef {import("./drawing.js").Drawing} Drawing */
@@ -45,7 +46,8 @@ export function mapsFigure(details, inches, theme) {
   const [top, bottom] = [panels[0].top, Math.max(...panels.map((panel) => panel.bottom))];
   const height = Math.max(40, Math.min(panels[0].height, 200));
   drawing.items.push(...bar.items(width - bar.width, top + (panels[0].height - height) / 2, height));
-  const words = describeRange(range) + (details[0].matrix?.parts ? SIGNS : "") + details.map(framedWords).join("");
+  const signs = (details[0].matrix?.parts ? SIGNS : "") + (panels[0].dashed ? " Orange cells from a tenth of the range on have a dash." : "");
+  const words = describeRange(range) + signs + details.map(framedWords).join("");
   drawing.height = bottom + legendItems(drawing, words, range, palette, bottom);
   return drawing;
 }
@@ -180,10 +182,17 @@ function panelItems(detail, titles, top, x0, width, [rowLabel, columnLabel], ink
     { kind: "shape", points: corners(left, top, across, down), stroke: ink },
     ...framedItems(detail, left, top, across, down),
   ];
+  const dashed = detail.matrix?.parts && map.range?.scale !== "row" && Math.min(across / columns, down / rows) >= 3;
+  const shade = shadeOf(/** @type {any} */ (map.range));
+  for (let row = 0; dashed && row < rows; row++) for (let column = 0; column < columns; column++) {
+    const share = shade(mapData.weight(map.part[0] + row, map.part[1] + column) ?? 0);
+    const [x, y] = [left + ((column + 0.25) / columns) * across, top + ((row + 0.75) / rows) * down];
+    if (share < -0.1 && share >= -1) items.push({ kind: "shape", points: [[x, y], [x + across / columns / 2, y]], stroke: inkOn(map.colours, share) });
+  }
   items.push(...axisItems(mapData, { x: left, y: top, width: across, height: down }, map.part, {
     size: SIZE.tick, nameSize: SIZE.axis, names: ["query (attends)", "key (attended)"], gap: PAD, room: [rowLabel, columnLabel], selected: [[], []],
   }).items);
-  return { items, top, height: down, bottom: top + down + below + PAD + columnLabel + PAD + AXIS };
+  return { items, dashed, top, height: down, bottom: top + down + below + PAD + columnLabel + PAD + AXIS };
 }
 
 /** Return the width of the colour bar with its labels, and a function that returns its items at a place.

@@ -443,7 +443,7 @@ export function render({ model, el, hash }) {
       createCheckBox("× norm of the value", state.values, (on) => { state.values = on; repaint(); }),
     ] : []),
     createCheckBox("Dark", state.dark, (on) => { state.dark = on; restart(); }),
-    search.element,
+    search.input,
     createElement("button", { class: "ask", text: "Present", "aria-keyshortcuts": "p", onclick: () => { present(true); leave.focus(); } }),
     ...(linked ? [createElement("button", { class: "ask", text: "Copy link", onclick: copyLink })] : []),
     saveControls({

@@ -14,7 +14,6 @@ export class TextSearch {
       oninput: () => { page.changed(this.input.value); this.mark(true); },
       onkeydown: (/** @type {KeyboardEvent} */ event) => { if (event.key === "Enter") this.#step(event.shiftKey ? -1 : 1); },
     });
-    this.element = this.input;
     /** rows, or columns, of each occurrence @type {number[][]} */
     this.found = [];
     this.inKeys = false;

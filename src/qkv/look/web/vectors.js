@@ -47,8 +47,9 @@ export class Vectors {
   /** Return the weights of some queries and keys, row by row.
    *  @param {number} number of the head @param {number} top @param {number} bottom @param {number} [left] @param {number} [right] */
   weights(number, top, bottom, left = 0, right = this.keys) {
-    const { width, sums } = this.heads[number];
-    const { query, key } = this.#rows(number);
+    const head = this.heads[number];
+    const { width, sums } = head;
+    const { query, key } = (head.rows ??= head.vectors());
     const [first, last] = this.ranges;
     const weights = new Float32Array((bottom - top) * (right - left)).fill(MASKED);
     for (let row = top; row < bottom; row++) {
@@ -70,13 +71,6 @@ export class Vectors {
       }
     }
     return weights;
-  }
-
-  /** Return queries and keys of a head, which are computed when it is first shown. @param {number} number */
-  #rows(number) {
-    const head = this.heads[number];
-    head.rows ??= head.vectors();
-    return head.rows;
   }
 
   /** @param {number} number of the head @param {number} row @param {number} column @param {number} product of query and key */
@@ -121,7 +115,7 @@ export class Vectors {
   pair(number, row, column) {
     const head = this.heads[number];
     const { width, scale, cap, steps, error } = head;
-    const rows = this.#rows(number);
+    const rows = (head.rows ??= head.vectors());
     const [query, key] = [rows.query.subarray(row * width, (row + 1) * width), rows.key.subarray(column * width, (column + 1) * width)];
     const [weight] = this.weights(number, row, row + 1, column, column + 1);
     const masked = weight === MASKED;
