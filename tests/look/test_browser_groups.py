@@ -125,6 +125,9 @@ def test_two_tokenizations_are_compared_by_the_groups_that_both_have(opened, add
     }
     names = [WORDS.name(group) for group in sentences[0][1:-1]]
     assert differences == pytest.approx(dict(zip(names, (parts[0] - parts[1])[2], strict=True)), abs=0.01)
+    page.locator("canvas.map").first.focus()
+    redrawn(page, lambda: page.keyboard.press("p"))
+    assert page.locator("h2").first.inner_text() == "word pieces, layer 1, head 2 minus bytes, layer 1, head 2"
 
 
 def test_a_selection_moves_to_the_aligned_tokens_of_the_other_model(opened, address, views):

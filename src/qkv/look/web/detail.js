@@ -173,7 +173,7 @@ export class Detail {
     if (heads.length) names.parts[0].head = ` · lines of ${heads.length === 1 ? "one head" : `${heads.length} heads`}`;
     // The name of a head stays in one line.
     const parts = names.parts.flatMap(({ sign, text, head }, i) =>
-      [createElement("span", { class: "of", text: `${i ? " " : ""}${sign}${text}${text ? " · " : ""}` }), createElement("span", { class: "whole", text: head.replace(/^ · /, "") })]);
+      [`${i ? " " : ""}${sign}`, createElement("span", { class: "of", text: `${text}${text ? " · " : ""}` }), createElement("span", { class: "whole", text: head.replace(/^ · /, "") })]);
     this.title.replaceChildren(...parts, this.weighted ? " · × norm of the value" : "");
     const roles = other || heads.length ? [] : view.roles[`${layer},${head}`] || [];
     this.badges.replaceChildren(...roles.map((role) => createElement("li", { class: "badge", text: badgeText(role), title: explainScore(role) })));
