@@ -29,6 +29,7 @@ from qkv.core.typing import Array, Bool, DType, Float, Int, Num, Shaped, Tensor
 _SORTED_ROW = 512
 """Rows that NumPy sorts in at most the time in which it selects elements."""
 _LOW = 0xFFFFFFFF
+"""The bits of the key in an integer of `pack_ranks`."""
 _LONG_ROW = 4096
 """Length from which the maxima of groups of a NumPy row bound its largest elements."""
 _GROUP_SIZE = 16

@@ -175,7 +175,7 @@ class Work:
 
     @property
     def group(self) -> tuple[object, ...]:
-        """A group of its own: no other request is answered together with it."""
+        """The group of this request alone, because it is not answered together with others."""
         return ("work", self)
 
     def __len__(self) -> int:

@@ -118,19 +118,18 @@ def _with_types(tables: Iterator[pa.Table]) -> tuple[list[pa.Table], pa.Schema, 
     pending: list[pa.Table] = []
     fields: dict[str, pa.Field] = {}
     undecided: set[str] = set()
+    size = 0
 
-    def decide(table: pa.Table) -> None:
-        for name in sorted(undecided & set(table.column_names)):
-            if table[name].null_count < len(table):
-                undecided.discard(name)
-                fields[name] = table.schema.field(name)
+    def decide(table: pa.Table) -> dict[str, pa.Field]:
+        """Return the columns that have their first cells in a table."""
+        names = [name for name in table.column_names if name in undecided and table[name].null_count < len(table)]
+        undecided.difference_update(names)
+        return {name: table.schema.field(name) for name in names}
 
     def checked() -> Iterator[pa.Table]:
         for table in tables:
-            before = dict(fields)
-            decide(table)
-            for name, field in fields.items():
-                if field.type != before[name].type:
+            for name, field in decide(table).items():
+                if field.type != fields[name].type:
                     raise DataError(
                         f"{name!r} must have cells in the first tables of the source, which determine its type, got "
                         f"{cell_kind(field.type) or field.type}s only later. Pass a table with such cells first."
@@ -140,9 +139,10 @@ def _with_types(tables: Iterator[pa.Table]) -> tuple[list[pa.Table], pa.Schema, 
     for table in tables:
         if not pending:
             fields, undecided = {field.name: field for field in table.schema}, set(table.column_names)
-        decide(table)
+        fields |= decide(table)
         pending.append(table)
-        if not undecided or sum(each.nbytes for each in pending) >= _FIRST_BYTES:
+        size += table.nbytes
+        if not undecided or size >= _FIRST_BYTES:
             break
     return pending, without_notes(pa.schema(list(fields.values()))), checked()
 

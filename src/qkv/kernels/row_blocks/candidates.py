@@ -35,7 +35,7 @@ _SCATTERED = 2**18
 """Elements of the products that are added to the rows of keys at once: 1 MiB in float32."""
 
 
-def canpack_ranks(ranks: Float[Tensor, "rows width"]) -> bool:
+def can_pack(ranks: Float[Tensor, "rows width"]) -> bool:
     """Return whether ranks can be packed with their keys into 64-bit integers: float32 tensors on a CPU."""
     return ranks.device.type == "cpu" and str(ranks.dtype) == "torch.float32"
 
@@ -179,7 +179,7 @@ def find_candidates(block: RowLogits, normalizer: Normalizer, max_candidates: in
     padded, ranks, group_max = (x.view(-1, x.shape[-1]) for x in (block.padded, block.ranks, block.group_max))
     rows = RowLogits(padded, padded if block.ranks is block.padded else ranks, group_max, block.cols)
     found: Candidates | None = None
-    if normalizer.top_k is not None and canpack_ranks(ranks):
+    if normalizer.top_k is not None and can_pack(ranks):
         selected = select_top_k(ranks, group_max, bound, normalizer.top_k, max_candidates)
         found = None if selected is None else _with_logits(rows, *selected)
     else:
