@@ -4,8 +4,11 @@ import contextlib
 import gzip
 import io
 import json
+import multiprocessing
+import os
 import random
 import re
+import warnings
 
 import pyarrow as pa
 import pytest
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from pyarrow import feather, parquet
 
 from qkv.database import Database
+from qkv.database.io.duckdb_file import _DATABASES
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.sources import read, read_parts
 from qkv.errors import DataError
@@ -202,3 +206,36 @@ def test_a_repeated_column_that_is_asked_for_is_refused(tmp_path):
             opened()
     path.write_text("x,note,v,note\n1,a,3,b\n4,c,6,d\n")
     assert Database.open(path, "x", "v").ask(4, score="exact").value == 6
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_file_that_was_replaced_with_the_same_size_and_time_is_read_anew(tmp_path, kind):
+    path = tmp_path / f"t.{kind}"
+    for value in (1.5, 2.5):
+        if kind == "parquet":
+            parquet.write_table(pa.table({"v": [value]}), path)
+        else:
+            path.write_text(f"v\n{value}\n" if kind == "csv" else f'{{"v": {value}}}\n')
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+        assert read(path)["v"].to_pylist() == [value]
+
+
+def test_files_are_read_after_the_database_of_duckdb_has_failed(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("v\n1\n")
+    read(path)
+    _DATABASES[os.getpid()].close()  # as after an internal error, no statement runs in it
+    assert read(path)["v"].to_pylist() == [1]
+
+
+def test_a_forked_process_reads_files(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("v\n" + "1.25\n" * 300_000)  # several threads read it
+    read(path)
+    with warnings.catch_warnings(), multiprocessing.get_context("fork").Pool(1) as pool:
+        warnings.simplefilter("ignore")  # of a fork beside the threads of other libraries
+        assert pool.apply_async(_rows, (path,)).get(timeout=60) == 300_000
+
+
+def _rows(path):
+    return read(path).num_rows
