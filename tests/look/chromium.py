@@ -24,7 +24,8 @@ __all__ = [
     "spot",
 ]
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+_PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, _PROGRAMS)), None)
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None or importlib.util.find_spec("playwright") is None,
     reason="there is no Chromium on this machine, or playwright is not installed",
