@@ -80,9 +80,11 @@ def checked(function: Any) -> Any:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal with_checks
+        if CALLS[code] >= AT_MOST or _unchecked:  # the test of nearly all calls, so the first
+            return function(*args, **kwargs)
         torch = sys.modules.get("torch")
         # A tracer would record the checks and the lengths that they compare.
-        if _unchecked or (torch is not None and torch.compiler.is_compiling()) or CALLS[code] >= AT_MOST:
+        if torch is not None and torch.compiler.is_compiling():
             return function(*args, **kwargs)
         CALLS[code] += 1
         with _LOCK:  # threads may call the function at the same time
