@@ -28,7 +28,7 @@ from qkv.core.batch import AnyArray, BatchIndex, take_batch
 from qkv.core.guard import all_finite, apply_weights, by_finiteness, guarded_logits, is_traced
 from qkv.core.positions import Positions
 from qkv.core.threefry import Seed
-from qkv.core.tile import Tile
+from qkv.core.tile import Tile, take_range
 from qkv.core.typing import Array, Bool, DType, Float, Int, Num, Shaped, Tensor
 
 if TYPE_CHECKING:
@@ -300,15 +300,6 @@ def bind_call(
         out_dtype,
         tile_dtype=dtype if cast_tiles else None,
     )
-
-
-def take_range(x: Shaped[AnyArray, "*_"], limits: tuple[int, int]) -> Shaped[AnyArray, "*_"]:
-    """Return the rows of query, key or value from index `limits[0]` up to, but not including, `limits[1]`."""
-    text = is_text(x)
-    if limits == (0, x.shape[-1 if text else -2]):
-        return x  # in TensorFlow, a slice of all rows has a gradient that copies
-    index = (..., slice(*limits)) if text else (..., slice(*limits), slice(None))
-    return x[index]  # type: ignore[return-value]
 
 
 def masked_logits(

@@ -10,8 +10,8 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from qkv.core import random
-from qkv.core.arrays import arange, asarray_like, is_array, library, toeplitz
-from qkv.core.batch import BatchIndex, batch_shape, take_batch
+from qkv.core.arrays import arange, asarray_like, is_array, is_text, library, toeplitz
+from qkv.core.batch import AnyArray, BatchIndex, batch_shape, take_batch
 from qkv.core.positions import Align, Positions, unknown_positions
 from qkv.core.threefry import Seed
 from qkv.core.typing import Array, Bool, Float, Int, Shaped
@@ -230,3 +230,12 @@ def _select_centre(centre: Centre, index: BatchIndex) -> Centre:
     if isinstance(centre, tuple):
         return tuple(_select_centre(each, index) for each in centre)
     return None if centre is None else take_batch(centre, index, 2)
+
+
+def take_range(x: Shaped[AnyArray, "*_"], limits: tuple[int, int]) -> Shaped[AnyArray, "*_"]:
+    """Return the rows of query, key or value from index `limits[0]` up to, but not including, `limits[1]`."""
+    text = is_text(x)
+    if limits == (0, x.shape[-1 if text else -2]):
+        return x  # in TensorFlow, a slice of all rows has a gradient that copies
+    index = (..., slice(*limits)) if text else (..., slice(*limits), slice(None))
+    return x[index]  # type: ignore[return-value]

@@ -178,20 +178,6 @@ def call_signature(
     return signature, bool(arrays)
 
 
-def step_signature(
-    signature: Hashable, keys: int, key_shape: tuple[int, ...], value_shape: tuple[int, ...]
-) -> Hashable:
-    """Return the signature of a call with its number of keys replaced.
-
-    Args:
-        signature: signature of the call, as `call_signature` returns it.
-        keys: number of keys to put in place of that of the call.
-    """
-    *parts, _, _, query_dtype, key_dtype, value_dtype = cast("tuple[Hashable, ...]", signature)
-    shapes = [(*shape[:-2], keys, shape[-1]) for shape in (key_shape, value_shape)]
-    return (*parts, *shapes, query_dtype, key_dtype, value_dtype)
-
-
 def _know(part: Part) -> _KnownPart:
     """Compute the signature of a part, and remember it if the part is immutable."""
     signature, arrays = part.signature(), part.arrays()

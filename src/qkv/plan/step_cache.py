@@ -20,7 +20,7 @@ from qkv.core.typing import Array, Num, Shaped, Tensor
 from qkv.errors import RefusedError
 from qkv.masks import Causal, Lengths
 from qkv.masks.lengths import unchecked_lengths
-from qkv.plan.cache import CachedPlan, SpecFields, cached_plan, hollow_problem, step_signature
+from qkv.plan.cache import CachedPlan, SpecFields, cached_plan, hollow_problem
 from qkv.plan.plan import Plan
 from qkv.plan.problem import Problem
 
@@ -77,7 +77,7 @@ def step_plan(
     if q > _MAX_QUERIES or k < _MIN_KEYS or value.shape[-2] != k:
         return None
     longest = _longest(k)
-    step = step_signature(signature, longest, key.shape, value.shape)
+    step = _step_signature(signature, longest, key.shape, value.shape)
     if step not in STEPS:
         STEPS[step] = None
         if len(STEPS) > _MAX_PLANS:
@@ -188,3 +188,17 @@ def _same_for_all_lengths(fields: SpecFields) -> bool:
     tensor = sys.modules["torch"].Tensor
     array_fields = [field for part in (*parts, mask) if part is not None for field in part.array_fields()]
     return all(isinstance(x, tensor) and names is not None and not {"q", "k"} & set(names) for x, names in array_fields)
+
+
+def _step_signature(
+    signature: Hashable, keys: int, key_shape: tuple[int, ...], value_shape: tuple[int, ...]
+) -> Hashable:
+    """Return the signature of a call with its number of keys replaced.
+
+    Args:
+        signature: signature of the call, as `call_signature` returns it.
+        keys: number of keys to put in place of that of the call.
+    """
+    *parts, _, _, query_dtype, key_dtype, value_dtype = cast("tuple[Hashable, ...]", signature)
+    shapes = [(*shape[:-2], keys, shape[-1]) for shape in (key_shape, value_shape)]
+    return (*parts, *shapes, query_dtype, key_dtype, value_dtype)

@@ -23,11 +23,11 @@ import numpy as np
 
 from qkv.core.arrays import asarray_like, dtype_name, is_floating, is_tensor, library, namespace, to_numpy
 from qkv.core.batch import BatchIndex, take_batch
-from qkv.core.equation import BoundCall, take_range
+from qkv.core.equation import BoundCall
 from qkv.core.function_part import FunctionPart, Verdict, function_parts, key_of_code
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
-from qkv.core.tile import Tile
+from qkv.core.tile import Tile, take_range
 from qkv.core.typing import Array, Shaped
 from qkv.errors import RefusedError, ShapeError
 from qkv.masks import Mask

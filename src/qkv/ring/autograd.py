@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from qkv.core.autograd_function import autograd_function_class
-from qkv.core.equation import TorchCall, take_range
+from qkv.core.equation import TorchCall
 from qkv.core.partial import PartialResult
+from qkv.core.tile import take_range
 from qkv.core.typing import Array, OutputTensor, RowTensor, Shaped, Tensor
 from qkv.errors import GradientError
 from qkv.kernels.runtime.gradients import call_tensors

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from qkv.core.arrays import is_floating
-from qkv.core.equation import BoundCall, take_range
+from qkv.core.equation import BoundCall
 from qkv.core.partial import PartialResult, WeightedSums
 from qkv.core.parts import AnyPart
 from qkv.core.positions import Positions
-from qkv.core.tile import Tile
+from qkv.core.tile import Tile, take_range
 from qkv.core.typing import Array, KeyArray, OutputArray, PairArray, QueryArray, Shaped
 from qkv.kernels.jax_loops.dynamic_tiles import DynamicCall, DynamicTile, axis_names, slice_axis, vary_like
 from qkv.kernels.jax_loops.tiles import TileLoop, arrays_of_partial, sum_to, with_arrays

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from qkv.core.arrays import accumulation_dtype, is_floating, library, result_dtype
 from qkv.core.arrays import cast as cast_array
-from qkv.core.equation import BoundCall, take_range
+from qkv.core.equation import BoundCall
 from qkv.core.guard import zero_nonfinite
 from qkv.core.parts import AnyPart
 from qkv.core.positions import Positions
 from qkv.core.threefry import Seed
-from qkv.core.tile import Tile
+from qkv.core.tile import Tile, take_range
 from qkv.core.typing import Array, Num, OutputArray, Shaped
 from qkv.errors import KindError, RefusedError, ShapeError
 from qkv.kernels.jax_loops.dynamic_tiles import vary_alike

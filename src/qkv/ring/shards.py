@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
-from qkv.core.equation import BoundCall, TorchCall, take_range
+from qkv.core.equation import BoundCall, TorchCall
 from qkv.core.positions import Positions
-from qkv.core.tile import Centre, Tile
+from qkv.core.tile import Centre, Tile, take_range
 from qkv.core.typing import Array, Num, Shaped, Tensor
 from qkv.kernels.runtime.isolated_autograd import isolated_autograd, projects_nothing
 from qkv.kernels.runtime.tile_sizes import TileSizes

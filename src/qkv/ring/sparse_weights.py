@@ -20,11 +20,11 @@ from typing import cast
 
 from qkv.core.arrays import namespace, where
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
-from qkv.core.equation import TorchCall, apply_dropout, take_range
+from qkv.core.equation import TorchCall, apply_dropout
 from qkv.core.guard import apply_weights
 from qkv.core.partial import PartialResult, WeightedSums, nonzero
 from qkv.core.parts import array_field
-from qkv.core.tile import Tile
+from qkv.core.tile import Tile, take_range
 from qkv.core.typing import Array, Float, OutputArray, PairArray, PairTensor, RowArray, Tensor, ValueArray
 from qkv.kernels.runtime.sparse_weights import newton_threshold
 from qkv.kernels.runtime.tile_loop import Limits, ranges, visible_tiles

@@ -24,7 +24,6 @@ from qkv.core.typing import Float, Int
 from qkv.estimators.regression.neighbor_blocks import (
     FEW_COLUMNS,
     PointBlocks,
-    number_cubes,
     same_rows,
     split_into_blocks,
     squared_distances,
@@ -125,7 +124,7 @@ class KernelSums:
         few = min(count, _MERGED_BANDWIDTHS)
         side = widest * 2.0 ** ((1 - few) / 2) / _CUBES
         if len(self.points) >= _FEWEST_MERGED and side > self._too_small:
-            place = number_cubes(self.points, side)
+            place = _number_cubes(self.points, side)
             if 2 * (place.max() + 1) <= len(place):
                 return _Sources.of(self.points, self.values, place, *self._parts), few
             self._too_small = side
@@ -281,3 +280,17 @@ def part_progress(progress: Progress | None, number: int, parts: int) -> Progres
     if progress is None:
         return None
     return lambda what, done, total: progress(what, number * total + done, parts * total)
+
+
+def _number_cubes(points: Float[np.ndarray, "rows width"], side: float) -> Int[np.ndarray, " rows"]:
+    """Return the number of the cube in which each point lies; cubes without points have none.
+
+    Example:
+        >>> _number_cubes(np.array([[0.1], [7.0], [0.4]]), 0.5).tolist()
+        [0, 1, 0]
+    """
+    numbers = np.zeros(len(points), np.int64)
+    for column in points.T:
+        cells = np.unique(np.floor(column / side), return_inverse=True)[1]
+        numbers = np.unique(numbers * len(points) + cells, return_inverse=True)[1]
+    return numbers

@@ -64,20 +64,6 @@ def same_rows(
     return both, places[both]
 
 
-def number_cubes(points: Float[np.ndarray, "rows width"], side: float) -> Int[np.ndarray, " rows"]:
-    """Return the number of the cube in which each point lies; cubes without points have none.
-
-    Example:
-        >>> number_cubes(np.array([[0.1], [7.0], [0.4]]), 0.5).tolist()
-        [0, 1, 0]
-    """
-    numbers = np.zeros(len(points), np.int64)
-    for column in points.T:
-        cells = np.unique(np.floor(column / side), return_inverse=True)[1]
-        numbers = np.unique(numbers * len(points) + cells, return_inverse=True)[1]
-    return numbers
-
-
 def split_into_blocks(
     points: Float[np.ndarray, "rows width"], size: int = 512, rows: Int[np.ndarray, " n"] | None = None
 ) -> PointBlocks:

@@ -21,7 +21,8 @@ import torch
 from qkv.core.arrays import requires_gradient
 from qkv.core.autograd_function import autograd_function
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
-from qkv.core.equation import TorchCall, apply_dropout, take_range
+from qkv.core.equation import TorchCall, apply_dropout
+from qkv.core.tile import take_range
 from qkv.core.typing import Float, Int, Num, OutputTensor, Shaped, Tensor
 from qkv.kernels.row_blocks.candidates import (
     Candidates,

@@ -20,8 +20,9 @@ import numpy as np
 import torch
 
 from qkv.core.arrays import dtype_name
-from qkv.core.equation import TorchCall, apply_dropout, take_range
+from qkv.core.equation import TorchCall, apply_dropout
 from qkv.core.ordering import RunningTopK, largest_elements, pack_ranks, unpack_ranks
+from qkv.core.tile import take_range
 from qkv.core.typing import Float, Int, Num, OutputTensor, Tensor
 from qkv.kernels.row_blocks.rows import RowLogits, logit_tiles, visible_range
 from qkv.kernels.runtime.gradients import accumulate, block_tensors, leaves_of, traced_logits

@@ -15,7 +15,8 @@ from typing import cast
 
 import torch
 
-from qkv.core.equation import TorchCall, take_range
+from qkv.core.equation import TorchCall
+from qkv.core.tile import take_range
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.tile_loop import Limits, ranges
 from qkv.masks.base import restrict_mask

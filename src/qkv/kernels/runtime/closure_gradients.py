@@ -6,8 +6,9 @@ from typing import cast
 from weakref import WeakValueDictionary
 
 from qkv.core.arrays import is_array
-from qkv.core.equation import BoundCall, take_range
+from qkv.core.equation import BoundCall
 from qkv.core.parts import Part
+from qkv.core.tile import take_range
 from qkv.core.typing import Array, Num, Shaped, Tensor
 from qkv.errors import GradientError
 from qkv.scores import Score

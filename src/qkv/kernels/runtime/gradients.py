@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from qkv.core.equation import TorchCall, take_range
+from qkv.core.equation import TorchCall
+from qkv.core.tile import take_range
 from qkv.core.typing import Array, Float, Num, PairTensor, Shaped, Tensor
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.normalizers.base import Normalizer

@@ -21,10 +21,10 @@ import torch
 
 from qkv.core.autograd_function import autograd_function_class
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
-from qkv.core.equation import TorchCall, apply_dropout, take_range
+from qkv.core.equation import TorchCall, apply_dropout
 from qkv.core.guard import zero_nonfinite
 from qkv.core.partial import PartialResult
-from qkv.core.tile import Tile
+from qkv.core.tile import Tile, take_range
 from qkv.core.typing import Num, OutputTensor, RowTensor, Shaped, Tensor
 from qkv.kernels.runtime.differentiable_rows import DifferentiableRows
 from qkv.kernels.runtime.gradients import block_tensors, call_tensors, leaves_of, traced_logits

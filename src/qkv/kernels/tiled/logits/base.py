@@ -24,8 +24,9 @@ from typing import Any, TypeAlias, cast
 import torch
 
 from qkv.core.batch import BatchIndex, take_batch
-from qkv.core.equation import TorchCall, take_range
+from qkv.core.equation import TorchCall
 from qkv.core.parts import Part
+from qkv.core.tile import take_range
 from qkv.core.typing import Float, Num, Shaped, Tensor
 from qkv.kernels.runtime.faster_ops import FasterOps
 from qkv.kernels.runtime.gradients import accumulate, leaves_of
