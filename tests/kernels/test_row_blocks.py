@@ -7,6 +7,7 @@ from qkv import masks, normalizers, scores
 from qkv.core import equation
 from qkv.core.equation import attend_dense
 from qkv.kernels import RowBlocksKernel
+from qkv.kernels.row_blocks.rows import padded_row_logits
 from qkv.testing.kernels import KernelContract
 
 torch = pytest.importorskip("torch")
@@ -96,3 +97,20 @@ def test_errors_of_a_score_reach_the_caller_from_any_worker(monkeypatch: pytest.
             x, x, x, score=scores.Custom(broken), normalizer=normalizers.Sparsemax(), kernel=RowBlocksKernel(1000)
         )
     assert torch.get_num_threads() == threads
+
+
+def test_a_block_within_a_window_computes_the_keys_that_its_queries_see_and_no_others(monkeypatch):
+    computed = []
+
+    def record(call, rows, cols, *more):
+        computed.append((rows, cols))
+        return padded_row_logits(call, rows, cols, *more)
+
+    monkeypatch.setattr("qkv.kernels.row_blocks.attention.padded_row_logits", record)
+    x = torch.randn(3, 1300, 4, generator=torch.Generator().manual_seed(0))
+    mask, normalizer = masks.Window(20, 10), normalizers.Sparsemax()
+    found = qkv.attend(x, x, x, normalizer=normalizer, mask=mask, kernel="row_blocks")
+    assert {rows for rows, _ in computed} == {(i, min(i + 256, 1300)) for i in range(0, 1300, 256)}
+    assert all(cols == (max(0, first - 20), min(1300, last + 10)) for (first, last), cols in computed)
+    expected = qkv.attend(*(x.double(),) * 3, normalizer=normalizer, mask=mask, kernel="dense")
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)

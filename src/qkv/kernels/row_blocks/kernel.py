@@ -32,6 +32,8 @@ _CANDIDATE_ELEMENTS = 600_000
 _SELECTION_KEYS = 2**16
 """Number of keys from which those of the largest logits are selected tile by tile. Row blocks of fewer keys have enough
 queries, and their search takes half the time of the selection (8 × 4,096 tokens, 32 keys of each query)."""
+_WINDOW_ROWS = 256
+"""Queries in a block if the mask is a window: 8 × 1,024 to 2 × 4,096 tokens take less than with 128 or 512."""
 _WORKER_PAIRS = 2**17
 """Least number of pairs for each thread, whose start takes some 100 µs."""
 _SAVED_CANDIDATES = 48
@@ -60,7 +62,8 @@ class RowBlocksKernel(Kernel):
         if self._selects(problem):
             rows = self._search_rows(problem)
             return f"tiles of {size_text(rows, self._selection_keys(problem, rows))}; the largest logits are selected"
-        return f"row blocks of {size_text(self._rows(problem), problem.axes.k)}"
+        rows = self._search_rows(problem) if self._finds(problem) else self._rows(problem)
+        return f"row blocks of {size_text(rows, problem.axes.k)}"
 
     def scratch(self, problem: Problem) -> float:
         """Return the bytes of one row block at the peak, and with a gradient of what is saved for backward."""
@@ -182,11 +185,12 @@ class RowBlocksKernel(Kernel):
     def _search_elements(self, problem: Problem) -> int:
         """Return the number of batch elements in a block if candidates are searched, so that operations are large."""
         axes = problem.axes
-        if self._selects(problem) or self._search_rows(problem) < axes.q:
+        rows = self._search_rows(problem)
+        if self._selects(problem) or (rows < axes.q and rows != _WINDOW_ROWS):
             return 1
         pairs = self.budget // 4 // problem.elements_per_logit
         allowed = problem.memory // 2 // (problem.itemsize * 4 * self._workers(problem))
-        return max(1, min(pairs, allowed) // max(1, axes.q * axes.k))
+        return max(1, min(pairs, allowed) // max(1, rows * axes.k))
 
     def _workers(self, problem: Problem) -> int:
         """Return the number of threads that search for candidates, each with a block of its own."""
@@ -216,14 +220,20 @@ class RowBlocksKernel(Kernel):
         """Return the number of queries per row block if candidates are searched.
 
         A block has up to 16 MB of logits, and at least 32 queries if they fit. Smaller blocks take longer, as each has
-        some hundred operations, after which threads wait for the interpreter's lock.
+        some hundred operations, after which threads wait for the interpreter's lock, unless the mask is a window that
+        fewer queries see less of.
         """
+        q, mask = problem.axes.q, problem.spec.mask
         if self._selects(problem):
-            return max(1, min(problem.axes.q, 512))
+            return max(1, min(q, 512))
         logits, k = self.budget // 2, max(1, problem.axes.k)
         rows = max(logits // k, min(32, 2 * logits // k))
         allowed = problem.memory // 2 // (problem.itemsize * k * 4 * self._workers(problem))
-        return max(1, min(problem.axes.q, 2048, rows, allowed))
+        rows = max(1, min(q, 2048, rows, allowed))
+        if mask is None or rows <= _WINDOW_ROWS:
+            return rows
+        first, last = mask.key_range(problem.tile.restrict((q // 2, q // 2 + 1), (0, k)))
+        return _WINDOW_ROWS if last - first + _WINDOW_ROWS < 3 * k // 4 else rows
 
     def _rows(self, problem: Problem) -> int:
         return row_block_size(problem, self.budget, row_block_arrays(problem))

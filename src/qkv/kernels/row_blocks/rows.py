@@ -64,12 +64,13 @@ def row_logits_buffer(call: TorchCall, rows: int) -> Float[Tensor, " size"]:
 
 def visible_range(call: TorchCall, rows: Limits) -> Limits:
     """Return a range of keys that contains all keys to which the queries `rows` may attend."""
-    k = call.tile.k_total
+    whole = 0, call.tile.k_total
     if call.mask is None:
-        return 0, k
+        return whole
+    seen = call.mask.key_range(call.tile.restrict(rows, whole))
     visible = [
         cols
-        for cols in _chunks((0, k), _coverage_step(call))
+        for cols in _chunks(seen, _coverage_step(call))
         if call.mask.coverage(call.tile.restrict(rows, cols)) != "none"
     ]
     return (visible[0][0], visible[-1][1]) if visible else (0, 0)
