@@ -3,10 +3,11 @@
 import pytest
 
 import qkv
-from qkv import masks, normalizers, scores
+from qkv import masks, normalizers, readouts, scores
 from qkv.core import equation
 from qkv.core.equation import attend_dense
 from qkv.kernels import RowBlocksKernel
+from qkv.kernels.row_blocks.candidates import find_candidates
 from qkv.kernels.row_blocks.rows import padded_row_logits
 from qkv.testing.kernels import KernelContract
 
@@ -114,3 +115,30 @@ def test_a_block_within_a_window_computes_the_keys_that_its_queries_see_and_no_o
     assert all(cols == (max(0, first - 20), min(1300, last + 10)) for (first, last), cols in computed)
     expected = qkv.attend(*(x.double(),) * 3, normalizer=normalizer, mask=mask, kernel="dense")
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("most", [128, 1], ids=["candidates", "all keys"])
+@pytest.mark.parametrize("normalizer", NORMALIZERS[:4], ids=str)
+def test_readouts_of_candidates_are_those_of_the_equation(normalizer, most, monkeypatch):
+    searched = []
+
+    def record(*block):
+        searched.append(find_candidates(*block))
+        return searched[-1]
+
+    monkeypatch.setattr("qkv.kernels.row_blocks.attention.find_candidates", record)
+    x = torch.randn(2, 3, 90, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[0, 1, 40] = torch.nan
+    mask = masks.Window(30, 5) & masks.Lengths(torch.tensor([[90, 60, 0], [30, 90, 1]]))
+    read = [readouts.Entropy(), readouts.TopWeights(3), readouts.Heads(readouts.TopWeights(2), [0, 2])]
+    found, expected = (
+        qkv.observe(x, x, x, normalizer=normalizer, mask=mask, readouts=read, kernel=kernel)
+        for kernel in (RowBlocksKernel(max_candidates=most), "dense")
+    )
+    assert any(each is None for each in searched) or most > 1
+    assert any(each is not None for each in searched) or most == 1
+    torch.testing.assert_close(found.output, expected.output, equal_nan=True)
+    torch.testing.assert_close(found.readouts[0], expected.readouts[0], equal_nan=True)
+    for mine, other in zip(found.readouts[1:], expected.readouts[1:], strict=True):
+        torch.testing.assert_close(mine.weights, other.weights, equal_nan=True)
+        torch.testing.assert_close(mine.keys, other.keys)

@@ -87,7 +87,7 @@ def lift_suffices(
 def selects_near_keys(normalizer: Normalizer | None, readouts: tuple[Readout, ...], width: int) -> bool:
     """Return whether a call selects keys of few coordinates by the order of their logits."""
     ordered = normalizer is not None and normalizer.selects_keys
-    return width <= _FEW_COLUMNS and (ordered or any(readout.largest is not None for readout in readouts))
+    return width <= _FEW_COLUMNS and (ordered or any(readout.largest for readout in readouts))
 
 
 def run_precisely(

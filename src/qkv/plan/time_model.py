@@ -179,7 +179,8 @@ def amounts_of_work(
     array = (pairs if array_elements is None else array_elements) * problem.itemsize
     total = pairs * problem.elements_per_logit
     width = axes.query_width + axes.value_width
-    searched = problem.normalizer.has_threshold_bound and not problem.readouts
+    read = not problem.gradient and all(readout.largest is not None for readout in problem.readouts)
+    searched = problem.normalizer.has_threshold_bound and (read or not problem.readouts)
     return {
         "flop": pairs * problem.flop_per_pair * (3.5 if problem.gradient else 1),
         "call": 1,

@@ -97,7 +97,8 @@ class Readout(Part, ABC):
         pooling: "mean" or "max" if the result is the weights pooled to `size` cells per side, which kernels
             compute in the forward pass; otherwise None.
         is_log_sum_exp: whether the result is the log-sum-exp of each query, which kernels compute anyway.
-        largest: number of largest weights of each query from which `of_candidates` computes the result; otherwise None.
+        largest: number of largest weights of each query from which `of_candidates` computes the result; 0: from all
+            weights that are not 0; None: it does not.
         head_indices: indices of the heads, along the last batch axis, that the readout uses; None: all heads.
         requires: attribute of the normalizer that must be set; None: the readout is defined for every normalizer.
         reduce_op, initial: how results of tiles are combined over the keys, see `Reduction`.
@@ -164,7 +165,7 @@ class Readout(Part, ABC):
         """Compute the quantity from the weights of some keys of each query, of which no other key has a larger weight.
 
         Args:
-            weights: weights of at least `largest` keys, and 0 for missing keys.
+            weights: weights of at least `largest` keys, or of all keys with weight, and 0 for missing keys.
             keys: indices of the keys.
 
         Raises:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from qkv.core.arrays import is_tensor, namespace, requires_gradient
 from qkv.core.partial import nonzero
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float, PairArray, Tensor
+from qkv.core.typing import Array, Float, Int, PairArray, Tensor
 from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout
 
@@ -35,6 +35,7 @@ class Entropy(Readout):
 
     requires = "sums_to_one"
     reduce_op = "add"
+    largest = 0
 
     def read(
         self, logits: PairArray, weights: PairArray, normalizer: Normalizer, tile: Tile
@@ -43,6 +44,11 @@ class Entropy(Readout):
         of_softmax = normalizer.log_sum_exp and is_tensor(weights) and weights.shape[-1]
         if of_softmax and not (requires_gradient(logits) or requires_gradient(weights)):
             return _of_softmax(typing.cast("Tensor", normalizer.prepare(logits)), typing.cast("Tensor", weights))
+        return self.of_candidates(weights)
+
+    def of_candidates(
+        self, weights: Float[Array, "*batch q n"], keys: Int[Array, "*batch q n"] | None = None
+    ) -> Float[Array, "*batch q"]:
         xp = namespace(weights)
         return -xp.sum(weights * xp.log(nonzero(weights)), axis=-1)
 

@@ -256,10 +256,17 @@ class RowBlocks(DifferentiableRows):
                 if candidates is None:
                     self._attend_all_keys(call, index, rows, saved)
                 return candidates
+            if cols[0] == cols[1]:
+                self._attend_all_keys(call, index, rows, saved)
+                return None
             block = padded_row_logits(call, rows, cols, buffer, self.search.tile_keys)
             candidates = find_candidates(block, call.normalizer, self.search.max_candidates)
             if candidates is not None:
                 return candidates
+            if self.readouts:
+                self._attend_all_keys(call, index, rows, saved)
+                take_range(take_batch(saved.results[0], index, 2), rows).copy_(_attend_all(call, rows, block))
+                return None
             found = [_attend_all(call, rows, block)]
         saved.add(rows[0] // self.rows, found, self.reductions(rows), index)
         return None
@@ -270,7 +277,7 @@ class RowBlocks(DifferentiableRows):
         for start, stop in ranges(rows[1] - rows[0], self.search.recomputed_rows):
             few = (rows[0] + start, rows[0] + stop)
             output, read = weigh_rows(
-                call, few, row_logits(call, few, self.search.tile_keys), [each.read for each in self.readouts]
+                call, few, row_logits(call, few, self.search.tile_keys), [each.per_head.read for each in self.readouts]
             )
             take_range(take_batch(saved.results[0], index, 2), few).copy_(cast("Tensor", output))
             for accumulator, result in zip(saved.read, read, strict=True):

@@ -163,9 +163,7 @@ class RowBlocksKernel(Kernel):
         """Return whether the output is a sum over candidates if all values are finite."""
         if problem.axes.pairs == 0 or problem.axes.value_width == 0:
             return False
-        if not problem.readouts:
-            return problem.normalizer.has_threshold_bound
-        return self._selects(problem) and not trained
+        return not (problem.readouts and trained) and (self._selects(problem) or self._finds(problem))
 
     def _search(self, problem: Problem) -> CandidateSearch:
         from qkv.kernels.row_blocks.attention import CandidateSearch
@@ -186,7 +184,8 @@ class RowBlocksKernel(Kernel):
         """Return the number of batch elements in a block if candidates are searched, so that operations are large."""
         axes = problem.axes
         rows = self._search_rows(problem)
-        if self._selects(problem) or (rows < axes.q and rows != _WINDOW_ROWS):
+        of_heads = any(readout.head_indices is not None for readout in problem.readouts)
+        if self._selects(problem) or of_heads or (rows < axes.q and rows != _WINDOW_ROWS):
             return 1
         pairs = self.budget // 4 // problem.elements_per_logit
         allowed = problem.memory // 2 // (problem.itemsize * 4 * self._workers(problem))
@@ -198,15 +197,20 @@ class RowBlocksKernel(Kernel):
 
     def _finds(self, problem: Problem) -> bool:
         """Return whether candidates are found by a bound of the logits of keys with weight."""
-        return not problem.readouts and problem.normalizer.has_threshold_bound
+        return problem.normalizer.has_threshold_bound and self._reads_candidates(problem)
+
+    def _reads_candidates(self, problem: Problem) -> bool:
+        """Return whether the readouts, if any, are computed from the keys with weight."""
+        return not problem.readouts or (
+            not problem.gradient and all(readout.largest is not None for readout in problem.readouts)
+        )
 
     def _selects(self, problem: Problem) -> bool:
         """Return whether candidates are the keys of the largest logits, selected tile by tile, by NumPy."""
         normalizer = problem.normalizer
         few = 0 < self._top_k(problem) <= self.max_candidates and not normalizer.stochastic
         few = few and problem.axes.k >= _SELECTION_KEYS
-        readable = not problem.gradient and all(readout.largest for readout in problem.readouts)
-        return few and (readable or not problem.readouts) and not problem.device.is_gpu
+        return few and self._reads_candidates(problem) and not problem.device.is_gpu
 
     def _top_k(self, problem: Problem) -> int:
         return problem.normalizer.top_k or 0

@@ -149,7 +149,11 @@ class ReadoutAccumulator:
             self.add(result, here, target)
 
     def add_candidates(
-        self, weights: Float[Array, "q n"], keys: Int[Array, "q n"], rows: tuple[int, int], index: BatchIndex
+        self,
+        weights: Float[Array, "*batch q n"],
+        keys: Int[Array, "*batch q n"],
+        rows: tuple[int, int],
+        index: BatchIndex,
     ) -> None:
         """Add a readout that is computed from the weights of some keys; see `Readout.of_candidates`."""
         self.add_result(self.readout.per_head.of_candidates(weights, keys), rows, index)
