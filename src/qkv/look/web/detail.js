@@ -1,6 +1,6 @@
 // The detail view of one head: its map, its tokens, and the keys with the largest weights for the selected query.
 
-import { formatWeight, MASKED } from "./codes.js";
+import { errorOfWeight, formatWeight, MASKED } from "./codes.js";
 import { titleOf } from "./comparison.js";
 import { describeDifference, SIGNS, strongestDifferences } from "./difference.js";
 import { createElement, scrollIfHidden } from "./dom.js";
@@ -338,7 +338,7 @@ export class Detail {
         const weight = matrix.weights[row * matrix.keys.length + column];
         if (weight === MASKED) continue;
         sum += count * weight;
-        error += count * matrix.bound(row, column);
+        error += count * errorOfWeight(weight, matrix.error(row, column));
       }
     }
     return formatWeight(sum / queries, error / queries);

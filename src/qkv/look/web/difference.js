@@ -1,6 +1,6 @@
 // The difference of two maps at the groups of tokens that both texts share.
 
-import { MASKED } from "./codes.js";
+import { errorOfWeight, MASKED } from "./codes.js";
 
 /** What the colours of a difference mean. */
 export const SIGNS = " Blue: larger in the first map; orange: in the second.";
@@ -9,17 +9,15 @@ export const SIGNS = " Blue: larger in the first map; orange: in the second.";
  *  difference as printed. Null if a weight is masked or not finite.
  *  @param {import("./load.js").Parts} parts @param {number} row @param {number} column */
 export function describeDifference({ first, second }, row, column) {
-  const weights = [first, second].map((map) => ({
-    weight: map.weights[row * map.keys.length + column], error: map.error(row, column), bound: map.bound(row, column),
-  }));
+  const weights = [first, second].map((map) => ({ weight: map.weights[row * map.keys.length + column], error: map.error(row, column) }));
   if (!weights.every(({ weight }) => Number.isFinite(weight))) return null;
   const thirds = weights.map(({ weight }) => Math.floor(Math.log10(Math.abs(weight)) + 1e-6) - 2);
   const last = Math.max(...thirds, ...weights.map(({ error }) => Math.ceil(Math.log10(2 * error) - 1e-6)));
   const power = Number.isFinite(last) ? last : 0; // not of two zeros
   const unitsOf = (/** @type {number} */ weight) => Math.round(Number((power < 0 ? weight * 10 ** -power : weight / 10 ** power).toPrecision(6)));
   // The third digit of a single weight is exact, an earlier one may be rounded twice.
-  const certain = weights.every(({ weight, error, bound }, i) => {
-    const far = error || (power > thirds[i] ? bound : 0);
+  const certain = weights.every(({ weight, error }, i) => {
+    const far = power > thirds[i] ? errorOfWeight(weight, error) : error;
     return unitsOf(weight - far) === unitsOf(weight + far);
   });
   const [a, b] = weights.map(({ weight }) => unitsOf(weight));
@@ -60,6 +58,7 @@ export function strongestDifferences(matrix, row, count) {
  *  @returns {import("./load.js").Loaded} */
 export function subtract(first, second, names) {
   const weights = first.weights.map((weight, i) => (weight === MASKED || second.weights[i] === MASKED ? MASKED : weight - second.weights[i]));
-  const bound = (/** @type {number} */ row, /** @type {number} */ column) => first.bound(row, column) + second.bound(row, column);
-  return { ...first, ...names, weights, error: bound, bound, normalized: false, parts: { first, second } };
+  const error = (/** @type {number} */ row, /** @type {number} */ column) =>
+    [first, second].reduce((sum, map) => sum + errorOfWeight(map.weights[row * map.keys.length + column], map.error(row, column)), 0);
+  return { ...first, ...names, weights, error, normalized: false, parts: { first, second } };
 }

@@ -1,6 +1,6 @@
 // The controls that save a figure of the maps as PDF, SVG or PNG, or the weights as JSON.
 
-import { certainDigits, MASKED } from "./codes.js";
+import { digitsOf, MASKED } from "./codes.js";
 import { createElement, createSelect, download } from "./dom.js";
 import { drawingToPng, drawingToSvg } from "./drawing.js";
 import { gridFigure, mapsFigure } from "./figure.js";
@@ -96,7 +96,7 @@ export function json(detail) {
       range(left, columns).map((column) => {
         const weight = mapData.weight(row, column);
         // Pairs that are masked, not loaded or not finite have no weight.
-        return weight === null || weight === MASKED || Number.isNaN(weight) ? null : Number(weight.toPrecision(certainDigits(weight, mapData.error(row, column)) || 1));
+        return weight === null || weight === MASKED || Number.isNaN(weight) ? null : Number(weight.toPrecision(digitsOf(weight, mapData.error(row, column))));
       })),
   });
 }
