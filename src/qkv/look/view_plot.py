@@ -398,7 +398,7 @@ def plot_view(
         y, x = np.nonzero(weights < -0.1 * (top := figure.axes[0].images[0].get_clim()[1]))
         inks = [INKS[dark ^ bool(one < -0.7 * top)] for one in weights[y, x]]
         figure.axes[0].hlines(y + 0.25, x - 0.25, x + 0.25, colors=inks, linewidths=0.5)
-        figure.axes[1].set_xlabel("difference\n− below 0", loc="left")
+        figure.axes[1].set_xlabel("difference\n(dash: negative)", loc="left")
     if (curve := view.columns.curve) is not None:
         axes = figure.axes[0]
         strip = axes.inset_axes((0.0, 1.02, 1.0, 0.14), sharex=axes)

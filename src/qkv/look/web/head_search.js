@@ -115,37 +115,38 @@ export class HeadSearch {
     }
   }
 
-  /** @param {Awaited<ReturnType<typeof searchHeads>>} found */
-  #show(found) {
+  /** @param {Awaited<ReturnType<typeof searchHeads>>} found @param {number} [count] number of heads that are listed */
+  #show(found, count = LISTED_HEADS) {
     const { views } = this.meta;
     const places = found[0].places.length;
     const models = new Set(found.map(({ model }) => model)).size;
     const many = places > 1;
-    const heading = ["head", many ? "mean weight" : "weight", ...(many ? ["smallest", "largest"] : []), "rank among the tokens"];
-    const heads = found.slice(0, LISTED_HEADS);
+    const heading = ["head", many ? "mean weight" : "weight", ...(many ? ["smallest", "largest"] : []), "rank among the words (1: the largest)"];
+    const heads = found.slice(0, count);
     const numbers = heads.flatMap((head) => [head, ...(many ? [head.places[places - 1], head.places[0]] : [])]);
     // The numbers of the table and of its caption have the same digits, so that a mean is not above the largest weight.
-    const [mean, ...texts] = formatWeights([meanOf(found), ...numbers]);
+    const [mean, ...printed] = formatWeights([meanOf(found), ...numbers]);
     const lines = heads.map((head, i) => {
-      const best = head.places[0];
+      const best = head.places.find(({ view }) => view === this.handlers.shown()) ?? head.places[0];
       const { layers } = views[best.view];
       const name = `${layers[head.layer].name}, ${layers[head.layer].heads[head.head]}`;
       const go = createButton(models > 1 ? `${name} (${head.model})` : name, () => this.handlers.go(best.view, head.layer, head.head, best.query, best.key));
       const ranks = head.places.map(({ rank }) => rank);
       const first = ranks.filter((rank) => rank === 1).length;
-      const own = texts.slice(i * (many ? 3 : 1), (i + 1) * (many ? 3 : 1));
+      const own = printed.slice(i * (many ? 3 : 1), (i + 1) * (many ? 3 : 1));
       return createElement("tr", {}, [
         createElement("th", { scope: "row" }, [go]),
         ...own.map((text) => createElement("td", { text })),
         createElement("td", { text: many ? `first in ${first} of ${ranks.length}` : `${ranks[0]}` }),
       ]);
     });
-    const count = new Set(found[0].places.map(({ view }) => view)).size;
-    const where = many ? `, ${places} places in ${count === 1 ? "one text" : `${count} texts`}` : "";
+    const texts = new Set(found[0].places.map(({ view }) => view)).size;
+    const where = many ? `, ${places} places in ${texts === 1 ? "one text" : `${texts} texts`}` : "";
     const { query, key, view } = found[0].places[0];
     const side = views[view];
     const [from, to] = [[side.queries, query, this.query.value], [side.keys || side.queries, key, this.key.value]].map(([axis, group, text]) => quoted(POSITIONS.test(text) ? nameOf(axis, group, "words") : text));
-    const caption = `${from} attends to ${to}: the ${lines.length} first of ${found.length} heads${where}; mean over all heads: ${mean}`;
-    this.result.replaceChildren(createTable(caption, heading, lines));
+    const caption = `${from} attends to ${to}: ${heads.length < found.length ? `the first ${heads.length} of ${found.length}` : `all ${found.length}`} heads${where}; mean over all heads: ${mean}`;
+    const all = createButton(`List all ${found.length} heads`, () => this.#show(found, found.length), { hidden: heads.length === found.length });
+    this.result.replaceChildren(createTable(caption, heading, lines), all);
   }
 }
