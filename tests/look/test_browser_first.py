@@ -292,6 +292,13 @@ def test_a_presented_difference_names_both_texts(opened):
         assert page.locator("h2").first.inner_text() == "layer 0, head 0"
 
 
+def test_texts_that_begin_alike_are_listed_by_what_differs(opened):
+    names = ["When he saw his owner, the dog was happy", "When he saw his owner, the cat was angry"]
+    with serve_in_thread(ServedPage(page=Page.from_views([sentence(name) for name in names]))) as address:
+        options = opened(address).get_by_label("Text", exact=True).locator("option").all_text_contents()
+    assert options == ["… owner, the dog was happy", "… owner, the cat was angry"]
+
+
 def test_a_token_is_selected_with_its_largest_weight(opened, served):
     page = opened(f"{served}#view=0&layer=1&head=1&query=0&key=9")
     said = page.locator(".readout").first

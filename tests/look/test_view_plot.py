@@ -78,13 +78,26 @@ def differences():
     return look.difference(*views)
 
 
+def test_the_figure_of_a_difference_names_what_differs_between_texts_that_begin_alike():
+    texts = ["When he saw his owner, the dog was happy", "When he saw his owner, the cat was angry"]
+    views = [look.View.from_weights(np.eye(3), ["a", "b", "c"], name=name) for name in texts]
+    figure = look.plot_view(look.difference(*views), 0, 0, width="single")
+    one, other = figure.axes[0].get_title().removesuffix(": layer 0, head 0").split("\nminus ")
+    assert one.startswith("…")
+    assert one.endswith("the dog was happy")
+    assert other.endswith("the cat was angry")
+    figure.canvas.draw()
+    for axes in figure.axes:
+        assert axes.get_tightbbox().x1 <= figure.bbox.x1 + 1, axes
+
+
 def test_the_figure_of_a_difference_has_its_sign_names_and_one_linear_scale():
     result = differences()
     figure = look.plot_view(result, 1, 2, width="single")
     assert figure.axes[0].get_title() == "d\nminus e: layer 1, head 2"
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a", "b", "c", "d | e"]
     # A dash marks the sign of the negative cell in grey prints.
-    assert figure.axes[1].get_xlabel() == "difference\n(dash: negative)"
+    assert figure.axes[1].get_xlabel() == "difference\ndash: < 0"
     assert figure.axes[0].collections[0].get_segments()[0].tolist() == [[-0.25, 3.25], [0.25, 3.25]]
     assert not look.plot_view(result, 0, 0).axes[0].collections[0].get_segments()
     assert [label.get_text() for label in figure.axes[1].get_yticklabels()] == [

@@ -112,17 +112,14 @@ def _load(folder: Path, texts: bool) -> tuple[ProcessorMixin, torch.nn.Module]:
         with without_progress_bars():
             processor = read(str(folder), backend="pil", **options)
             module = load(str(folder), use_safetensors=True, **options).eval()
+        if texts and not hasattr(processor, "tokenizer"):
+            raise TypeError("its processor has no tokenizer")
     except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
         first = str(error).strip().split("\n")[0].rstrip(". ")
         raise DataError(
             f"folder must contain {noun}, got {str(folder)!r}, but loading it failed: {first}. Save both there with "
             f"save_pretrained{remedy}."
         ) from None
-    if texts and not hasattr(processor, "tokenizer"):
-        raise DataError(
-            f"folder must contain the processor of a model of texts and images, got {str(folder)!r} without a "
-            "tokenizer. Save the processor there with save_pretrained."
-        )
     return processor, module
 
 

@@ -424,13 +424,10 @@ def _layer_masks(
         return [infer_causal(weights)] * len(weights)
     allowed = to_numpy(mask)
     try:
-        if allowed.ndim == 4:
-            allowed = np.broadcast_to(allowed, (len(weights), *allowed.shape[1:]))
-        return [
-            np.broadcast_to(allowed[i] if allowed.ndim == 4 else allowed, layer.shape).astype(bool)
-            for i, layer in enumerate(weights)
-        ]
-    except (ValueError, IndexError):
+        # One mask for each layer, of which the numbers of heads may differ.
+        every = np.broadcast_to(allowed, (len(weights), *(1, *allowed.shape)[-3:]))
+        return [np.broadcast_to(own, layer.shape).astype(bool) for own, layer in zip(every, weights, strict=True)]
+    except ValueError:
         raise ShapeError(
             f"mask must broadcast to (layers, heads, queries, keys), got shape {allowed.shape} for {len(weights)} "
             f"layers of shape {weights[0].shape}. Pass one boolean for each query and key."

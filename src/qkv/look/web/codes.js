@@ -3,9 +3,6 @@
 /** The value of a pair that the mask excludes. Weights that are not finite are NaN, so no weight is −Infinity. */
 export const MASKED = -Infinity;
 
-/** Code of a pair that the mask excludes. */
-export const MASKED_CODE = 0;
-
 const ZERO_CODE = 32768;
 const NOT_FINITE_CODE = 65535;
 const DIGITS = 900;
@@ -27,7 +24,7 @@ export function weightsOfCodes(exponent) {
     table[ZERO_CODE + index] = weight;
     table[ZERO_CODE - index] = -weight;
   }
-  table[MASKED_CODE] = MASKED;
+  table[0] = MASKED;
   table[NOT_FINITE_CODE] = NaN;
   decoded.set(exponent, table);
   return table;

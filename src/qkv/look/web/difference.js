@@ -1,6 +1,7 @@
 // The difference of two maps at the groups of tokens that both texts share.
 
 import { errorOfWeight, MASKED } from "./codes.js";
+import { strongest } from "./matrix.js";
 
 /** What the colours of a difference mean. */
 export const SIGNS = " Blue: larger in the first map; orange: in the second.";
@@ -39,18 +40,11 @@ function inUnits(units, power, largest) {
 /** Return the largest differences of a row in decreasing order as they are printed.
  *  @param {import("./load.js").Loaded & {parts: import("./load.js").Parts}} matrix @param {number} row @param {number} count */
 export function strongestDifferences(matrix, row, count) {
-  const width = matrix.keys.length;
-  const found = [];
-  for (let key = 0; key < width; key++) {
-    const weight = matrix.weights[row * width + key];
-    if (weight === MASKED) continue;
+  const found = strongest(matrix, row, matrix.keys.length).map(({ key, weight }) => {
     const described = describeDifference(matrix.parts, row, key);
-    found.push({ key, weight, text: described?.difference, printed: described ? Math.abs(described.value) : -1 });
-  }
-  const size = (/** @type {number} */ weight) => Math.abs(weight) || 0;
-  return found
-    .sort((a, b) => (Math.abs(b.printed - a.printed) > 1e-9 * size(a.printed) ? b.printed - a.printed : 0) || size(b.weight) - size(a.weight) || a.key - b.key)
-    .slice(0, count);
+    return { key, weight, text: described?.difference, printed: described ? Math.abs(described.value) : -1 };
+  });
+  return found.sort((a, b) => (Math.abs(b.printed - a.printed) > 1e-9 * Math.abs(a.printed) ? b.printed - a.printed : 0)).slice(0, count);
 }
 
 /** Return the first map minus the second, both at aligned groups; pairs that are masked in one of the maps are masked.

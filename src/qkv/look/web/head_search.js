@@ -121,7 +121,7 @@ export class HeadSearch {
     const places = found[0].places.length;
     const models = new Set(found.map(({ model }) => model)).size;
     const many = places > 1;
-    const heading = ["head", many ? "mean weight" : "weight", ...(many ? ["smallest", "largest"] : []), "rank among the words (1: the largest)"];
+    const heading = ["head", many ? "mean weight" : "weight", ...(many ? ["smallest", "largest"] : []), many ? "rank" : "rank among the words (1: the largest)"];
     const heads = found.slice(0, count);
     const numbers = heads.flatMap((head) => [head, ...(many ? [head.places[places - 1], head.places[0]] : [])]);
     // The numbers of the table and of its caption have the same digits, so that a mean is not above the largest weight.

@@ -395,7 +395,8 @@ export function render({ model, el, hash }) {
     try {
       const data = await loadGrid(source, meta.views[state.view], state.view, /** @type {any} */ (state), side);
       if (request !== painting) return;
-      legend.textContent = overview.paint(data, { side, palette: paletteOf(state.dark), scale: /** @type {any} */ (state.scale), top: state.top });
+      overview.paint(data, { side, palette: paletteOf(state.dark), scale: /** @type {any} */ (state.scale), top: state.top });
+      legend.textContent = overview.rule;
     } catch (error) {
       report(`The overview could not be loaded: ${error instanceof Error ? error.message : error}`);
     }

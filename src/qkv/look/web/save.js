@@ -9,8 +9,6 @@ import { gridFigure, mapsFigure } from "./figure.js";
 const MAX_WEIGHTS = 1_000_000;
 const CONTENTS = /** @type {[string, string][]} */ ([["map", "this map"], ["grid", "all heads"]]);
 const [MIN_INCHES, MAX_INCHES] = [1.5, 50];
-/** Width of the figure that fills a page of paper. */
-const PAPER_INCHES = 7.2;
 
 /** What the controls save.
  *  @typedef {{details: () => import("./detail.js").Detail[], overview: import("./overview.js").Overview,
@@ -44,9 +42,10 @@ export function saveControls(saved, html) {
   });
   if (saved.signal) {
     const { element, signal } = saved;
+    // Two columns wide, which fills a page of paper.
     addEventListener("beforeprint", () => {
       if (!element.dataset.shown) return; // nothing is loaded yet
-      const { documentElement } = new DOMParser().parseFromString(drawingToSvg(drawingOf(saved, content === "grid", PAPER_INCHES)), "image/svg+xml");
+      const { documentElement } = new DOMParser().parseFromString(drawingToSvg(drawingOf(saved, content === "grid", 7.2)), "image/svg+xml");
       element.append(createElement("div", { class: "printed" }, [documentElement]));
     }, { signal });
     addEventListener("afterprint", () => element.querySelector(":scope > .printed")?.remove(), { signal });
@@ -60,10 +59,9 @@ export function saveControls(saved, html) {
 /** @param {Saved} saved @param {boolean} grid @param {number} inches @param {"pdf" | "svg" | "png" | "json"} kind */
 async function save(saved, grid, inches, kind) {
   if (!(inches >= MIN_INCHES && inches <= MAX_INCHES)) throw new Error(`The width must be between ${MIN_INCHES} and ${MAX_INCHES} inches.`);
-  const details = saved.details();
   const name = grid && kind !== "json" ? "attention-heads" : saved.name();
   saved.notify(kind === "pdf" ? "Choose “Save as PDF” as the printer: its page is the figure." : `${name}.${kind} is saved.`);
-  if (kind === "json") return download(`${name}.json`, json(details[0]), "application/json");
+  if (kind === "json") return download(`${name}.json`, json(saved.details()[0]), "application/json");
   const drawing = drawingOf(saved, grid, inches);
   if (kind === "svg") download(`${name}.svg`, drawingToSvg(drawing), "image/svg+xml");
   else if (kind === "png") download(`${name}.png`, await drawingToPng(drawing), "image/png");
