@@ -463,7 +463,7 @@ export function render({ model, el, hash }) {
       link: () => { settle(); return stateText(); },
       name: () => `attention-${comparison.fileName}`, title: () => meta.views[state.view].name,
     }, meta.html),
-    createElement("p", { class: "hint keys", text: `${KEYS} ${source.digits ?? "Weights have three significant digits."}` }),
+    createElement("p", { class: "hint keys", text: `${KEYS} ${source.digits ?? "Weights have three significant digits, sums as many as are known; ≈: the last is not certain."}` }),
   ]);
   controls.append(
     ...(views.length > 1 ? [createSelect("Text", views, String(state.view), (value) => { Object.assign(state, { view: Number(value), opened: "", frame: "" }); restart(); })] : []),
