@@ -55,6 +55,10 @@ def test_a_self_contained_file_is_written(qkv, tmp_path):
     content = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert '"tokens":["[CLS]","when","he","saw"' in content
     assert content.count('"sad"') >= 1
+    qkv("look", "--text", TEXT, "--export", str(tmp_path / "a.html"), "--title", "A <dog>")
+    assert "<title>A &lt;dog&gt;" in (tmp_path / "a.html").read_text(encoding="utf-8")
+    qkv("look", "--text", TEXT, "--export", str(tmp_path / "a.svg"), "--title", "A dog", "--layer", "0", "--head", "0")
+    assert ">A dog</text>" in (tmp_path / "a.svg").read_text(encoding="utf-8")
 
 
 def test_figures_are_written(qkv, tmp_path):
@@ -108,6 +112,7 @@ def test_two_texts_have_a_figure_each_and_one_of_their_difference(qkv, tmp_path,
         (["--text", "x", "--arrays", "a.npy", "b.npy"], "--arrays must not be given with FILE or --text"),
         (["--arrays", "none.npy", "none.npy", "--terminal"], "must not be given with --terminal"),
         (["--text", "x", "--export", "a.pdf", "--small"], "--small must be given with --export FILE.html"),
+        (["--text", "x", "--terminal", "--title", "y"], "--title must be given for a page or a figure, got --terminal"),
         (["--text", "x", "--fragment"], "--fragment must be given with --export FILE.html"),
         (["--text", "x", "--layers", "one"], "must be integers"),
         (["--text", "x", "--memory", "much", "--terminal"], "memory must be a positive amount, got 'much'"),

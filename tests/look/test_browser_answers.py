@@ -84,6 +84,16 @@ def test_prediction_intervals_stay_in_the_area_of_the_values(shown):
         assert min(opened.locator("svg line.interval").evaluate(ends)) == top
 
 
+def test_an_answer_is_printed_with_its_chart_and_rows_on_one_page(shown):
+    rows = {"x": np.arange(60.0).tolist(), "y": np.arange(60.0).tolist()}
+    with serve_answers_in_thread(AnswerPage(Database.open(rows, "x", "y"), query="4")) as address:
+        page = shown(address)
+        assert len(re.findall(rb"/Type /Page\b", page.pdf(format="A4"))) == 1
+        page.emulate_media(media="print")
+        assert not page.get_by_label("settings and calls").is_visible()
+        assert page.locator(".chart").is_visible()
+
+
 def test_ticks_are_named_by_their_places(shown):
     with serve_answers_in_thread(page_of("gpa.csv", "gpa", "starting_salary", "3.5")) as address:
         *numbers, days = shown(address).evaluate(

@@ -130,7 +130,9 @@ def test_lines_of_several_heads_have_a_threshold_and_are_saved_as_they_are_shown
     texts = ["layer 1, head 1: 1.00", "layer 1, head 0: 0.00909", "layer 0, head 0: 0"]
     assert [head.text_content().strip(" ×") for head in heads.all()] == texts
     # Two lines of the pronouns and eleven of each other head are above twice the weight of uniform attention.
-    assert "24 lines: weights of at least 0.182. Thicker" in page.locator(".between .hint").first.text_content()
+    hint = page.locator(".between .hint").first.text_content()
+    assert "24 lines: weights of at least 0.182. Thicker" in hint
+    assert "begins with the best heads of three roles and the selected head" in hint
     with page.expect_download() as waiting:
         page.get_by_label("Save as SVG").click()
     drawing = waiting.value.path().read_text()
@@ -253,6 +255,7 @@ def test_a_presentation_steps_through_the_heads_with_a_role_until_escape(opened,
     shown = page.locator(".qkv-look")
     page.keyboard.press("p")
     assert not page.get_by_label("Compare with").is_visible()
+    page.wait_for_function("() => document.fullscreenElement")
     above, below = (page.locator(part).first.bounding_box() for part in (".tokens", "canvas.map"))
     assert above["y"] + above["height"] <= below["y"]
     seen = []
@@ -267,6 +270,50 @@ def test_a_presentation_steps_through_the_heads_with_a_role_until_escape(opened,
     assert axe_violations(page, dark=False) == []
     page.keyboard.press("Escape")
     assert page.get_by_label("Compare with").is_visible()
+    page.wait_for_function("() => !document.fullscreenElement")
+    # Browsers leave the whole screen without an event of the key. Without its functions, the page fills the window.
+    page.keyboard.press("p")
+    page.wait_for_function("() => document.fullscreenElement")
+    page.evaluate("document.exitFullscreen()")
+    page.get_by_label("Compare with").wait_for()
+    page.evaluate("() => { document.querySelector('.qkv-look').requestFullscreen = () => Promise.reject(Error()); }")
+    page.keyboard.press("p")
+    assert not page.get_by_label("Compare with").is_visible()
+
+
+def test_a_presented_difference_names_both_texts(opened):
+    with serve_in_thread(ServedPage(page=Page.from_views([sentence("one"), sentence("two")]))) as address:
+        page = opened(f"{address}#view=0&layer=0&head=0&compare=1&how=difference")
+        page.keyboard.press("p")
+        assert page.locator("h2").first.inner_text() == "one · layer 0, head 0 minus two · layer 0, head 0"
+        page.keyboard.press("Escape")
+        redrawn(page, lambda: page.locator("select.view").select_option("map"))
+        page.keyboard.press("p")
+        assert page.locator("h2").first.inner_text() == "layer 0, head 0"
+
+
+def test_texts_that_begin_alike_are_listed_by_what_differs(opened):
+    names = ["When he saw his owner, the dog was happy", "When he saw his owner, the cat was angry"]
+    with serve_in_thread(ServedPage(page=Page.from_views([sentence(name) for name in names]))) as address:
+        options = opened(address).locator(".controls select").first.locator("option").all_text_contents()
+    assert options == ["… owner, the dog was happy", "… owner, the cat was angry"]
+
+
+def test_a_token_is_selected_with_its_largest_weight(opened, served):
+    page = opened(f"{served}#view=0&layer=1&head=1&query=0&key=9")
+    said = page.locator(".readout").first
+    page.get_by_role("option", name="he", exact=True).click()
+    assert said.text_content() == "“he” (4) → “dog” (1): 1.00"
+    page.get_by_role("option", name="his", exact=True).hover()
+    assert said.text_content() == "“his” (8) → “dog” (1): 1.00"
+    page.get_by_label("Find a word").fill("his")
+    page.get_by_label("Find a word").press("Enter")
+    page.mouse.move(0, 0)
+    assert said.text_content() == "“his” (8) → “dog” (1): 1.00"
+    # A pinned word stays when another head is selected by its role.
+    redrawn(page, page.get_by_role("button", name="the previous token: select layer 1, head 0").click)
+    redrawn(page, page.get_by_role("button", name="from pronouns").click)
+    assert said.text_content() == "“his” (8) → “dog” (1): 1.00"
 
 
 def test_32_heads_of_32_layers_fit(opened):

@@ -105,7 +105,7 @@ def test_weights_of_any_size_and_their_difference_add_up(page, address):
     said = page.evaluate(
         """async ([pairs, errors]) => {
             const { describeDifference } = await import('./web/difference.js');
-            const map = (weight, error) => ({ weights: [weight], keys: ["k"], error: () => error, bound: () => error });
+            const map = (weight, error) => ({ weights: [weight], keys: ["k"], error: () => error });
             return pairs.map(([a, b], i) => {
                 const [first, second] = [map(a, errors[i][0]), map(b, errors[i][1])];
                 return describeDifference({ first, second }, 0, 0).sum;
@@ -132,6 +132,8 @@ def test_the_numbers_of_a_list_have_the_same_digits(page, address):
         [[0.736, 0.004], [0.0012, 0]],
         [[0.9, 0.009], [0.1, 0.001]],
         [[0.5, 0], [1e-5, 0]],
+        [[0.11501, 0.00004], [0.115, 0], [0.3345, 0.0006]],  # three certain digits are not two
+        [[0.000149, 0.000002]],
     ]
     said = page.evaluate(
         """async (lists) => {
@@ -140,7 +142,14 @@ def test_the_numbers_of_a_list_have_the_same_digits(page, address):
         }""",
         lists,
     )
-    assert said == [["≈ 0.19", "≈ 0.20", "0.51"], ["≈ 0.74", "0.0012"], ["0.9", "0.1"], ["0.500", "1.00e-5"]]
+    assert said == [
+        ["≈ 0.19", "≈ 0.20", "0.51"],
+        ["≈ 0.74", "0.0012"],
+        ["0.9", "0.1"],
+        ["0.500", "1.00e-5"],
+        ["≈ 0.12", "≈ 0.12", "≈ 0.33"],
+        ["0.00015"],
+    ]
 
 
 def test_the_difference_of_two_texts_has_a_signed_scale_and_certain_digits(page, address, views):
@@ -171,6 +180,14 @@ def test_the_difference_of_two_texts_has_a_signed_scale_and_certain_digits(page,
     page.wait_for_selector(".differing button")
     best = [f"layer {one.layer}, head {one.head}: " for one in found.heads()]
     texts = page.locator(".differing button").all_text_contents()
+    assert (
+        page.locator(".differing .quiet").text_content() == "share of the attention that moves, mean over all tokens: "
+    )
+    for text, one in zip(texts, found.heads(), strict=True):
+        number = text.rsplit(": ", 1)[1]
+        last = 10.0 ** Decimal(number.removeprefix("≈ ")).as_tuple().exponent
+        assert abs(float(number.removeprefix("≈ ")) - one.distance) <= 0.51 * last
+        assert last < max(0.02, 5 * one.error)  # as many digits as are certain
     assert [text[: len(start)] for text, start in zip(texts, best, strict=True)] == best
     # The single weights that differ most, of which one is selected in both maps.
     pair = rank_differences(views[0], views[1], 1)[1][0]
@@ -227,7 +244,7 @@ def test_heads_are_searched_over_all_texts_as_in_python(page, address, views):
     assert float(mean) == pytest.approx(np.mean([match.weight for match in found]), rel=6e-3)
     for row, match in zip(said, found, strict=True):
         weights = [match.weight, match.places[1].weight, match.places[0].weight]
-        assert [float(number) for number in row[1:4]] == pytest.approx(weights, abs=0.0051)
+        assert [float(number.removeprefix("≈ ")) for number in row[1:4]] == pytest.approx(weights, abs=0.0051)
         assert row[4] == f"first in {sum(place.rank == 1 for place in match.places)} of 2"
     redrawn(page, lambda: page.locator(".questions tbody button").first.click())
     best = found[0].places[0]
@@ -240,6 +257,36 @@ def test_heads_are_searched_over_all_texts_as_in_python(page, address, views):
     page.get_by_label("word that attends").fill("nobody")
     page.keyboard.press("Enter")
     page.wait_for_function("() => document.querySelector('.questions').textContent.includes('No text contains both')")
+
+
+def test_all_heads_are_listed_on_request_and_a_pin_stays(page, address, views):
+    rng = np.random.default_rng(4)
+    many = [look.View.from_weights(rng.dirichlet(np.full(5, 0.3), (5, 4, 5)), SECOND, name=name) for name in "ab"]
+    many[1] = look.View.from_weights(np.broadcast_to(np.eye(5)[:, ::-1], (5, 4, 5, 5)), SECOND, name="b")
+    with serve_in_thread(ServedPage(page=Page.from_views(many))) as served:
+        visit(page, served, "view=0&layer=0&head=0&query=1&key=4&pin=1&open=search&ask=he→said")
+        page.wait_for_selector(".questions tbody tr")
+        assert "the first 12 of 20 heads, 2 places" in page.locator(".questions caption").text_content()
+        page.get_by_role("button", name="List all 20 heads").click()
+        assert "all 20 heads" in page.locator(".questions caption").text_content()
+        assert [row[0] for row in rows(page, ".questions")] == [
+            f"layer {match.layer}, head {match.head}" for match in look.search(many, "he", "said")
+        ]
+        # The shown text stays, even if the weight is larger in the other one. So does the pinned token; the pair is
+        # framed.
+        last = page.locator(".questions tbody button").last
+        layer, head = map(int, re.findall(r"\d+", last.text_content()))
+        redrawn(page, last.click)
+        page.wait_for_selector(f"[data-shown='0,{layer},{head}']")
+        weights = many[0].weights(layer, head)
+        written = f"“said” (1) → “came” (4): {weights[1, 4]:#.3g}; frame: {weights[3, 1]:#.3g}"
+        assert page.locator(".readout").first.text_content() == written.replace("e-0", "e-")
+        redrawn(page, lambda: page.keyboard.press("Escape") or page.get_by_role("button", name="release").first.click())
+        redrawn(page, page.locator(".questions tbody button").first.click)
+        assert page.locator(".readout").first.text_content().startswith("“he” (3) → “said” (1): ")
+        visit(page, served, "view=1&open=search&ask=%233→%231")
+        page.wait_for_selector(".questions tbody tr")
+        assert page.locator(".questions th").nth(2).text_content() == "rank among the words (1: the largest)"
 
 
 def test_an_exported_file_searches_heads_and_shows_predictions(page, address, views, tmp_path):

@@ -16,7 +16,7 @@ from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.views import View
 
-from .chromium import needs_chromium
+from .chromium import needs_chromium, redrawn
 
 pytest.importorskip("matplotlib")
 pytestmark = needs_chromium
@@ -188,6 +188,25 @@ def test_a_difference_is_saved_with_both_maps_in_its_title_legend_and_file_name(
     assert printed(page)[1] == "attention-0-1"
 
 
+@pytest.mark.parametrize("shown", ["map", "lines", "two maps", "presentation"])
+def test_the_browser_prints_the_figure_alone_on_one_page(opened, served, shown):
+    page = opened(served if shown == "two maps" else f"{served}#view=0")
+    if shown == "lines":
+        page.locator("select.view").select_option("lines")
+        page.wait_for_selector(".overlaid .lines")
+    elif shown == "presentation":
+        redrawn(page, lambda: page.keyboard.press("p"))
+    for landscape in (False, True):
+        assert len(re.findall(rb"/Type /Page\b", page.pdf(landscape=landscape))) == 1
+    assert page.locator(".printed").count() == 0
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    visible = page.locator(".qkv-look > :visible").all()
+    assert [one.get_attribute("class") for one in visible] == ["printed"]
+    texts = page.locator(".printed text").all_text_contents()
+    assert texts.count("字") == (4 if shown == "two maps" else 2)
+
+
 def test_a_width_out_of_range_is_refused(opened, served):
     page = opened(served)
     page.get_by_label("Width in inches").fill("0.2")
@@ -235,7 +254,7 @@ def test_pairs_of_words_from_right_to_left_are_read_from_left_to_right(opened):
 
 
 def test_a_fragment_is_shown_by_a_page_whose_policy_forbids_everything(window, tmp_path):
-    view = View.from_weights(np.eye(3)[None, None], ["a", "b", "c"], name="three words")
+    view = View.from_weights(np.eye(3)[None, None], ["a", "b", "c"], name="three words of a long text" * 9)
     path = tmp_path / "part.html"
     assert save_export(Page.from_views([view, view]), str(path), None, None, "single", fragment=True) == [path]
     page, refused = window.new_page(), []
@@ -243,9 +262,15 @@ def test_a_fragment_is_shown_by_a_page_whose_policy_forbids_everything(window, t
     policy = "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'\">"
     page.goto("about:blank")
     page.set_content(f"{policy}<p>Text</p>{path.read_text()}")
-    shown = page.get_by_role("img", name="Attention map of three words")
+    shown = page.get_by_role("img", name="Attention map of three words of")
     assert shown.count() == 2
     box = shown.first.bounding_box()
     assert (box["width"], box["height"]) == (600, 400)
+    texts = shown.first.locator("text")
+    ends = texts.evaluate_all("all => Math.max(...all.map((one) => one.getBoundingClientRect().right))")
+    assert ends <= box["x"] + 600
+    assert texts.first.text_content().endswith("… · layer 0, head 0")
+    assert "  " not in shown.first.get_attribute("aria-label")
+    assert {"0", "0.463", "1.00"} <= set(texts.all_text_contents())  # of the colour bar
     assert refused == []
     page.close()

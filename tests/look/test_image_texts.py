@@ -254,14 +254,14 @@ def test_the_weights_of_the_text_are_those_of_the_eager_model(kind):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_folder_is_read_with_its_processor_and_its_images(tmp_path):
-    from qkv.look.image_views import image_text_views
+    from qkv.look.image_views import image_views
 
     model, processor = built(llava)
     model.save_pretrained(tmp_path / "small")
     processor.save_pretrained(tmp_path / "small")
     noise().save(tmp_path / "noise.png")
     pictures = [tmp_path / "noise.png"]
-    views = image_text_views(tmp_path / "small", pictures, ["the dog", "does <image> hold"])
+    views = image_views(tmp_path / "small", pictures, ["the dog", "does <image> hold"])
     assert [view.name for view in views] == [
         "the dog",
         "the dog (image)",
@@ -272,10 +272,10 @@ def test_a_folder_is_read_with_its_processor_and_its_images(tmp_path):
     assert views[2].queries.tokens[:2] == ("does", "0,0")
     assert views[0].model == "small"
     with pytest.raises(OptionError, match="2 images for 3 texts"):
-        image_text_views(tmp_path / "small", pictures * 2, ["a", "b", "c"])
+        image_views(tmp_path / "small", pictures * 2, ["a", "b", "c"])
     transformers.BertConfig(**SMALL).save_pretrained(tmp_path / "bert")
     with pytest.raises(DataError, match="texts and images"):
-        image_text_views(tmp_path / "bert", pictures, ["the dog"])
+        image_views(tmp_path / "bert", pictures, ["the dog"])
 
 
 def test_runs_that_are_no_square_have_no_places():

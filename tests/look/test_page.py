@@ -57,13 +57,22 @@ def test_the_bytes_of_a_map_are_its_codes_row_by_row():
     assert len(Page.from_views(one).read("thumbnails", (0,))) == 6 * 32 * 32 * 2
 
 
+def test_an_array_of_two_axes_is_one_head_and_of_three_one_layer():
+    weights = np.random.default_rng(0).dirichlet(np.ones(3), (2, 3))
+    (layer,) = View.from_weights(weights, "abc").layers
+    assert layer.heads == ("head 0", "head 1")
+    one = View.from_weights(weights[0], "abc", mask=np.tri(3))
+    assert [layer.heads for layer in one.layers] == [("head 0",)]
+    assert np.allclose(one.weights(0, 0), np.where(np.tri(3), weights[0], 0), rtol=5e-3)
+
+
 def test_cross_attention_has_different_tokens_on_each_axis():
     one = View.from_weights(np.ones((1, 1, 2, 3)) / 3, ["le", "chat"], ["the", "cat", "."])
     assert one.kind == "cross"
     assert one.meta()["keys"]["tokens"] == ["the", "cat", "."]
 
 
-@pytest.mark.parametrize("shape", [(3, 3), (1, 1, 3, 4), (0, 1, 3, 3)])
+@pytest.mark.parametrize("shape", [(3, 2), (2, 3, 4), (1, 1, 3, 4), (0, 1, 3, 3)])
 def test_weights_that_do_not_fit_the_tokens_are_refused(shape):
     with pytest.raises(ShapeError, match=r"\(layers, heads, 3, 3\)"):
         View.from_weights(np.ones(shape), ["a", "b", "c"])
@@ -165,6 +174,12 @@ def test_the_exported_file_allows_only_its_own_script():
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe" not in policy
+
+
+def test_an_export_reports_the_layers_of_all_views(tmp_path):
+    calls = []
+    export_html(Page.from_views([view(), view(layers=1)]), tmp_path / "a.html", progress=lambda *one: calls.append(one))
+    assert calls == [("writing the page", done, 3) for done in (1, 2, 3)]
 
 
 def test_an_export_is_atomic_and_ends_in_html(tmp_path):

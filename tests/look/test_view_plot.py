@@ -78,13 +78,26 @@ def differences():
     return look.difference(*views)
 
 
+def test_the_figure_of_a_difference_names_what_differs_between_texts_that_begin_alike():
+    texts = ["When he saw his owner, the dog was happy", "When he saw his owner, the cat was angry"]
+    views = [look.View.from_weights(np.eye(3), ["a", "b", "c"], name=name) for name in texts]
+    figure = look.plot_view(look.difference(*views), 0, 0, width="single")
+    one, other = figure.axes[0].get_title().removesuffix(": layer 0, head 0").split("\nminus ")
+    assert one.startswith("…")
+    assert one.endswith("the dog was happy")
+    assert other.endswith("the cat was angry")
+    figure.canvas.draw()
+    for axes in figure.axes:
+        assert axes.get_tightbbox().x1 <= figure.bbox.x1 + 1, axes
+
+
 def test_the_figure_of_a_difference_has_its_sign_names_and_one_linear_scale():
     result = differences()
     figure = look.plot_view(result, 1, 2, width="single")
     assert figure.axes[0].get_title() == "d\nminus e: layer 1, head 2"
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a", "b", "c", "d | e"]
     # A dash marks the sign of the negative cell in grey prints.
-    assert figure.axes[1].get_xlabel() == "difference\n− below 0"
+    assert figure.axes[1].get_xlabel() == "difference\ndash: < 0"
     assert figure.axes[0].collections[0].get_segments()[0].tolist() == [[-0.25, 3.25], [0.25, 3.25]]
     assert not look.plot_view(result, 0, 0).axes[0].collections[0].get_segments()
     assert [label.get_text() for label in figure.axes[1].get_yticklabels()] == [
@@ -350,11 +363,11 @@ def test_the_picture_of_a_view_is_static_escaped_and_says_what_it_shows(tokens):
     assert {part.tag.split("}")[1] for part in parts} == {"svg", "title", "rect", "text"}
     assert not {"style", "class", "href"} & {name for part in parts for name in part.attrib}
     assert (svg.get("width"), svg.get("height"), svg.get("role")) == ("600", "400", "img")
-    said = 'Attention map of a "text" · layer 0, head 0. “<script>” attends to 1.00  <script>'
+    said = 'Attention map of a "text" · layer 0, head 0. “<script>” attends to 1.00 <script>'
     assert svg.get("aria-label").startswith(said)
-    # The diagonal has the strongest colour: of each pair, or of each cell of 60 / 32 tokens.
+    # The diagonal has the strongest colour: of each pair, or of each cell of 60 / 32 tokens; so has the end of the bar.
     darkest = [part for part in parts if part.get("fill") == "#031c52"]
-    assert len(darkest) == (3 if tokens == 3 else 32)
+    assert len(darkest) == (3 if tokens == 3 else 32) + 1
     assert ("b\\x1b[31m" in [part.text for part in parts]) == (tokens == 3)
     html = view._repr_html_()
     assert html.startswith('<img alt="View(')

@@ -52,6 +52,8 @@ def save_export(
     width: float | str,
     small: bool = False,
     fragment: bool = False,
+    title: str | None = None,
+    progress: Progress | None = None,
 ) -> list[Path]:
     """Write a page to one file, or each of its views to a figure, and return the files.
 
@@ -71,14 +73,14 @@ def save_export(
         write_atomic(target, lambda stream: stream.write(text.encode()), "the fragment")
         return [target]
     if target.suffix.lower() not in FORMATS:
-        return [export_html(page, target, small=small)]
+        return [export_html(page, target, small=small, progress=progress)]
     many = len(page.views) > 1
     targets = [target.with_stem(f"{target.stem}-{i}") if many else target for i in range(1, len(page.views) + 1)]
     for view in page.views:
         if layer is not None and head is not None and isinstance(view, View):
             check_head(view, layer, head)
     for view, path in zip(page.views, targets, strict=True):
-        save_figure(plot_view(view, layer, head, width=width), path)
+        save_figure(plot_view(view, layer, head, width=width, title=title), path)
     if not many:
         return targets
     said = "Each figure has its own color scale."
@@ -87,7 +89,7 @@ def save_export(
         place = None if layer is None or head is None else (layer, head)
         path = target.with_stem(f"{target.stem}-difference")
         try:
-            said += f" {_save_difference(first, second, place, path, width)}"
+            said += f" {_save_difference(first, second, place, path, width, title)}"
         except ShapeError as error:
             said += f" There is no figure of the difference: {error}"
         else:
@@ -96,14 +98,16 @@ def save_export(
     return targets
 
 
-def _save_difference(first: View, second: View, place: tuple[int, int] | None, path: Path, width: float | str) -> str:
+def _save_difference(
+    first: View, second: View, place: tuple[int, int] | None, path: Path, width: float | str, title: str | None
+) -> str:
     """Save the figure of a difference of two views, and return a sentence that names the tokens it leaves out."""
     from qkv.look.difference import difference
     from qkv.look.figure import save_figure
     from qkv.look.view_plot import plot_view
 
     found = difference(first, second, heads=None if place is None else (place, place))
-    save_figure(plot_view(found, *(() if place is None else (0, 0)), width=width), path)
+    save_figure(plot_view(found, *(() if place is None else (0, 0)), width=width, title=title), path)
     alone = [f"“{token}”" for side in found.unaligned for token in side]
     names = ", ".join(alone[:9]) + ", …" * (len(alone) > 9)
     left_out = f" Tokens of one text only are left out: {names}." * bool(alone)
@@ -145,6 +149,7 @@ def look(
         bool, flag("--fragment", "Write static pictures to the .html file, as a part of another page.")
     ] = False,
     width: Annotated[str, option("WIDTH", "Width of the figure: single or double (columns), or inches.")] = "double",
+    title: Annotated[str | None, option("TEXT", "Title of the page or of the figure.")] = None,
     gallery: Annotated[str | None, option("FOLDER", "Write ten example pages with an index to a new folder.")] = None,
     terminal: Annotated[bool, flag("--terminal", "Draw one head in the terminal.")] = False,
     layer: Annotated[int | None, option("N", "Layer to draw in the terminal or a figure, counted from 0.")] = None,
@@ -211,7 +216,8 @@ def look(
             "--model": model,
             "--compare": compare,
         }
-        given |= {"--export": export, "--arrays": arrays, "--roles": roles, "--terminal": terminal or None}
+        given |= {"--export": export, "--title": title, "--arrays": arrays, "--roles": roles}
+        given |= {"--terminal": terminal or None}
         _write_gallery(gallery, [name for name, value in given.items() if value is not None])
         return
     texts = [*(text or []), *_texts(file, whole)]
@@ -229,6 +235,9 @@ def look(
     for name, wanted in (("--small", small), ("--fragment", fragment)):
         if wanted and (export is None or Path(export).suffix.lower() in FORMATS):
             raise OptionError(f"{name} must be given with --export FILE.html. Omit {name}.")
+    if title is not None and (fragment or terminal):
+        shown = "--fragment" if fragment else "--terminal"
+        raise OptionError(f"--title must be given for a page or a figure, got {shown}. Omit --title.")
     if layer is not None and head is not None and arrays is not None:
         raise OptionError("--layer and --head must not be given with --arrays. Omit them to write all heads.")
     chosen = _parse_layers(layers)
@@ -253,11 +262,14 @@ def look(
             from qkv.look.tiled_views import arrays_view
 
             name, query, key = read
-            return Page.from_views(arrays_view(query, key, causal=causal, name=name, progress=progress))
+            return Page.from_views(arrays_view(query, key, causal=causal, name=name, progress=progress), title)
         views: list[View | TiledView] = []
         if image:
+            from qkv.look.image_views import image_views
+
+            folders = (model or "", *(compare or []))
             return Page.from_views(
-                [x for path in (model or "", *(compare or [])) for x in _image_views(path, image, texts)]
+                [x for path in folders for x in image_views(path, image, texts, progress=progress)], title
             )
         for path in (model, *(compare or [])):
             progress("loading the model", 0, 1)
@@ -279,7 +291,7 @@ def look(
                 f"--roles must name roles that were measured for the model, got those of {table.model!r}. Measure "
                 f"them with qkv roles --json, or pass the folder of {table.model!r} to --model."
             )
-        return Page.from_views(views)
+        return Page.from_views(views, title)
 
     if export is None and not terminal:
         from qkv.look.server import serve
@@ -294,7 +306,9 @@ def look(
     if terminal:
         _draw(page, layer or 0, head or 0)
     if export is not None:
-        for written in save_export(page, export, layer, head, inches, small, fragment):
+        with ProgressBar() as progress:
+            files = save_export(page, export, layer, head, inches, small, fragment, title, progress)
+        for written in files:
             print(f"{written} ({_size(written)})")
 
 
@@ -311,12 +325,6 @@ def _check_image(image: list[str] | None, texts: list[str], model: str | None, o
             f"--image must be given once, or once for each text, got {len(image)} images for {len(texts)} texts. "
             "Repeat --image for each --text, or give it once."
         )
-
-
-def _image_views(path: str, image: list[str], texts: list[str]) -> list[View]:
-    from qkv.look.image_views import image_text_views, image_views
-
-    return image_text_views(path, image, texts) if texts else image_views(path, image)
 
 
 def _write_gallery(folder: str, given: list[str]) -> None:

@@ -76,7 +76,7 @@ class Difference:
     distance_errors: tuple[Float[np.ndarray, " heads"], ...] = field(repr=False)
 
     def heads(self, count: int | None = None) -> list[HeadDistance]:
-        """Return the heads by decreasing distance."""
+        """Return the heads by decreasing distance, which is the mean over all aligned groups of queries."""
         layers = enumerate(zip(self.distances, self.distance_errors, strict=True))
         own = [
             HeadDistance(i, j, *map(float, one))

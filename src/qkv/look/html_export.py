@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from qkv.core.files import check_writable, write_atomic
+from qkv.core.progress import Progress, track
 from qkv.core.threads import one_blas_thread
 from qkv.core.typing import Num
 from qkv.errors import DataError
@@ -34,19 +35,22 @@ _LETTERS = bytes.maketrans(b"\0\r<", b"\x80\x81\x82")
 _PART = '<script type="text/plain" id="{name}">{data}</script>\n'
 
 
-def export_html(page: Page, path: str | os.PathLike[str], *, small: bool = False) -> Path:
+def export_html(
+    page: Page, path: str | os.PathLike[str], *, small: bool = False, progress: Progress | None = None
+) -> Path:
     """Write a page to a self-contained HTML file atomically.
 
     Args:
         page: the page.
         path: the file, whose name ends in .html.
         small: store queries and keys with fewer digits, which halves the file; the median error of a weight is 1 %.
+        progress: called after each layer.
 
     Raises:
         DataError: the path does not end in .html, the file cannot be written, or a tiled view has heads whose logits
             are not products of queries and keys.
     """
-    return write_pieces(path, html_pieces(page, small=small))
+    return write_pieces(path, html_pieces(page, small=small, progress=progress))
 
 
 def write_pieces(path: str | os.PathLike[str], pieces: Iterable[str]) -> Path:
@@ -58,7 +62,7 @@ def write_pieces(path: str | os.PathLike[str], pieces: Iterable[str]) -> Path:
     return target
 
 
-def html_pieces(page: Page, link: str = "", *, small: bool = False) -> Iterator[str]:
+def html_pieces(page: Page, link: str = "", *, small: bool = False, progress: Progress | None = None) -> Iterator[str]:
     """Return an iterator over the pieces of the HTML text of a page, of which one layer at a time is in memory.
 
     Each layer is compressed separately, so that a head is shown before all layers are unpacked.
@@ -66,42 +70,45 @@ def html_pieces(page: Page, link: str = "", *, small: bool = False) -> Iterator[
     Args:
         page: the page.
         link: the state in which the file opens, as the fragment of a link to the page; empty: its usual start.
-        small: as in `export_html`.
+        small, progress: as in `export_html`.
 
     Raises:
         DataError: a tiled view has heads whose logits are not products of queries and keys.
     """
     page = replace(page, views=tuple(one.coarser() if isinstance(one, TiledView) else one for one in page.views))
     meta = {**page.meta(), "link": link} if link else page.meta()
-    return document_pieces(page.title, "exported.js", meta, _parts(page, SMALL if small else FINE))
+    return document_pieces(page.title, "exported.js", meta, _parts(page, SMALL if small else FINE, progress))
 
 
-def _parts(page: Page, error: float) -> Iterator[tuple[str, str]]:
+def _parts(page: Page, error: float, progress: Progress | None) -> Iterator[tuple[str, str]]:
     for i, j in itertools.combinations(range(len(page.views)), 2):
         yield f"aligned/{i}/{j}", part_text(page.read("aligned", [i, j]))
+    every: list[tuple[int, int, LayerMaps | TiledLayer]] = []
     for i, view in enumerate(page.views):
+        layers: Sequence[LayerMaps | TiledLayer] = view.layers
+        every += [(i, j, layer) for j, layer in enumerate(layers)]
         yield f"thumbnails/{i}", part_text(page.read("thumbnails", [i]))
         if isinstance(view, View):
             for request in ["pixels"] * (view.image is not None) + ["predictions"] * (view.predictions is not None):
                 yield f"{request}/{i}", part_text(page.read(request, [i]))
-        layers: Sequence[LayerMaps | TiledLayer] = view.layers
-        for j, layer in enumerate(layers):
-            packed = None if layer.calls is None else pack_heads(layer.calls, len(view.queries.tokens), error)
-            if packed is not None:
-                yield f"vectors/{i}/{j}", part_text(packed, zlib.Z_RLE)
-            if isinstance(layer, LayerMaps):
-                if packed is None:
-                    yield f"layer/{i}/{j}", part_text(_by_significance(layer.codes))
-                if layer.value_norms is not None:
-                    yield f"value_norms/{i}/{j}", part_text(page.read("value_norms", [i, j]))
-                continue
+    for i, j, layer in track(every, "writing the page", progress):
+        view = page.views[i]
+        packed = None if layer.calls is None else pack_heads(layer.calls, len(view.queries.tokens), error)
+        if packed is not None:
+            yield f"vectors/{i}/{j}", part_text(packed, zlib.Z_RLE)
+        if isinstance(layer, LayerMaps):
             if packed is None:
-                raise DataError(
-                    "the logits of a long text must be products of queries and keys to be exported, got another "
-                    f"score in {layer.name!r} of {view.name!r}. Serve the page instead, or shorten the text."
-                )
-            tiles = np.stack([tile for one in layer.maps.values() for tile in one.overview_tiles()])
-            yield f"tiles/{i}/{j}", part_text(_by_significance(tiles))
+                yield f"layer/{i}/{j}", part_text(_by_significance(layer.codes))
+            if layer.value_norms is not None:
+                yield f"value_norms/{i}/{j}", part_text(page.read("value_norms", [i, j]))
+            continue
+        if packed is None:
+            raise DataError(
+                "the logits of a long text must be products of queries and keys to be exported, got another "
+                f"score in {layer.name!r} of {view.name!r}. Serve the page instead, or shorten the text."
+            )
+        tiles = np.stack([tile for one in layer.maps.values() for tile in one.overview_tiles()])
+        yield f"tiles/{i}/{j}", part_text(_by_significance(tiles))
 
 
 def document_pieces(title: str, entry: str, meta: object, parts: Iterable[tuple[str, str]]) -> Iterator[str]:

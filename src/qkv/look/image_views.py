@@ -35,24 +35,50 @@ if TYPE_CHECKING:
 
 
 def image_views(
-    folder: str | os.PathLike[str], paths: Sequence[str | os.PathLike[str]], *, progress: Progress | None = None
+    folder: str | os.PathLike[str],
+    paths: Sequence[str | os.PathLike[str]],
+    texts: Sequence[str] = (),
+    *,
+    progress: Progress | None = None,
 ) -> list[View]:
-    """Run a vision transformer on images, and return attention views whose tokens are the patches of the images.
+    """Run a vision transformer on images, or a model of texts and images on each text with its image.
 
-    Of a model of texts and images, such as CLIP, the part for images runs. Nothing is downloaded, and no code in the
-    folder is run.
+    The tokens of a vision transformer are the patches of the images; of a model of texts and images without texts, such
+    as CLIP, the part for images runs. With texts, the tokens are those of the processor of the model; in a text without
+    its image token, the image comes first. Nothing is downloaded, and no code in the folder is run.
+
+    Args:
+        folder: a folder of a model with its processor, such as ViT, or with texts LLaVA, Idefics or Gemma 3.
+        paths: files of images; with texts, one for each text, or one for all.
+        texts: the texts.
+        progress: called after each image or text.
+
+    Raises:
+        DataError: the folder contains no such model with its processor, or a file is no image.
+        OptionError: the numbers of images and texts differ.
+        MissingPackageError: transformers, torch or Pillow is not installed.
     """
     require_packages("attention maps of images need", "look", "transformers", "torch", "PIL")
-    pictures = [(Path(path), open_image(Path(path))) for path in paths]
-    processor, module = _load(model_folder(folder), False)
-    module = cast("torch.nn.Module", getattr(module, "vision_model", module))
-    name = Path(folder).resolve().name
+    if texts and len(paths) not in (1, len(texts)):
+        raise OptionError(
+            f"paths must be as many as texts, or one, got {len(paths)} images for {len(texts)} texts. Pass one image "
+            "for each text, in the same order (--image on the command line)."
+        )
+    pictures = [open_image(Path(path)) for path in paths] * (len(texts) // len(paths) if texts else 1)
+    names = [shortened(text, 80) for text in texts] or [Path(path).name for path in paths]
+    processor, module = _load(model_folder(folder), bool(texts))
+    model = Path(folder).resolve().name
     views: list[View] = []
-    for path, picture in track(pictures, "reading", progress):
-        values = processor(images=picture, return_tensors="pt")["pixel_values"]
-        seen = seen_picture(values[0].float().numpy(), processor)
-        found = model_views(module, {"pixel_values": values}, name=path.name, picture=seen)
-        views += [replace(view, model=name) for view in found]
+    for i, picture in enumerate(track(pictures, "reading", progress)):
+        if texts:
+            encoded = processor(images=picture, text=text_with_image(processor, texts[i]), return_tensors="pt")
+            found = _views(module, processor, encoded, picture, names[i])
+        else:
+            values = processor(images=picture, return_tensors="pt")["pixel_values"]
+            part = cast("torch.nn.Module", getattr(module, "vision_model", module))
+            seen = seen_picture(values[0].float().numpy(), processor)
+            found = model_views(part, {"pixel_values": values}, name=names[i], picture=seen)
+        views += [replace(view, model=model) for view in found]
     return views
 
 
@@ -86,17 +112,14 @@ def _load(folder: Path, texts: bool) -> tuple[ProcessorMixin, torch.nn.Module]:
         with without_progress_bars():
             processor = read(str(folder), backend="pil", **options)
             module = load(str(folder), use_safetensors=True, **options).eval()
+        if texts and not hasattr(processor, "tokenizer"):
+            raise TypeError("its processor has no tokenizer")
     except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
         first = str(error).strip().split("\n")[0].rstrip(". ")
         raise DataError(
             f"folder must contain {noun}, got {str(folder)!r}, but loading it failed: {first}. Save both there with "
             f"save_pretrained{remedy}."
         ) from None
-    if texts and not hasattr(processor, "tokenizer"):
-        raise DataError(
-            f"folder must contain the processor of a model of texts and images, got {str(folder)!r} without a "
-            "tokenizer. Save the processor there with save_pretrained."
-        )
     return processor, module
 
 
@@ -163,46 +186,6 @@ def find_patches(
     patches = np.full(len(image), -1)
     patches[places] = np.arange(len(places))
     return ImagePatches(tuple(patches.tolist()), (rows, columns), tile, side)
-
-
-def image_text_views(
-    folder: str | os.PathLike[str],
-    paths: Sequence[str | os.PathLike[str]],
-    texts: Sequence[str],
-    *,
-    progress: Progress | None = None,
-) -> list[View]:
-    """Run a model of texts and images on each text with its image, and return views of its attention layers.
-
-    The tokens are those of the processor of the model. In a text without the processor's image token, the image comes
-    first. Nothing is downloaded, and no code in the folder is run.
-
-    Args:
-        folder: a folder of a model with its processor, such as LLaVA, Idefics or Gemma 3.
-        paths: files of images, one for each text, or one for all.
-        texts: the texts.
-        progress: called after each text.
-
-    Raises:
-        DataError: the folder contains no such model with its processor, or a file is no image.
-        OptionError: the numbers of images and texts differ.
-        MissingPackageError: transformers, torch or Pillow is not installed.
-    """
-    require_packages("attention maps of images need", "look", "transformers", "torch", "PIL")
-    if len(paths) not in (1, len(texts)):
-        raise OptionError(
-            f"paths must be as many as texts, or one, got {len(paths)} images for {len(texts)} texts. Pass one image "
-            "for each text, in the same order (--image on the command line)."
-        )
-    pictures = [open_image(Path(path)) for path in paths] * (len(texts) // len(paths))
-    processor, module = _load(model_folder(folder), True)
-    name = Path(folder).resolve().name
-    views: list[View] = []
-    for text, picture in track(list(zip(texts, pictures, strict=True)), "reading", progress):
-        encoded = processor(images=picture, text=text_with_image(processor, text), return_tensors="pt")
-        found = _views(module, processor, encoded, picture, shortened(text, 80))
-        views += [replace(view, model=name) for view in found]
-    return views
 
 
 def text_with_image(processor: ProcessorMixin, text: str) -> str:

@@ -53,10 +53,11 @@ def map_svg(view: BaseView, layer: int | None = None, head: int | None = None) -
     colors = automatic_range(weights[~masked], counts, not named)
     left, below = (_TEXT + _CHARACTER * min(12, max(map(len, names))) if named else 8.0 for names in (rows, columns))
     side = min(_HEIGHT - _TOP - below - 2 * _LINE, _WIDTH - left - 200)
-    title = f"{view.name} · {maps.name}, {maps.heads[head]}"
+    name = f" · {maps.name}, {maps.heads[head]}"
     roles = ", ".join(role.role for role in view.roles.get((layer, head), ()))
-    parts = [_text(8, 18, shortened(title, 76), weight="bold"), _text(8, 36, roles and f"role: {roles}")]
-    parts += _cells(color_cells(weights, masked, colors, False), left, side)
+    title = shortened(view.name, max(8, 76 - len(name))) + name
+    parts = [_text(8, 18, title, weight="bold"), _text(8, 36, roles and f"role: {roles}")]
+    parts += _cells(color_cells(weights, masked, colors, False), left, _TOP, side, side)
     for axis, names in enumerate((rows, columns) if named else ()):
         step = max(1, -(-len(names) * _LINE // int(side)))
         for i in range(0, len(names), step):
@@ -65,14 +66,18 @@ def map_svg(view: BaseView, layer: int | None = None, head: int | None = None) -
             turned = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if axis else ""
             more = f' dominant-baseline="middle"{turned}'
             parts.append(_text(x, y, shortened(names[i], 12), anchor="end", more=more))
-    parts.append(_text(left, _HEIGHT - 10, f"rows attend to columns; strongest color from {format_weight(colors.top)}"))
-    said = f"Attention map of {title}."
+    parts.append(_text(left, _HEIGHT - 10, "rows attend to columns"))
+    bar, steps = left + side + 20, colors.weights(np.linspace(-float(colors.signed), 1.0, 61))
+    parts += _cells(color_cells(steps[None], np.zeros((1, 61), bool), colors, False), bar, _HEIGHT - 42, 150, 12)
+    for i, anchor in ((0, "start"), (30, "middle"), (60, "end")):
+        parts.append(_text(bar + 2.5 * i, _HEIGHT - 12, format_weight(float(steps[i])), anchor=anchor))
+    said = f"Attention map of {view.name}{name}."
     if isinstance(view, View):
         row = np.where(view.allowed(layer, head)[opening.query], view.weights(layer, head)[opening.query], np.nan)
         best = np.argsort(-np.abs(row), kind="stable")[: min(8, int(np.isfinite(row).sum()))]
         lines = [f"“{shortened(rows[opening.query], 14)}” attends to"]
-        lines += [f"{format_weight(row[key])}  {shortened(columns[key], 14)}" for key in best]
-        parts += [_text(left + side + 20, _TOP + 14 + i * _LINE, line) for i, line in enumerate(lines)]
+        lines += [f"{format_weight(row[key])} {shortened(columns[key], 14)}" for key in best]
+        parts += [_text(bar, _TOP + 14 + i * _LINE, line) for i, line in enumerate(lines)]
         said += f" {lines[0]} {', '.join(lines[1:4])}."
     alternative = escape(printable(said))
     return (
@@ -91,19 +96,19 @@ def map_image(view: BaseView) -> str:
 BaseView._repr_html_ = map_image  # the picture imports the views
 
 
-def _cells(colors: Num[np.ndarray, "q k 3"], left: float, side: float) -> list[str]:
+def _cells(colors: Num[np.ndarray, "q k 3"], left: float, top: float, width: float, height: float) -> list[str]:
     """Return rectangles, of which one covers neighbours of the same color."""
-    down, across = side / len(colors), side / colors.shape[1]
+    down, across = height / len(colors), width / colors.shape[1]
     rectangles = []
     for y, row in enumerate(colors.tolist()):
         x = 0
         for (red, green, blue), same in groupby(row):
             count = len(list(same))
             size = f'width="{count * across + 0.2:.1f}" height="{down + 0.2:.1f}"'
-            place = f'x="{left + x * across:.1f}" y="{_TOP + y * down:.1f}"'
+            place = f'x="{left + x * across:.1f}" y="{top + y * down:.1f}"'
             rectangles.append(f'<rect {place} {size} fill="#{red:02x}{green:02x}{blue:02x}"/>')
             x += count
-    frame = f'<rect x="{left:.1f}" y="{_TOP}" width="{side:.1f}" height="{side:.1f}" fill="none" stroke="#808080"/>'
+    frame = f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{height:.1f}" fill="none" stroke="#808080"/>'
     return [*rectangles, frame]
 
 

@@ -105,12 +105,11 @@ class LiveModel:
             from qkv.interop import scale_heads
 
             if key not in self._last:
-                last = len(self.layers) - 1
-                for layer, _ in factors:
-                    if not 0 <= layer <= last:
-                        raise OptionError(
-                            f"layer must be between 0 and {last}, got {layer}. Maps over all heads have no model."
-                        )
+                if wrong := [layer for layer, _ in factors if not 0 <= layer < len(self.layers)]:
+                    most = len(self.layers) - 1
+                    raise OptionError(
+                        f"layer must be between 0 and {most}, got {wrong[0]}. Maps over all heads have no model."
+                    )
                 before = self._rows()
                 with scale_heads(self.module, {(self.layers[i], head): one for (i, head), one in factors.items()}):
                     after = self._rows()

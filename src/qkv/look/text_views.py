@@ -47,6 +47,14 @@ def _generate(
             f"text_model must have a language model head, got {text_model.name}, which cannot generate text. "
             "Name a model that was trained to generate text, or omit generate (--generate on the command line)."
         )
+    # The tokens of a text do not exceed the context length, because `_tokenize` has checked them.
+    length, tokens = text_model.max_tokens, encoded["input_ids"].shape[1]
+    if length is not None and count > (most := length if text_model.encoder_decoder else length - tokens):
+        raise DataError(
+            f"generate (--generate on the command line) must be at most {most:,} for a text of {tokens:,} tokens, "
+            f"because {text_model.name} has a context length of {length:,} tokens, got {count:,}. "
+            "Generate fewer tokens, or shorten the text."
+        )
     with torch.no_grad():
         generated = cast("Callable[..., torch.Tensor]", model.generate)(
             **encoded, max_new_tokens=count, do_sample=False, num_beams=1, pad_token_id=_padding_token(text_model)
@@ -147,17 +155,14 @@ def _sequence_views(
         if kind in groups:
             shape = len(queries.tokens), len((keys or queries).tokens)
             check_shapes(model, text_model.name, [one.codes.shape[1:] for one in groups[kind].maps], shape)
-            note = STEP_NOTE if keys is not None and origin == "generated" else ""
             layers, title = tuple(groups[kind].maps), f"{name} ({part})"
+            note = _STEP_NOTE if keys is not None and origin == "generated" else ""
             view = View(title, text_model.name, kind, queries, keys, layers, note=note)
             if keys is not None:
                 live = LiveModel(model, whole, tuple(groups[kind].modules), start - 1, targets)
                 view = replace(view, predictions=live.predict(output), live=live)
             views.append(mark_roles(view))
     return views
-
-
-STEP_NOTE = "Each row is named by the token that was generated, with the weights of the step that produced it."
 
 
 def _padding_token(text_model: TextModel) -> int | None:
@@ -167,6 +172,7 @@ def _padding_token(text_model: TextModel) -> int | None:
     return padding if padding is not None else end[0] if isinstance(end, list) else end
 
 
+_STEP_NOTE = "Each row is named by the token that was generated, with the weights of the step that produced it."
 _BYTES_PER_WEIGHT = 6
 """A dense map stores each weight in float32 and as a code of 16 bits."""
 
@@ -219,13 +225,12 @@ def text_views(
         ('head 0', 'head 1')
     """
     views: list[View | TiledView] = []
-    all_layers, heads, _ = model_dimensions(text_model.model)
-    for layer in layers or ():
-        if not 0 <= layer < all_layers:
-            raise OptionError(
-                f"layers (--layers on the command line) must be between 0 and {all_layers - 1} for {text_model.name}, "
-                f"got {layer}. Omit this layer."
-            )
+    all_layers, heads, width = model_dimensions(text_model.model)
+    if wrong := [layer for layer in layers or () if not 0 <= layer < all_layers]:
+        raise OptionError(
+            f"layers (--layers on the command line) must be between 0 and {all_layers - 1} for {text_model.name}, got "
+            f"{wrong[0]}. Omit this layer."
+        )
     if targets is not None and generate:
         raise OptionError(
             f"generate must be 0 if targets are given, which take the place of generated tokens, got {generate}. Omit "
@@ -246,7 +251,6 @@ def text_views(
         inputs: dict[str, torch.Tensor] = {name: value for name, value in encoded.items() if name in accepted}
         count = len(tokens.tokens)
         if generate:
-            _check_generated_length(text_model, count, generate)
             generated = _generate(text_model, inputs, title, generate)
             views += _sequence_views(text_model, inputs, tokens, title, generated, "generated")
         elif targets is not None:
@@ -258,38 +262,17 @@ def text_views(
             view = _dense_view(text_model, title, inputs, tokens, all_heads)
             views.append(mark_roles(view, labels))
         else:
-            _check_tiled_memory(text_model, count, layers, memory_bytes(memory), notify)
+            shown = range(all_layers) if layers is None else layers
+            required = heads_required_bytes(count, width, heads * len(shown))
+            subject = f"{len(shown)} layers of {heads} heads over {count:,} tokens"
+            advice = "Name fewer layers, or increase memory (--layers and --memory on the command line)."
+            check_memory(required, memory_bytes(memory), subject, advice, detail="in tiles", notify=notify)
             model, name = text_model.model, text_model.name
             long = recorded_view(model, inputs, tokens, name=title, model_name=name, layers=layers)
-            shown = range(all_layers) if layers is None else layers
             found = labels or {}
             own = {(i, head): found.get((layer, head), ()) for i, layer in enumerate(shown) for head in range(heads)}
             views.append(mark_roles(long, None if labels is None else own))
     return views
-
-
-def _check_generated_length(text_model: TextModel, count: int, generate: int) -> None:
-    if text_model.max_tokens is None:
-        return
-    # The tokens of a text do not exceed the context length, because `_tokenize` has checked them.
-    most = text_model.max_tokens if text_model.encoder_decoder else text_model.max_tokens - count
-    if generate > most:
-        raise DataError(
-            f"generate (--generate on the command line) must be at most {most:,} for a text of {count:,} tokens, "
-            f"because {text_model.name} has a context length of {text_model.max_tokens:,} tokens, got {generate:,}. "
-            "Generate fewer tokens, or shorten the text."
-        )
-
-
-def _check_tiled_memory(
-    text_model: TextModel, count: int, layers: Sequence[int] | None, allowed: int, notify: Callable[[str], None] | None
-) -> None:
-    all_layers, heads, width = model_dimensions(text_model.model)
-    chosen = all_layers if layers is None else len(layers)
-    required = heads_required_bytes(count, width, heads * chosen)
-    subject = f"{chosen} layers of {heads} heads over {count:,} tokens"
-    advice = "Name fewer layers, or increase memory (--layers and --memory on the command line)."
-    check_memory(required, allowed, subject, advice, detail="in tiles", notify=notify)
 
 
 def _tokenize(text_model: TextModel, text: str, pair: str | None) -> tuple[BatchEncoding, Axis]:

@@ -398,7 +398,7 @@ def plot_view(
         y, x = np.nonzero(weights < -0.1 * (top := figure.axes[0].images[0].get_clim()[1]))
         inks = [INKS[dark ^ bool(one < -0.7 * top)] for one in weights[y, x]]
         figure.axes[0].hlines(y + 0.25, x - 0.25, x + 0.25, colors=inks, linewidths=0.5)
-        figure.axes[1].set_xlabel("difference\n− below 0", loc="left")
+        figure.axes[1].set_xlabel("difference\ndash: < 0", loc="left")
     if (curve := view.columns.curve) is not None:
         axes = figure.axes[0]
         strip = axes.inset_axes((0.0, 1.02, 1.0, 0.14), sharex=axes)
@@ -423,7 +423,10 @@ def _title(title: str | None, names: Sequence[str], view: BaseView, head: str, i
     model = "" if view.model == view.name else shortened(view.model, _MODEL_CHARACTERS)
     parts = ", ".join(filter(None, [model, head]))
     length = max(8, int(inches * _CHARACTERS_PER_INCH) - len(parts) - len("minus ") * (len(names) - 1))
-    name = "\nminus ".join(shortened(one, length) for one in names)
+    lines = [shortened(one, length) for one in names]
+    if len(set(lines)) < len(names):  # texts that begin alike
+        lines = [f"…{one[1 - length :]}" for one in names]
+    name = "\nminus ".join(lines)
     return f"{name}: {parts}" if parts else name
 
 

@@ -239,8 +239,8 @@ class View(BaseView):
         """Create a view from weights `(layers, heads, q, k)` of any supported array library.
 
         Args:
-            weights: weights of one input; in a sequence, the layers may have different numbers of heads. Weights may
-                be negative.
+            weights: weights of one input, which may be negative; an array `(q, k)` is one head, and `(heads, q, k)` one
+                layer. In a sequence, the layers may have different numbers of heads.
             queries: tokens of the rows.
             keys: tokens of the columns; None: the same as `queries`.
             mask: booleans that broadcast to `(layers, heads, q, k)`, True for keys that the query may attend to; None:
@@ -405,6 +405,8 @@ def _check_shapes(
 ) -> list[Num[np.ndarray, "_ q k"]]:
     """Return the weights of each layer as NumPy arrays, after comparing their shapes with the tokens."""
     q, k = len(queries.tokens), len((keys or queries).tokens)
+    if getattr(weights, "ndim", 4) in (2, 3):
+        weights = to_numpy(weights)[(None,) * (4 - np.ndim(weights))]
     shapes = [tuple(np.shape(layer)) for layer in weights]
     if not shapes or any(len(shape) != 3 or shape[1:] != (q, k) or 0 in shape for shape in shapes):
         raise ShapeError(
@@ -422,13 +424,10 @@ def _layer_masks(
         return [infer_causal(weights)] * len(weights)
     allowed = to_numpy(mask)
     try:
-        if allowed.ndim == 4:
-            allowed = np.broadcast_to(allowed, (len(weights), *allowed.shape[1:]))
-        return [
-            np.broadcast_to(allowed[i] if allowed.ndim == 4 else allowed, layer.shape).astype(bool)
-            for i, layer in enumerate(weights)
-        ]
-    except (ValueError, IndexError):
+        # One mask for each layer, of which the numbers of heads may differ.
+        every = np.broadcast_to(allowed, (len(weights), *(1, *allowed.shape)[-3:]))
+        return [np.broadcast_to(own, layer.shape).astype(bool) for own, layer in zip(every, weights, strict=True)]
+    except ValueError:
         raise ShapeError(
             f"mask must broadcast to (layers, heads, queries, keys), got shape {allowed.shape} for {len(weights)} "
             f"layers of shape {weights[0].shape}. Pass one boolean for each query and key."

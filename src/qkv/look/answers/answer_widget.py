@@ -46,9 +46,8 @@ def explorer(
         >>> shown = look.explorer(pay, "2.5")  # doctest: +SKIP
     """
     settings = AnswerSettings.from_options(**options)
-    source = (
-        None if file is None else TableSource.of_table(fspath(file), key=",".join(database.key), value=database.value)
-    )
+    key, value = ",".join(database.key), database.value
+    source = None if file is None else TableSource.of_table(fspath(file), key=key, value=value)
     page = AnswerPage(database, source, query=query, settings=settings)
 
     def respond(message: object) -> tuple[dict[str, object], list[bytes]]:

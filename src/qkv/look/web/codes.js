@@ -3,9 +3,6 @@
 /** The value of a pair that the mask excludes. Weights that are not finite are NaN, so no weight is −Infinity. */
 export const MASKED = -Infinity;
 
-/** Code of a pair that the mask excludes. */
-export const MASKED_CODE = 0;
-
 const ZERO_CODE = 32768;
 const NOT_FINITE_CODE = 65535;
 const DIGITS = 900;
@@ -27,7 +24,7 @@ export function weightsOfCodes(exponent) {
     table[ZERO_CODE + index] = weight;
     table[ZERO_CODE - index] = -weight;
   }
-  table[MASKED_CODE] = MASKED;
+  table[0] = MASKED;
   table[NOT_FINITE_CODE] = NaN;
   decoded.set(exponent, table);
   return table;
@@ -47,38 +44,41 @@ export function codesOf(bytes) {
   return new Uint16Array(aligned.buffer, aligned.byteOffset, aligned.byteLength >> 1);
 }
 
-/** Return the largest difference between a weight and the exact weight: half a unit of its third digit, if it is decoded.
- *  @param {number} weight @param {number} [relative] bound of the relative error; 0: of a code */
-export function errorOfWeight(weight, relative = 0) {
+/** Return the largest difference between a weight and the exact weight: `error`, or, if that is 0 because three digits are exact, half a unit
+ *  of the third. @param {number} weight @param {number} [error] */
+export function errorOfWeight(weight, error = 0) {
   const magnitude = Math.abs(weight);
-  if (relative) return magnitude < Infinity ? relative * magnitude : 0;
-  return magnitude > 2 * TINY && magnitude < Infinity ? 0.5 * 10 ** (Math.floor(Math.log10(magnitude) + 1e-6) - 2) : 0;
+  if (!(magnitude < Infinity)) return 0;
+  return error || (magnitude > 2 * TINY ? 0.5 * 10 ** (Math.floor(Math.log10(magnitude) + 1e-6) - 2) : 0);
 }
 
-/** Format a weight with three significant digits, or with fewer if its error leaves fewer certain. ≈ says that the last one is not certain.
- *  @param {number} weight @param {number} [error] the exact weight differs from `weight` by at most this number @param {number} [digits] */
-export function formatWeight(weight, error = 0, digits = Math.max(1, certainDigits(weight, error))) {
+/** Format a weight with some significant digits, three at most; ≈ says that the last one is not certain.
+ *  @param {number} weight @param {number} [error] the exact weight differs from `weight` by at most this number; 0: its three digits are exact
+ *  @param {number} [digits] */
+export function formatWeight(weight, error = 0, digits = digitsOf(weight, error)) {
   if (weight === MASKED) return "masked";
   if (Number.isNaN(weight)) return "not a number";
   if (weight === 0 && error === 0) return "0";
   if (Math.abs(weight) <= 2 * TINY && error < TINY) return "≈ 0";
-  return `${certainDigits(weight, error) < digits ? "≈ " : ""}${rounded(weight, digits)}`;
+  // Three certain digits do not make two certain: 0.1149 and 0.1151 are both 0.115, but 0.11 and 0.12.
+  return `${isCertain(weight, digits < 3 ? errorOfWeight(weight, error) : error, digits) ? "" : "≈ "}${rounded(weight, digits)}`;
 }
 
-/** Format the numbers of a list with one number of significant digits: three if these are certain in all of them, two if no number errs by
- *  more than half a unit of the second, or one. @param {{weight: number, error?: number}[]} numbers */
+/** Format the numbers of a list with one number of significant digits, the smallest one of them. @param {{weight: number, error?: number}[]} numbers */
 export function formatWeights(numbers) {
-  const known = numbers.map(({ weight, error = 0 }) =>
-    certainDigits(weight, error) === 3 ? 3 : 2 * error <= 10 ** (Math.floor(Math.log10(Math.abs(weight))) - 1) ? 2 : 1);
-  return numbers.map(({ weight, error }) => formatWeight(weight, error, Math.min(...known)));
+  const digits = Math.min(...numbers.map(({ weight, error = 0 }) => digitsOf(weight, error)));
+  return numbers.map(({ weight, error }) => formatWeight(weight, error, digits));
 }
 
-/** Return how many significant digits of a weight are certain, at most three. @param {number} weight @param {number} error */
-export function certainDigits(weight, error) {
-  let digits = 3;
-  while (digits && rounded(weight - error, digits) !== rounded(weight + error, digits)) digits--;
-  return digits;
+/** Return with how many significant digits a weight is printed: three if these are certain, two if it errs by at most half a unit of the
+ *  second, or one. @param {number} weight @param {number} error */
+export function digitsOf(weight, error) {
+  if (isCertain(weight, error, 3)) return 3;
+  return 2 * error <= 10 ** (Math.floor(Math.log10(Math.abs(weight))) - 1) ? 2 : 1;
 }
+
+/** @param {number} weight @param {number} error @param {number} digits */
+const isCertain = (weight, error, digits) => rounded(weight - error, digits) === rounded(weight + error, digits);
 
 /** @param {number} weight @param {number} digits */
 function rounded(weight, digits) {

@@ -1,7 +1,7 @@
 // What the shown head is compared with: another text, model, layer or head, side by side or as a difference.
 
 import { alignViews } from "./align.js";
-import { formatWeights } from "./codes.js";
+import { formatWeight, formatWeights } from "./codes.js";
 import { createButton, createElement, createSelect, fillSelect } from "./dom.js";
 import { MEAN_HEAD } from "./load.js";
 import { ALL_HEADS } from "./matrix.js";
@@ -176,13 +176,11 @@ export class Comparison {
       const [found, pairs] = await /** @type {any} */ (this.source.differences)(state.view, state.compare);
       if (request !== this.request || state.compare < 0) return;
       const { layers, queries, keys } = meta.views[state.view];
-      const listed = found.slice(0, LISTED);
-      const shares = formatWeights(listed.map((/** @type {number[]} */ [, , weight, error]) => ({ weight, error })));
       const weights = formatWeights(pairs.flatMap((/** @type {any[]} */ [, , , , first, second, errors]) => [first, second].map((weight, i) => ({ weight, error: errors[i] }))));
       this.list.replaceChildren(
-        createElement("span", { class: "quiet", text: "share of the attention that moves: " }),
-        ...listed.map((/** @type {[number, number]} */ [layer, head], /** @type {number} */ i) =>
-          createButton(`${layers[layer].name}, ${layers[layer].heads[head]}: ${shares[i]}`, () => handlers.select(layer, head))),
+        createElement("span", { class: "quiet", text: "share of the attention that moves, mean over all tokens: " }),
+        ...found.slice(0, LISTED).map((/** @type {number[]} */ [layer, head, share, error]) =>
+          createButton(`${layers[layer].name}, ${layers[layer].heads[head]}: ${formatWeight(share, error)}`, () => handlers.select(layer, head))),
       );
       this.pairs.replaceChildren(
         createElement("span", { class: "quiet", text: "largest differences of single weights: " }),

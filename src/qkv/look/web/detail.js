@@ -1,6 +1,6 @@
 // The detail view of one head: its map, its tokens, and the keys with the largest weights for the selected query.
 
-import { formatWeight, MASKED } from "./codes.js";
+import { errorOfWeight, formatWeight, MASKED } from "./codes.js";
 import { titleOf } from "./comparison.js";
 import { describeDifference, SIGNS, strongestDifferences } from "./difference.js";
 import { createElement, scrollIfHidden } from "./dom.js";
@@ -63,9 +63,11 @@ export class Detail {
     this.title = createElement("h2", {});
     this.map = new MapView({
       hover: (row, column) => this.#point(row, column, false),
-      // A label selects its row or column, and the selected token of the other axis stays.
-      pick: (row, column, click) =>
-        click ? this.#pin(row ?? this.query, column ?? this.key) : this.#point(row ?? this.query, column ?? this.key, true),
+      // A label selects its row with the key of largest weight, or its column with the selected row.
+      pick: (row, column, click) => {
+        const pair = /** @type {const} */ ([row ?? this.query, column ?? this.#strongestKey(row ?? this.query)]);
+        click ? this.#pin(...pair) : this.#point(...pair, true);
+      },
       range, moved, open,
       coloured: () => this.#coloured(),
       framed: () => {
@@ -74,7 +76,7 @@ export class Detail {
       },
       label: "attention map",
     });
-    this.queries = new Tokens("queries: select a token", (at) => this.#pin(at, this.key), (at) => this.#point(at, this.key, false));
+    this.queries = new Tokens("queries: select a token", (at) => this.#pin(at, this.#strongestKey(at)), (at) => this.#point(at, this.#strongestKey(at), false));
     this.keys = new Tokens("keys", (at) => this.#pin(this.query, at), (at) => this.#point(this.query, at, false));
     this.readout = createElement("output", { class: "readout", "aria-live": "polite" });
     this.bar = createElement("div", { class: "bar" });
@@ -174,6 +176,7 @@ export class Detail {
     // The name of a head stays in one line.
     const parts = names.parts.flatMap(({ sign, text, head }, i) =>
       [`${i ? " " : ""}${sign}`, createElement("span", { class: "of", text: `${text}${text ? " · " : ""}` }), createElement("span", { class: "whole", text: head.replace(/^ · /, "") })]);
+    this.title.classList.toggle("minus", Boolean(names.parts[1]?.text));
     this.title.replaceChildren(...parts, this.weighted ? " · × norm of the value" : "");
     const roles = other || heads.length ? [] : view.roles[`${layer},${head}`] || [];
     this.badges.replaceChildren(...roles.map((role) => createElement("li", { class: "badge", text: badgeText(role), title: explainScore(role) })));
@@ -213,9 +216,9 @@ export class Detail {
     this.element.removeAttribute("aria-busy");
   }
 
-  /** Select a pair of tokens. @param {number} query @param {number} key */
-  go(query, key) {
-    this.#point(query, key, true, false);
+  /** Select a row and a column. @param {number} row @param {number} [column] none: that of the largest weight */
+  go(row, column = this.#strongestKey(row)) {
+    this.#point(row, column, true, false);
   }
 
   /** Return the row and the column of a pair of tokens of the text. @param {number[]} tokens */
@@ -223,10 +226,15 @@ export class Detail {
     return tokens.map((token, axis) => groupOfToken(this.groups[axis], token));
   }
 
-  /** Select a pair of tokens of the text. @param {number} query @param {number} key */
+  /** Select a pair of tokens of the text. @param {number} query @param {number} [key] none: that of the largest weight */
   goToken(query, key) {
-    const [row, column] = this.#pairOf(query, key);
-    this.go(row, column);
+    const [row, column] = this.#pairOf(query, key ?? 0);
+    this.go(row, key === undefined ? undefined : column);
+  }
+
+  /** Return the column of the largest weight of a row; of a map in tiles, the selected column. @param {number} row */
+  #strongestKey(row) {
+    return (this.matrix && strongest(this.matrix, row, 1)[0]?.key) ?? this.key;
   }
 
   /** @param {number} row @param {number} column @param {boolean} select false: the pointer hovers @param {boolean} [notify] call `onSelect` */
@@ -338,7 +346,7 @@ export class Detail {
         const weight = matrix.weights[row * matrix.keys.length + column];
         if (weight === MASKED) continue;
         sum += count * weight;
-        error += count * matrix.bound(row, column);
+        error += count * errorOfWeight(weight, matrix.error(row, column));
       }
     }
     return formatWeight(sum / queries, error / queries);

@@ -1,6 +1,7 @@
 // The difference of two maps at the groups of tokens that both texts share.
 
-import { MASKED } from "./codes.js";
+import { errorOfWeight, MASKED } from "./codes.js";
+import { strongest } from "./matrix.js";
 
 /** What the colours of a difference mean. */
 export const SIGNS = " Blue: larger in the first map; orange: in the second.";
@@ -9,17 +10,15 @@ export const SIGNS = " Blue: larger in the first map; orange: in the second.";
  *  difference as printed. Null if a weight is masked or not finite.
  *  @param {import("./load.js").Parts} parts @param {number} row @param {number} column */
 export function describeDifference({ first, second }, row, column) {
-  const weights = [first, second].map((map) => ({
-    weight: map.weights[row * map.keys.length + column], error: map.error(row, column), bound: map.bound(row, column),
-  }));
+  const weights = [first, second].map((map) => ({ weight: map.weights[row * map.keys.length + column], error: map.error(row, column) }));
   if (!weights.every(({ weight }) => Number.isFinite(weight))) return null;
   const thirds = weights.map(({ weight }) => Math.floor(Math.log10(Math.abs(weight)) + 1e-6) - 2);
   const last = Math.max(...thirds, ...weights.map(({ error }) => Math.ceil(Math.log10(2 * error) - 1e-6)));
   const power = Number.isFinite(last) ? last : 0; // not of two zeros
   const unitsOf = (/** @type {number} */ weight) => Math.round(Number((power < 0 ? weight * 10 ** -power : weight / 10 ** power).toPrecision(6)));
   // The third digit of a single weight is exact, an earlier one may be rounded twice.
-  const certain = weights.every(({ weight, error, bound }, i) => {
-    const far = error || (power > thirds[i] ? bound : 0);
+  const certain = weights.every(({ weight, error }, i) => {
+    const far = power > thirds[i] ? errorOfWeight(weight, error) : error;
     return unitsOf(weight - far) === unitsOf(weight + far);
   });
   const [a, b] = weights.map(({ weight }) => unitsOf(weight));
@@ -41,18 +40,11 @@ function inUnits(units, power, largest) {
 /** Return the largest differences of a row in decreasing order as they are printed.
  *  @param {import("./load.js").Loaded & {parts: import("./load.js").Parts}} matrix @param {number} row @param {number} count */
 export function strongestDifferences(matrix, row, count) {
-  const width = matrix.keys.length;
-  const found = [];
-  for (let key = 0; key < width; key++) {
-    const weight = matrix.weights[row * width + key];
-    if (weight === MASKED) continue;
+  const found = strongest(matrix, row, matrix.keys.length).map(({ key, weight }) => {
     const described = describeDifference(matrix.parts, row, key);
-    found.push({ key, weight, text: described?.difference, printed: described ? Math.abs(described.value) : -1 });
-  }
-  const size = (/** @type {number} */ weight) => Math.abs(weight) || 0;
-  return found
-    .sort((a, b) => (Math.abs(b.printed - a.printed) > 1e-9 * size(a.printed) ? b.printed - a.printed : 0) || size(b.weight) - size(a.weight) || a.key - b.key)
-    .slice(0, count);
+    return { key, weight, text: described?.difference, printed: described ? Math.abs(described.value) : -1 };
+  });
+  return found.sort((a, b) => (Math.abs(b.printed - a.printed) > 1e-9 * Math.abs(a.printed) ? b.printed - a.printed : 0)).slice(0, count);
 }
 
 /** Return the first map minus the second, both at aligned groups; pairs that are masked in one of the maps are masked.
@@ -60,6 +52,7 @@ export function strongestDifferences(matrix, row, count) {
  *  @returns {import("./load.js").Loaded} */
 export function subtract(first, second, names) {
   const weights = first.weights.map((weight, i) => (weight === MASKED || second.weights[i] === MASKED ? MASKED : weight - second.weights[i]));
-  const bound = (/** @type {number} */ row, /** @type {number} */ column) => first.bound(row, column) + second.bound(row, column);
-  return { ...first, ...names, weights, error: bound, bound, normalized: false, parts: { first, second } };
+  const error = (/** @type {number} */ row, /** @type {number} */ column) =>
+    [first, second].reduce((sum, map) => sum + errorOfWeight(map.weights[row * map.keys.length + column], map.error(row, column)), 0);
+  return { ...first, ...names, weights, error, normalized: false, parts: { first, second } };
 }

@@ -36,8 +36,7 @@ export function mapsFigure(details, inches, theme) {
   const bar = barOf(range, palette, theme.ink, quantity);
   const width = inches * 72;
   const each = (width - bar.width - PAD) / details.length;
-  const title = (/** @type {import("./detail.js").Detail} */ one) => one.title.textContent || "";
-  const drawing = /** @type {Drawing} */ ({ width, height: 0, title: details.map(title).join(" | "), ...theme, items: [] });
+  const drawing = /** @type {Drawing} */ ({ width, height: 0, title: details.map((one) => one.title.textContent).join(" | "), ...theme, items: [] });
   const room = [0, 1].map((axis) => Math.max(...details.map(({ map }) => widestLabel(/** @type {any} */ (map.mapData), map.part, axis, each))));
   const titles = details.map((detail) => titleLines(detail, each - 2 * PAD));
   const lines = Math.max(...titles.map((one) => one.length));

@@ -139,7 +139,7 @@ export function errorOf({ weights, error }, width, rows, columns, always = false
     const [row, column] = [rows[r], columns[c]];
     if (!always && !error && row.length * column.length === 1) return 0;
     let sum = 0;
-    for (const i of row) for (const j of column) sum += errorOfWeight(weights[i * width + j], error) * (factors ? factors[j] : 1);
+    for (const i of row) for (const j of column) sum += errorOfWeight(weights[i * width + j], error * Math.abs(weights[i * width + j])) * (factors ? factors[j] : 1);
     return sum / row.length;
   };
 }

@@ -1,6 +1,6 @@
 // The question which heads attend from one word to another, over all texts of the page.
 
-import { formatWeights, MASKED } from "./codes.js";
+import { errorOfWeight, formatWeights, MASKED } from "./codes.js";
 import { createButton, createElement, createTable } from "./dom.js";
 import { errorOf, findPhrase, groupsOf, merge, nameOf, POSITIONS } from "./groups.js";
 import { ALL_HEADS } from "./matrix.js";
@@ -10,13 +10,12 @@ import { quoted } from "./text_names.js";
 const LISTED_HEADS = 12;
 
 /** The attention of a head from one occurrence of the query to the key.
- *  @typedef {{view: number, query: number[], key: number[], weight: number, error: number, bound: number, rank: number}} Place
- *    `error` is 0 for a single weight, whose printed digits are exact, `bound` is not */
+ *  @typedef {{view: number, query: number[], key: number[], weight: number, error: number, rank: number}} Place */
 
 /** Rank the heads by their attention from one word to another, as `qkv.look.search` does.
  *  @param {any} meta @param {import("./source.js").Source} source @param {string} query @param {string} key
  *  @param {number} shown index of the view whose tokens positions count
- *  @returns {Promise<{model: string, kind: string, layer: number, head: number, weight: number, error: number, bound: number, places: Place[]}[]>} */
+ *  @returns {Promise<{model: string, kind: string, layer: number, head: number, weight: number, error: number, places: Place[]}[]>} */
 export async function searchHeads(meta, source, query, key, shown) {
   const heads = /** @type {Map<string, any>} */ (new Map());
   for (const [index, view] of meta.views.entries()) {
@@ -36,13 +35,13 @@ export async function searchHeads(meta, source, query, key, shown) {
           if (layer.name === ALL_HEADS) return;
           const row = query.map((token) => token - first);
           const sums = merge(map.weights, width, [row], [...targets, ...others]).map((sum) => (sum === MASKED ? 0 : sum));
-          const [error, bound] = [false, true].map((always) => errorOf(map, width, [row], [targets.flat()], always)(0, 0));
+          const error = errorOf(map, width, [row], [targets.flat()])(0, 0);
           const ofTargets = sums.subarray(0, targets.length);
           const weight = ofTargets.reduce((total, one) => total + one, 0);
           const rank = 1 + sums.subarray(targets.length).filter((sum) => sum > weight).length;
           const name = JSON.stringify([view.model, view.kind, l, h]);
           if (!heads.has(name)) heads.set(name, { model: view.model, kind: view.kind, layer: l, head: h, places: [] });
-          heads.get(name).places.push({ view: index, query, key: targets[ofTargets.indexOf(Math.max(...ofTargets))] ?? targets[0], weight, error, bound, rank });
+          heads.get(name).places.push({ view: index, query, key: targets[ofTargets.indexOf(Math.max(...ofTargets))] ?? targets[0], weight, error, rank });
         });
       });
     }
@@ -50,14 +49,17 @@ export async function searchHeads(meta, source, query, key, shown) {
   const found = [...heads.values()];
   for (const head of found) {
     head.places.sort((/** @type {Place} */ a, /** @type {Place} */ b) => b.weight - a.weight);
-    for (const name of /** @type {const} */ (["weight", "bound"])) head[name] = averageOf(head.places, name);
-    head.error = head.places.length > 1 ? head.bound : head.places[0].error;
+    const { weight, error } = head.places.length > 1 ? meanOf(head.places) : head.places[0];
+    Object.assign(head, { weight, error });
   }
   return found.sort((a, b) => b.weight - a.weight);
 }
 
-/** Return the mean of a number of heads or places. @template {"weight" | "bound"} T @param {Record<T, number>[]} all @param {T} name */
-const averageOf = (all, name) => all.reduce((sum, one) => sum + one[name], 0) / all.length;
+/** Return the mean of the weights of heads or places with its error. @param {{weight: number, error: number}[]} all */
+function meanOf(all) {
+  const mean = (/** @type {number[]} */ numbers) => numbers.reduce((sum, one) => sum + one, 0) / all.length;
+  return { weight: mean(all.map(({ weight }) => weight)), error: mean(all.map(({ weight, error }) => errorOfWeight(weight, error))) };
+}
 
 export class HeadSearch {
   /** @param {any} meta @param {import("./source.js").Source} source @param {string} asked "query → key" of the link
@@ -113,37 +115,38 @@ export class HeadSearch {
     }
   }
 
-  /** @param {Awaited<ReturnType<typeof searchHeads>>} found */
-  #show(found) {
+  /** @param {Awaited<ReturnType<typeof searchHeads>>} found @param {number} [count] number of heads that are listed */
+  #show(found, count = LISTED_HEADS) {
     const { views } = this.meta;
     const places = found[0].places.length;
     const models = new Set(found.map(({ model }) => model)).size;
     const many = places > 1;
-    const heading = ["head", many ? "mean weight" : "weight", ...(many ? ["smallest", "largest"] : []), "rank among the tokens"];
-    const heads = found.slice(0, LISTED_HEADS);
+    const heading = ["head", many ? "mean weight" : "weight", ...(many ? ["smallest", "largest"] : []), many ? "rank" : "rank among the words (1: the largest)"];
+    const heads = found.slice(0, count);
     const numbers = heads.flatMap((head) => [head, ...(many ? [head.places[places - 1], head.places[0]] : [])]);
     // The numbers of the table and of its caption have the same digits, so that a mean is not above the largest weight.
-    const [mean, ...texts] = formatWeights([{ weight: averageOf(found, "weight"), error: averageOf(found, "bound") }, ...numbers]);
+    const [mean, ...printed] = formatWeights([meanOf(found), ...numbers]);
     const lines = heads.map((head, i) => {
-      const best = head.places[0];
+      const best = head.places.find(({ view }) => view === this.handlers.shown()) ?? head.places[0];
       const { layers } = views[best.view];
       const name = `${layers[head.layer].name}, ${layers[head.layer].heads[head.head]}`;
       const go = createButton(models > 1 ? `${name} (${head.model})` : name, () => this.handlers.go(best.view, head.layer, head.head, best.query, best.key));
       const ranks = head.places.map(({ rank }) => rank);
       const first = ranks.filter((rank) => rank === 1).length;
-      const own = texts.slice(i * (many ? 3 : 1), (i + 1) * (many ? 3 : 1));
+      const own = printed.slice(i * (many ? 3 : 1), (i + 1) * (many ? 3 : 1));
       return createElement("tr", {}, [
         createElement("th", { scope: "row" }, [go]),
         ...own.map((text) => createElement("td", { text })),
         createElement("td", { text: many ? `first in ${first} of ${ranks.length}` : `${ranks[0]}` }),
       ]);
     });
-    const count = new Set(found[0].places.map(({ view }) => view)).size;
-    const where = many ? `, ${places} places in ${count === 1 ? "one text" : `${count} texts`}` : "";
+    const texts = new Set(found[0].places.map(({ view }) => view)).size;
+    const where = many ? `, ${places} places in ${texts === 1 ? "one text" : `${texts} texts`}` : "";
     const { query, key, view } = found[0].places[0];
     const side = views[view];
     const [from, to] = [[side.queries, query, this.query.value], [side.keys || side.queries, key, this.key.value]].map(([axis, group, text]) => quoted(POSITIONS.test(text) ? nameOf(axis, group, "words") : text));
-    const caption = `${from} attends to ${to}: the ${lines.length} first of ${found.length} heads${where}; mean over all heads: ${mean}`;
-    this.result.replaceChildren(createTable(caption, heading, lines));
+    const caption = `${from} attends to ${to}: ${heads.length < found.length ? `the first ${heads.length} of ${found.length}` : `all ${found.length}`} heads${where}; mean over all heads: ${mean}`;
+    const all = createButton(`List all ${found.length} heads`, () => this.#show(found, found.length), { hidden: heads.length === found.length });
+    this.result.replaceChildren(createTable(caption, heading, lines), all);
   }
 }

@@ -10,7 +10,7 @@ import { loadGrid } from "./grid_data.js";
 import { groupsOf, imageSize, patchOf } from "./groups.js";
 import { loadMap } from "./map_data.js";
 import { TextSearch } from "./text_search.js";
-import { ALL_HEADS, largestPair, strongest } from "./matrix.js";
+import { ALL_HEADS, largestPair } from "./matrix.js";
 import { Overview } from "./overview.js";
 import { missingParts, Questions } from "./questions.js";
 import { exampleWord, fillRoles, markOf, roleHeads } from "./roles.js";
@@ -113,7 +113,7 @@ export function render({ model, el, hash }) {
   const follow = () => {
     if (second.element.hasAttribute("aria-busy")) return;
     const found = comparison.counterpart(first.tokens());
-    if (found) second.goToken(found.query, found.key ?? second.tokens().key);
+    if (found) second.goToken(found.query, found.key);
   };
   /** The selected pair, for questions about it. */
   const place = () => ({
@@ -170,10 +170,16 @@ export function render({ model, el, hash }) {
   });
   const questions = new Questions(meta, source, state, {
     go: (view, layer, head, query, key) => {
-      state.frame = frameText([query, key]);
-      return goTo(view, layer, head, query[0], key[0]);
+      // A pinned token stays, and the pair is framed.
+      const pinned = first.map.pinned !== null && view === state.view;
+      state.frame = frameText([query, key], pinned);
+      return goTo(view, layer, head, pinned ? state.query : query[0], pinned ? state.key : key[0]);
     },
-    goQuery: (query) => goTo(state.view, state.layer, state.head, query, state.key),
+    goQuery: (query) => {
+      first.goToken(query);
+      first.reveal();
+      noteSelection();
+    },
     changed: () => link(),
   });
   const status = createElement("div", { class: "status", role: "status" });
@@ -252,6 +258,9 @@ export function render({ model, el, hash }) {
     state.present = on;
     el.dataset.mode = on ? "present" : "page";
     first.map.scale = on && el.dataset.width !== "narrow" ? LARGE : 1;
+    // Browsers refuse the whole screen to links; a presentation then fills the window.
+    if (on) el.requestFullscreen?.().catch(() => {});
+    else if (document.fullscreenElement) document.exitFullscreen();
     if (first.mapData && comparison.shown === "lines") refresh();
     link();
   }
@@ -311,8 +320,7 @@ export function render({ model, el, hash }) {
     await selectHead(layer, head);
     first.reveal();
     const query = exampleWord(role, first.mapData?.queries ?? []);
-    if (query >= 0) first.query = query;
-    if (first.matrix) first.go(first.query, strongest(first.matrix, first.query, 1)[0]?.key ?? 0);
+    if (first.matrix) first.go(query < 0 || first.map.pinned !== null ? first.query : query);
     Object.assign(state, first.tokens());
     link();
   }
@@ -387,12 +395,16 @@ export function render({ model, el, hash }) {
     try {
       const data = await loadGrid(source, meta.views[state.view], state.view, /** @type {any} */ (state), side);
       if (request !== painting) return;
-      legend.textContent = overview.paint(data, { side, palette: paletteOf(state.dark), scale: /** @type {any} */ (state.scale), top: state.top });
+      overview.paint(data, { side, palette: paletteOf(state.dark), scale: /** @type {any} */ (state.scale), top: state.top });
+      legend.textContent = overview.rule;
     } catch (error) {
       report(`The overview could not be loaded: ${error instanceof Error ? error.message : error}`);
     }
   }
 
+  const leaving = new AbortController();
+  // Escape may leave the whole screen without an event of the key.
+  el.addEventListener("fullscreenchange", () => document.fullscreenElement || !state.present || present(false), { signal: leaving.signal });
   const names = meta.views.map((/** @type {any} */ view) => (meta.models > 1 && view.model ? `${view.name} (${view.model})` : view.name));
   const views = shortNames(names).map((name, i) => /** @type {[string, string, string]} */ ([String(i), name, names[i]]));
   const search = new TextSearch(state.find, {
@@ -447,17 +459,16 @@ export function render({ model, el, hash }) {
     createElement("button", { class: "ask", text: "Present", "aria-keyshortcuts": "p", onclick: () => { present(true); leave.focus(); } }),
     ...(linked ? [createElement("button", { class: "ask", text: "Copy link", onclick: copyLink })] : []),
     saveControls({
-      details: () => (second.element.hidden ? [first] : [first, second]), overview, report, notify, element: el, lacking: missingParts(meta, {}),
+      details: () => (second.element.hidden ? [first] : [first, second]), overview, signal: linked ? leaving.signal : null, report, notify, element: el, lacking: missingParts(meta, {}),
       link: () => { settle(); return stateText(); },
       name: () => `attention-${comparison.fileName}`, title: () => meta.views[state.view].name,
     }, meta.html),
-    createElement("p", { class: "hint keys", text: `${KEYS} ${source.digits ?? "Weights have three significant digits."}` }),
+    createElement("p", { class: "hint keys", text: `${KEYS} ${source.digits ?? "Weights have three significant digits, sums as many as are known; ≈: the last is not certain."}` }),
   ]);
   controls.append(
     ...(views.length > 1 ? [createSelect("Text", views, String(state.view), (value) => { Object.assign(state, { view: Number(value), opened: "", frame: "" }); restart(); })] : []),
     compareControl, comparison.element, headControl, viewControl, settings,
   );
-  const leaving = new AbortController();
   // In a notebook, keys belong to the page while it has the focus.
   (linked ? document : el).addEventListener("keydown", (event) => onKeyDown(/** @type {KeyboardEvent} */ (event)), { capture: true, signal: leaving.signal });
   // A link that is entered into the address of the open page. The page itself changes the address without this event.
@@ -475,11 +486,11 @@ export function render({ model, el, hash }) {
   restart().then(() => visited && first.map.visit(visited));
 }
 
-/** Return the first and last tokens of a passage of queries and of keys; empty for single words and for regions of an image.
- *  @param {number[][]} groups */
-function frameText(groups) {
+/** Return the first and last tokens of a passage of queries and of keys; empty for single words, unless these are wanted, and for regions
+ *  of an image. @param {number[][]} groups @param {boolean} [single] */
+function frameText(groups, single = false) {
   const passages = groups.every((group) => group[group.length - 1] - group[0] === group.length - 1);
-  return passages && groups.some((group) => group.length > 1) ? groups.map((group) => `${group[0]}-${group[group.length - 1]}`).join() : "";
+  return passages && (single || groups.some((group) => group.length > 1)) ? groups.map((group) => `${group[0]}-${group[group.length - 1]}`).join() : "";
 }
 
 /** Return the view with which the first one is compared at first: its text in another model, or the second of two texts; −1: none.

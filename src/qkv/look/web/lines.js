@@ -71,7 +71,7 @@ export class Lines {
     const shown = Math.max(this.rows[1], this.columns[1]);
     this.canvas.style.height = `${this.#layout(1).bottom}px`;
     const part = this.rows[1] < queries.length || this.columns[1] < keys.length;
-    this.note.textContent = `${part ? `${shown} of ${Math.max(queries.length, keys.length)} tokens, around the selected one. ` : ""}${heads.length > 1 ? `${this.rule} Select a head to add its lines.` : ""}`;
+    this.note.textContent = `${part ? `${shown} of ${Math.max(queries.length, keys.length)} tokens, around the selected one. ` : ""}${heads.length > 1 ? `${this.rule} The view begins with the best heads of three roles and the selected head; select others to add their lines.` : ""}`;
     this.note.hidden = !this.note.textContent;
     this.legend.hidden = heads.length < 2;
     if (heads.length > 1) this.#fillLegend(pairs);

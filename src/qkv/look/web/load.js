@@ -7,8 +7,7 @@ export const MEAN_HEAD = -1;
 
 /** A map with the tokens of each row and column.
  *  @typedef {import("./matrix.js").Matrix & {rows: number[][], columns: number[][], normalized: boolean,
- *    bound: (row: number, column: number) => number, parts?: Parts}} Loaded
- *    `rows`, `columns`: tokens of each; `error` is 0 for single weights, whose printed digits are exact, `bound` is not */
+ *    parts?: Parts}} Loaded `rows`, `columns`: tokens of each */
 
 /** The maps of a difference, at aligned groups. @typedef {{first: Loaded, second: Loaded}} Parts */
 
@@ -23,13 +22,12 @@ export async function loadHead(source, view, index, layer, head, options) {
   const width = keys.tokens.length;
   const [rows, columns] = options.groups ?? viewGroups(view, options);
   const maps = await Promise.all(heads.map(async (one) => {
-    if (view.levels) return { weights: await /** @type {any} */ (source.sentences)(index, layer, one), error: () => 0, bound: () => 0 };
+    if (view.levels) return { weights: await /** @type {any} */ (source.sentences)(index, layer, one), error: () => 0 };
     const map = await source.map(index, layer, one);
     const norm = norms ? norms[one] : null;
     return {
       weights: merge(timesNorms(map.weights, norm), width, rows, columns),
       error: errorOf(map, width, rows, columns, heads.length > 1 || norm !== null, norm),
-      bound: errorOf(map, width, rows, columns, true, norm),
     };
   }));
   const [{ weights: first }, ...more] = maps;
@@ -37,7 +35,6 @@ export async function loadHead(source, view, index, layer, head, options) {
   return {
     weights, rows, columns,
     error: (row, column) => maps.reduce((sum, map) => sum + map.error(row, column), 0) / maps.length,
-    bound: (row, column) => maps.reduce((sum, map) => sum + map.bound(row, column), 0) / maps.length,
     queries: rows.map((group) => nameOf(view.queries, group, options.unit)),
     keys: columns.map((group) => nameOf(keys, group, options.unit)),
     normalized: norms === null && heads.every((one) => view.ranges[layer][one].normalized),

@@ -1,7 +1,6 @@
 // The data of a shown map: of a head, of the mean of a layer, of a difference, or of tiles that are loaded on demand.
 
 import { axisDrawing } from "./axes.js";
-import { errorOfWeight } from "./codes.js";
 import { subtract } from "./difference.js";
 import { imageSize } from "./groups.js";
 import { loadHead } from "./load.js";
@@ -74,7 +73,7 @@ async function loadTiles(source, { view, index, layer, head }, refresh) {
       queries: view.queries.tokens, keys: keys.tokens, rows: count, columns: width, counts, normalized: view.ranges[layer][head].normalized,
       axes: [axisDrawing(view.queries, rows, view.queries.tokens, null), axisDrawing(keys, columns, keys.tokens, null)],
       weight: (row, column) => tiles.weight(row, column), relative: error,
-      error: (row, column, weight = tiles.weight(row, column)) => (error ? errorOfWeight(weight ?? 0, error) : 0),
+      error: (row, column, weight = tiles.weight(row, column)) => (Number.isFinite(weight) ? error * Math.abs(weight ?? 0) : 0),
       cells: (...part) => tiles.reduce(...part),
       loading: () => tiles.pending.size > 0,
       loadRow: (...part) => tiles.loadRow(...part),

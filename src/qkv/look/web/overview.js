@@ -59,8 +59,7 @@ export class Overview {
 
   /** Paint the thumbnails. All heads share a colour range, except those whose weights are not shares of 1, such as flow.
    *  @param {import("./grid_data.js").GridData} data
-   *  @param {{side: number, palette: import("./colour.js").Palette, scale: import("./range.js").Scale, top: number}} options
-   *  @returns {string} the range in words */
+   *  @param {{side: number, palette: import("./colour.js").Palette, scale: import("./range.js").Scale, top: number}} options */
   paint({ maps, normalized, queries, keys, note }, { side, palette, scale, top }) {
     // A single image of all heads; each cell shows its part of it.
     const all = this.cells.flat();
@@ -80,7 +79,6 @@ export class Overview {
     this.painted = { layers: this.layers, image, range: few ? null : range, palette: paletteFor(palette, few ? null : range), side };
     const own = normalized ? " Maps whose rows do not sum to 1 have their own." : " The others have their own.";
     this.rule = `Small maps: ${few ? "each has its own colour scale." : `one scale. ${describeRange(range)}${others ? own : ""}`}${note}`;
-    return this.rule;
   }
 
   /** Show the picture of all heads on their cells, unless a later one is under way. @param {Blob} blob @param {HTMLElement[]} cells */

@@ -1,6 +1,6 @@
 // The controls that save a figure of the maps as PDF, SVG or PNG, or the weights as JSON.
 
-import { certainDigits, MASKED } from "./codes.js";
+import { digitsOf, MASKED } from "./codes.js";
 import { createElement, createSelect, download } from "./dom.js";
 import { drawingToPng, drawingToSvg } from "./drawing.js";
 import { gridFigure, mapsFigure } from "./figure.js";
@@ -13,9 +13,10 @@ const [MIN_INCHES, MAX_INCHES] = [1.5, 50];
 /** What the controls save.
  *  @typedef {{details: () => import("./detail.js").Detail[], overview: import("./overview.js").Overview,
  *    name: () => string, title: () => string, report: (text: string) => void, notify: (text: string) => void, link: () => string,
- *    lacking: string[], element: HTMLElement}} Saved
+ *    lacking: string[], element: HTMLElement, signal: AbortSignal | null}} Saved
  *  `details` are the visible maps, the selected one first; `name` is a file name without suffix, `title` that of the grid;
- *  `report` shows an error, `notify` a message; `link` returns the state, `lacking` names what the HTML file lacks */
+ *  `report` shows an error, `notify` a message; `link` returns the state, `lacking` names what the HTML file lacks;
+ *  until `signal`, the browser prints the figure in place of the page; null: it does not */
 
 /** Create the controls. @param {Saved} saved @param {string} [html] address of the page as one file */
 export function saveControls(saved, html) {
@@ -39,6 +40,16 @@ export function saveControls(saved, html) {
       saved.notify(`attention.html opens in this state.${lacking}`);
     },
   });
+  if (saved.signal) {
+    const { element, signal } = saved;
+    // Two columns wide, which fills a page of paper.
+    addEventListener("beforeprint", () => {
+      if (!element.dataset.shown) return; // nothing is loaded yet
+      const { documentElement } = new DOMParser().parseFromString(drawingToSvg(drawingOf(saved, content === "grid", 7.2)), "image/svg+xml");
+      element.append(createElement("div", { class: "printed" }, [documentElement]));
+    }, { signal });
+    addEventListener("afterprint", () => element.querySelector(":scope > .printed")?.remove(), { signal });
+  }
   return createElement("div", { class: "save", role: "group", "aria-label": "Save" }, [
     createSelect("Save", CONTENTS, content, (value) => { content = value; }),
     createElement("label", { class: "control" }, [createElement("span", { text: "Width in inches" }), inches]), ...buttons, html ? link : null,
@@ -48,18 +59,23 @@ export function saveControls(saved, html) {
 /** @param {Saved} saved @param {boolean} grid @param {number} inches @param {"pdf" | "svg" | "png" | "json"} kind */
 async function save(saved, grid, inches, kind) {
   if (!(inches >= MIN_INCHES && inches <= MAX_INCHES)) throw new Error(`The width must be between ${MIN_INCHES} and ${MAX_INCHES} inches.`);
-  const details = saved.details();
   const name = grid && kind !== "json" ? "attention-heads" : saved.name();
   saved.notify(kind === "pdf" ? "Choose “Save as PDF” as the printer: its page is the figure." : `${name}.${kind} is saved.`);
-  if (kind === "json") return download(`${name}.json`, json(details[0]), "application/json");
-  const style = getComputedStyle(saved.element);
-  const theme = { paper: style.getPropertyValue("--paper").trim(), ink: style.getPropertyValue("--ink").trim() };
-  const [{ lines, overlaid, title }] = details;
-  const drawing = grid ? gridFigure(saved.overview, saved.title(), inches, theme)
-    : overlaid.length ? lines.figure(inches, theme, title.textContent || "") : mapsFigure(details, inches, theme);
+  if (kind === "json") return download(`${name}.json`, json(saved.details()[0]), "application/json");
+  const drawing = drawingOf(saved, grid, inches);
   if (kind === "svg") download(`${name}.svg`, drawingToSvg(drawing), "image/svg+xml");
   else if (kind === "png") download(`${name}.png`, await drawingToPng(drawing), "image/png");
   else await printDrawing(drawing, name);
+}
+
+/** Return the figure of the grid, or of the maps or lines that are shown. @param {Saved} saved @param {boolean} grid @param {number} inches */
+function drawingOf(saved, grid, inches) {
+  const style = getComputedStyle(saved.element);
+  const theme = { paper: style.getPropertyValue("--paper").trim(), ink: style.getPropertyValue("--ink").trim() };
+  const details = saved.details();
+  const [{ lines, overlaid, title }] = details;
+  if (grid) return gridFigure(saved.overview, saved.title(), inches, theme);
+  return overlaid.length ? lines.figure(inches, theme, title.textContent || "") : mapsFigure(details, inches, theme);
 }
 
 /** Let the browser print a figure on a page of its size, which it saves as a PDF file with text in any script.
@@ -96,7 +112,7 @@ export function json(detail) {
       range(left, columns).map((column) => {
         const weight = mapData.weight(row, column);
         // Pairs that are masked, not loaded or not finite have no weight.
-        return weight === null || weight === MASKED || Number.isNaN(weight) ? null : Number(weight.toPrecision(certainDigits(weight, mapData.error(row, column)) || 1));
+        return weight === null || weight === MASKED || Number.isNaN(weight) ? null : Number(weight.toPrecision(digitsOf(weight, mapData.error(row, column))));
       })),
   });
 }

@@ -1,7 +1,7 @@
 // Names of texts in lists whose entries may be truncated, and tokens in sentences.
 
 /** Number of characters before the first difference that a name keeps at its beginning. */
-const CONTEXT = 20;
+const CONTEXT = 12;
 
 /** Return the names without the first of many words that they share with another name at the beginning, so that truncated
  *  names differ. @param {string[]} names */

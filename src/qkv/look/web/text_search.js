@@ -5,7 +5,7 @@ import { createElement } from "./dom.js";
 export class TextSearch {
   /** @param {string} text of the link
    *  @param {{detail: import("./detail.js").Detail, view: () => import("./detail.js").View, report: (text: string) => void,
-   *    go: (query: number, key: number) => void, changed: (text: string) => void}} page */
+   *    go: (query: number, key?: number) => void, changed: (text: string) => void}} page */
   constructor(text, page) {
     this.page = page;
     this.input = createElement("input", {
@@ -46,7 +46,7 @@ export class TextSearch {
     const next = step > 0 ? firsts.findIndex((row) => row > at) : firsts.findLastIndex((row) => row < at);
     const index = next >= 0 ? next : step > 0 ? 0 : firsts.length - 1;
     if (this.inKeys) go(detail.query, firsts[index]);
-    else go(firsts[index], detail.key);
+    else go(firsts[index]);
     report(`${index + 1} of ${firsts.length}`);
   }
 }
