@@ -14,13 +14,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from qkv.core.extras import require_packages
 from qkv.core.printable import quoted_name
 from qkv.core.times import ISO, has_format, is_compact_date, iso_sql
 from qkv.database.io.exact_types import inexact_columns
-from qkv.database.io.file_bytes import check_lines, guess_encoding, in_utf_8, invalid_line, longest_line, read_ends
+from qkv.database.io.file_bytes import (
+    check_lines,
+    guess_encoding,
+    in_utf_8,
+    invalid_line,
+    longest_line,
+    may_have_prefixes,
+    read_ends,
+)
 from qkv.database.io.identifiers import has_identifier_name
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.table_layout import Layout, copy_table, find_fault, read_layout
@@ -146,6 +154,7 @@ class OpenFile:
         given: the encoding, the separators and the place of the table.
         layout: for delimited files, the place and the separators of the table.
         detected: for JSON files, the types of the columns.
+        texts: for delimited files, the columns with cells such as 0x10 and 0b101, which DuckDB reads as whole numbers.
     """
 
     path: str
@@ -156,6 +165,7 @@ class OpenFile:
     given: ReadOptions
     layout: Layout
     detected: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
 
     def open(self, **more: object) -> duckdb.DuckDBPyRelation:
         """Return the file as a relation, with more options of DuckDB; for JSON, first without `dtype`."""
@@ -182,6 +192,8 @@ class OpenFile:
             return rows
         options: dict[str, object] = {"decimal": self.given.decimal} if self.given.decimal else {}
         options |= {"max_line_size": longest_line()} if longest_line() > 2_000_000 else {}
+        if self.texts:
+            more["dtype"] = {**self.texts, **cast("dict[str, str]", more.get("dtype", {}))}
         return self.connection.read_csv(literal, **{**self.layout.options(), **options, **more})
 
     def correct(self) -> bool:
@@ -301,6 +313,13 @@ def _open_typed(
     """Open a file, and read columns as texts whose dates or numbers this package reads, which are returned."""
     rows = file.open(**dialect)
     types = dict(zip(rows.columns, map(str, rows.types), strict=True))
+    delimited, whole = file.kind in DELIMITED, [name for name, type_ in types.items() if type_ == "BIGINT"]
+    later = delimited and not dialect and len(rows.limit(_FIRST_ROWS + 1).project("1").to_arrow_table()) > _FIRST_ROWS
+    # Whole numbers of a long file are compared with their texts below.
+    if delimited and whole and not later and may_have_prefixes(file.readable):
+        texts = file.open(**dialect, dtype=dict.fromkeys(whole, "VARCHAR"))
+        file.texts |= dict.fromkeys(_prefixed(texts, whole), "VARCHAR")
+        rows, types = file.open(**dialect), types | file.texts
     numbers = inexact_columns(types, required, file.kind in DELIMITED) if not options.as_written else []
     as_texts = [name for name, form in options.assumed if form == "text" and types.get(name, "VARCHAR") != "VARCHAR"]
     numbers += [name for name in as_texts if name not in numbers]
@@ -321,7 +340,6 @@ def _open_typed(
     compact = whole if form else _compact_dates(rows, [name for name in whole if stated.get(name) != "number"])
     tested += compact
     # A cast rounds 1.5 to a whole number.
-    later = not dialect and len(rows.limit(_FIRST_ROWS + 1).project("1").to_arrow_table()) > _FIRST_ROWS
     exact = [name for name, type_ in types.items() if type_ == "BIGINT" and later and name not in (*compact, *numbers)]
     if not tested and not exact:
         return (file.open(**dialect, dtype=dict.fromkeys(numbers, "VARCHAR")) if numbers else rows), numbers
@@ -348,6 +366,13 @@ def _open_typed(
             casts[name] = _strict_cast(quoted_name(name), types[name], written)
     replaced = ", ".join(f"{cast} as {quoted_name(name)}" for name, cast in casts.items())
     return texts.project(f"* replace ({replaced})") if casts else texts, dates + numbers
+
+
+def _prefixed(texts: duckdb.DuckDBPyRelation, names: Sequence[str]) -> list[str]:
+    """Return the columns of texts with a cell such as 0x10 or 0b101."""
+    tests = ", ".join(f"coalesce(bool_or(regexp_matches({quoted_name(name)}, '0[xXbB]')), false)" for name in names)
+    (found,) = texts.aggregate(tests).fetchall()
+    return [name for name, some in zip(names, found, strict=True) if some]
 
 
 def _perhaps_thousands(rows: duckdb.DuckDBPyRelation, names: Sequence[str], file: OpenFile) -> list[str]:
