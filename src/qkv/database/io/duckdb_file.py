@@ -51,6 +51,8 @@ CLOSED = {**OFFLINE, "enable_external_access": "false", "temp_directory": "", "t
 CLOSED |= {"python_enable_replacements": "false", "memory_limit": "2GiB"}
 # DuckDB 1.5 adds "<EMPTY MESSAGE>" and the place of the call.
 _INTERRUPTED = re.compile(r"\bKeyboardInterrupt: <EMPTY MESSAGE>\s|\bKeyboardInterrupt[:\s]*$")
+# Keys of JSON in the messages of several versions.
+_ALIKE = re.compile("the keys '([^']*)' and '([^']*)' differ only in case|Duplicate name \"+([^\"]*)\"+ in struct")
 _T = TypeVar("_T")
 
 
@@ -240,6 +242,11 @@ def open_file(path: str, kind: str, given: ReadOptions, required: tuple[str, ...
             yield OpenFile(path, kind, connection, file, Path(folder), given, layout)
         except duckdb_error as error:
             _check_utf_8(kind, given, Path(path))
+            if alike := _ALIKE.search(str(error)):
+                names = " and ".join(map(repr, filter(None, alike.groups())))
+                raise DataError(
+                    f"the keys of records in {path!r} must differ in more than case, got {names}. Rename one of them."
+                ) from None
             message = re.sub("^Error when sniffing.*", "its lines do not have the same cells", _first_sentence(error))
             for copy in (Path(folder) / "rows.csv", file):
                 message = message.replace(f'"{copy}"', repr(path)).replace(str(copy), path)
