@@ -34,8 +34,6 @@ _NEAR = 1 / 64
 """Largest d² / (‖q‖² + ‖k‖²) of pairs that are computed from differences."""
 _MAX_NEAR_SHARE = 1 / 32
 """Share of such pairs above which `cdist` computes all pairs."""
-_EXPONENT = 30
-"""Largest power of 2 of bandwidths, and of their inverses, whose vectors are not multiplied."""
 _RANGE = (1e-30, 1e30)
 """Range of ‖q‖² + ‖k‖² in which no square overflows or underflows."""
 
@@ -48,14 +46,9 @@ def distances(query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k w
 
 
 def range_power(bandwidth: float) -> float:
-    """Return a power of 2 by which vectors and a bandwidth are multiplied so that squares stay in the range of float32.
-
-    Example:
-        >>> range_power(0.3), range_power(2.0**-70)
-        (1.0, 5.902958103587057e+20)
-    """
+    """Return a power of 2 by which vectors and a bandwidth are multiplied so that float32 holds squares, usually 1."""
     exponent = math.frexp(bandwidth)[1]
-    return 1.0 if abs(exponent) <= _EXPONENT else 2.0 ** -max(-120, min(exponent, 120))
+    return 1.0 if abs(exponent) <= 30 else 2.0 ** -max(-120, min(exponent, 120))
 
 
 def squares_as_products(

@@ -56,7 +56,7 @@ class Dot(InnerProductScore):
 
     @property
     def form(self) -> Form:  # type: ignore[override]
-        return Product() if _is_extreme(self.scale) else ScaledProduct(self.scale)
+        return _form(self.scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,16 +99,14 @@ class ScaledDot(InnerProductScore):
 
     @property
     def form(self) -> Form:  # type: ignore[override]
-        return Product() if self.scale and _is_extreme(self.scale) else ScaledProduct(self.scale)
+        return _form(self.scale)
 
 
-def _is_extreme(scale: float) -> bool:
-    """Return whether a scale is so large or small that one factor of it goes to each side: float32 may not hold it."""
-    return abs(math.frexp(scale)[1]) > 60
+def _form(scale: float | None) -> Form:
+    """Return the form of a product; float32 may not hold an extreme scale, of which each side gets one factor."""
+    return Product() if scale and abs(math.frexp(scale)[1]) > 60 else ScaledProduct(scale)
 
 
 def _scaled(query: Num[Array, "*_"], key: Num[Array, "*_"], scale: float) -> tuple[Num[Array, "*_"], Num[Array, "*_"]]:
-    if _is_extreme(scale):
-        power = 2.0 ** (math.frexp(scale)[1] // 2)
-        return query * (scale / power), key * power
-    return (query if scale == 1 else query * scale), key
+    power = 1.0 if isinstance(_form(scale), ScaledProduct) else 2.0 ** (math.frexp(scale)[1] // 2)
+    return (query if scale == 1 else query * (scale / power)), (key if power == 1 else key * power)

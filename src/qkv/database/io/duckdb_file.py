@@ -26,8 +26,8 @@ from qkv.database.io.file_bytes import (
     in_utf_8,
     invalid_line,
     longest_line,
-    may_have_prefixes,
     read_ends,
+    unpacked_blocks,
 )
 from qkv.database.io.identifiers import has_identifier_name
 from qkv.database.io.read_options import ReadOptions
@@ -51,7 +51,7 @@ CLOSED = {**OFFLINE, "enable_external_access": "false", "temp_directory": "", "t
 CLOSED |= {"python_enable_replacements": "false", "memory_limit": "2GiB"}
 # DuckDB 1.5 adds "<EMPTY MESSAGE>" and the place of the call.
 _INTERRUPTED = re.compile(r"\bKeyboardInterrupt: <EMPTY MESSAGE>\s|\bKeyboardInterrupt[:\s]*$")
-# Keys of JSON in the messages of several versions.
+_PREFIX = re.compile(rb"(\A|0)[xXbB]")  # a block may begin within a number
 _ALIKE = re.compile("the keys '([^']*)' and '([^']*)' differ only in case|Duplicate name \"+([^\"]*)\"+ in struct")
 _T = TypeVar("_T")
 
@@ -323,9 +323,10 @@ def _open_typed(
     delimited, whole = file.kind in DELIMITED, [name for name, type_ in types.items() if type_ == "BIGINT"]
     later = delimited and not dialect and len(rows.limit(_FIRST_ROWS + 1).project("1").to_arrow_table()) > _FIRST_ROWS
     # Whole numbers of a long file are compared with their texts below.
-    if delimited and whole and not later and may_have_prefixes(file.readable):
-        texts = file.open(**dialect, dtype=dict.fromkeys(whole, "VARCHAR"))
-        file.texts |= dict.fromkeys(_prefixed(texts, whole), "VARCHAR")
+    if delimited and whole and not later and any(map(_PREFIX.search, unpacked_blocks(file.readable))):
+        tests = ", ".join(f"bool_or(regexp_matches({quoted_name(name)}, '0[xXbB]'))" for name in whole)
+        (found,) = file.open(**dialect, dtype=dict.fromkeys(whole, "VARCHAR")).aggregate(tests).fetchall()
+        file.texts |= {name: "VARCHAR" for name, some in zip(whole, found, strict=True) if some}
         rows, types = file.open(**dialect), types | file.texts
     numbers = inexact_columns(types, required, file.kind in DELIMITED) if not options.as_written else []
     as_texts = [name for name, form in options.assumed if form == "text" and types.get(name, "VARCHAR") != "VARCHAR"]
@@ -373,13 +374,6 @@ def _open_typed(
             casts[name] = _strict_cast(quoted_name(name), types[name], written)
     replaced = ", ".join(f"{cast} as {quoted_name(name)}" for name, cast in casts.items())
     return texts.project(f"* replace ({replaced})") if casts else texts, dates + numbers
-
-
-def _prefixed(texts: duckdb.DuckDBPyRelation, names: Sequence[str]) -> list[str]:
-    """Return the columns of texts with a cell such as 0x10 or 0b101."""
-    tests = ", ".join(f"coalesce(bool_or(regexp_matches({quoted_name(name)}, '0[xXbB]')), false)" for name in names)
-    (found,) = texts.aggregate(tests).fetchall()
-    return [name for name, some in zip(names, found, strict=True) if some]
 
 
 def _perhaps_thousands(rows: duckdb.DuckDBPyRelation, names: Sequence[str], file: OpenFile) -> list[str]:

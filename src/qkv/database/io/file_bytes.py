@@ -7,7 +7,6 @@ import contextlib
 import gzip
 import mmap
 import os
-import re
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -23,7 +22,6 @@ from qkv.errors import DataError
 
 COMPRESSIONS = (".gz", ".zst")
 _BLOCK, _END = 1 << 20, 1 << 16
-_PREFIX = re.compile(rb"0[xXbB]")
 
 
 def open_binary(path: Path) -> IO[bytes]:
@@ -95,16 +93,6 @@ def check_lines(path: Path) -> None:
                     "the quotation marks, or set QKV_LINE='128 MiB' in the environment for longer lines."
                 )
             start = end + 1
-
-
-def may_have_prefixes(path: Path) -> bool:
-    """Return whether a file has bytes such as 0x or 0b, with which DuckDB reads hexadecimal and binary numbers."""
-    end = b""
-    for block in unpacked_blocks(path):
-        if _PREFIX.search(end + block):
-            return True
-        end = block[-1:]
-    return False
 
 
 def _limit(name: str, usual: int) -> int:

@@ -280,16 +280,17 @@ def prepare_rows(
     """
     from pyarrow import compute
 
+    categories = {field.name for field in schema if pa.types.is_dictionary(field.type)}
+
     def checked() -> Iterator[pa.Table]:
         for table in tables:
             check_units(schema, table.schema)
-            for place, field in enumerate(table.schema):
-                wanted = schema.field(field.name).type if field.name in schema.names else field.type
-                if pa.types.is_dictionary(wanted) and cell_kind(field.type) != "text":
+            for place, (name, type_) in enumerate(zip(table.column_names, table.schema.types, strict=True)):
+                if name in categories and cell_kind(type_) != "text":
                     cells = table.column(place)
-                    if pa.types.is_floating(field.type):  # NaN is no category
-                        cells = compute.if_else(compute.is_nan(cells), pa.scalar(None, field.type), cells)
-                    table = table.set_column(place, field.name, cells.dictionary_encode())
+                    if pa.types.is_floating(type_):  # NaN is no category
+                        cells = compute.if_else(compute.is_nan(cells), pa.scalar(None, type_), cells)
+                    table = table.set_column(place, name, cells.dictionary_encode())
             yield with_category_texts(table)
 
     if encoding is None:

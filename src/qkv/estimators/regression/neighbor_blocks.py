@@ -6,7 +6,6 @@ bound of every distance between their points.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -174,8 +173,8 @@ def nearest_distances(points: Float[np.ndarray, "rows width"], most: int = 10_00
     """
     if not len(points):
         return np.zeros(0)
-    spread = float(np.median(np.abs(points - np.median(points, axis=0)), axis=0).max())
-    unit = 2.0 ** math.frexp(spread)[1] if spread > 0 else 1.0  # in which float32 holds most squares
+    spread = np.median(np.abs(points - np.median(points, axis=0)), axis=0).max()
+    unit = 2.0 ** int(np.frexp(spread)[1])  # in which float32 holds most squares
     points = points / unit
     # Of wide points, most blocks are near each other, and fewer products of larger ones take less time.
     blocks = split_into_blocks(points, 512 if points.shape[1] > FEW_COLUMNS else 128)

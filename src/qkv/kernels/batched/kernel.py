@@ -201,15 +201,12 @@ def _result(found: Outputs, problem: Problem, normalizer: Normalizer) -> Result 
 
 def _read(found: Outputs, problem: Problem, normalizer: Normalizer) -> tuple[object, ...]:
     """Return the results of the readouts, computed from the weights and the logits of all pairs."""
-    import torch
-
     tile, results = problem.tile, []
     for readout in problem.readouts:
         if type(readout) is LogSumExp and found[2].requires_grad:
-            # The gradient of `logsumexp`, e^(l − log Σ e^l), does not sum to 1 for large logits. No logit is +inf or
-            # NaN; gradients of rows without keys are set to 0.
+            # Gradients of `logsumexp` do not sum to 1 for large logits; those of rows without keys are set to 0.
             logits = cast("Tensor", normalizer.prepare(found[2]))
-            shift = logits.detach().amax(-1, keepdim=True).clamp_(min=torch.finfo(logits.dtype).min)
+            shift = logits.detach().amax(-1, keepdim=True).nan_to_num_(0, 0, 0)
             results.append((logits - shift).exp().sum(-1).log() + shift[..., 0])
         else:
             results.append(readout.finalize(readout.read(found[2], found[1], normalizer, tile), tile))

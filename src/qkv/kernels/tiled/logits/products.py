@@ -124,7 +124,9 @@ class BiasedLogits(TileLogits):
             cast("PointwiseScore", self.call.score).slice(slice(*rows), slice(*cols)),
         )
         offset = cast("Tensor", score.offset(tile, self.call.value))
-        return self._add(self.inner.logits(rows, cols, workspace), offset, shift)
+        # The shift is subtracted last, so that logits round as where it was computed.
+        logits = self.inner.logits(rows, cols, workspace)
+        return scale_and_shift_(logits.add_(offset, alpha=self.factor), 1.0, shift)
 
     def trace(self, rows: Limits, cols: Limits, workspace: Workspace, shift: Shift = None) -> Traced:
         # The gradients of the offset are computed by autograd.
@@ -139,8 +141,4 @@ class BiasedLogits(TileLogits):
             accumulate_logits(offset, gradient, leaves, tensors_of(gradients.score.slice(*limits)))
             inner_backward(gradient, replace(gradients, score=cast("PointwiseScore", gradients.score).score))
 
-        return self._add(logits, offset.detach(), shift), backward
-
-    def _add(self, logits: TileTensor, offset: Float[Tensor, "*_ #q #k"], shift: Shift) -> TileTensor:
-        """Return logits plus the offset, minus the shift last, so that they round as where the shift was computed."""
-        return scale_and_shift_(logits.add_(offset, alpha=self.factor), 1.0, shift)
+        return scale_and_shift_(logits.add_(offset.detach(), alpha=self.factor), 1.0, shift), backward
