@@ -173,7 +173,7 @@ def nearest_distances(points: Float[np.ndarray, "rows width"], most: int = 10_00
     """
     if not len(points):
         return np.zeros(0)
-    spread = np.median(np.abs(points - np.median(points, axis=0)), axis=0).max()
+    spread = np.quantile(np.abs(points - np.median(points, axis=0)), 0.99, axis=0).max()
     unit = 2.0 ** int(np.frexp(spread)[1])  # in which float32 holds most squares
     points = points / unit
     # Of wide points, most blocks are near each other, and fewer products of larger ones take less time.
