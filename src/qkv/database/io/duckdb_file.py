@@ -194,8 +194,7 @@ class OpenFile:
             return rows
         options: dict[str, object] = {"decimal": self.given.decimal} if self.given.decimal else {}
         options |= {"max_line_size": longest_line()} if longest_line() > 2_000_000 else {}
-        if self.texts:
-            more["dtype"] = {**self.texts, **cast("dict[str, str]", more.get("dtype", {}))}
+        more |= {"dtype": {**self.texts, **cast("dict[str, str]", more.get("dtype", {}))}} if self.texts else {}
         return self.connection.read_csv(literal, **{**self.layout.options(), **options, **more})
 
     def correct(self) -> bool:
