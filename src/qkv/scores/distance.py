@@ -49,8 +49,7 @@ class DistanceKernel(GeneralScore):
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
     ) -> Num[Array, "*#batch q k"]:
         """Return log K(‖q − k‖ / h) for each pair of a query q and a key k, with bandwidth h."""
-        h = self.bandwidth
-        if isinstance(h, (int, float)) and (power := range_power(h)) != 1:
+        if isinstance(h := self.bandwidth, (int, float)) and (power := range_power(h)) != 1:
             query, key, h = query * power, key * power, h * power
         return self.log_kernel(distances(query, key) / expand_to_pairs(h))
 
@@ -78,8 +77,7 @@ class Laplace(DistanceKernel):
 
     @property
     def form(self) -> Form:  # type: ignore[override]
-        h = self.bandwidth
-        slope = 1 / h if isinstance(h, (int, float)) and range_power(h) == 1 else None
+        slope = 1 / h if isinstance(h := self.bandwidth, (int, float)) and range_power(h) == 1 else None
         return Distance(slope, saved=SavedArrays(logits=1.0))
 
     def radius(self, exponent: float) -> float:
