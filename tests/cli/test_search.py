@@ -152,6 +152,13 @@ def test_runs_are_measured(at):
     assert json.loads(out)["means"] == {"mine.run": {"P@2": 0.5, "RR": 1.0}}
 
 
+def test_names_of_judgements_have_leading_zeros_where_those_of_a_run_have_them(at, folder):
+    (folder / "smart").write_text("01 007\n2 012\n")
+    (folder / "zeros.run").write_text("01 Q0 007 1 2.0 me\n2 Q0 12 1 2.0 me\n")
+    code, out, _ = at("evaluate", "--run", "zeros.run", "--relevant", "smart", "--measures", "RR", "--json")
+    assert (code, json.loads(out)["means"]) == (0, {"zeros.run": {"RR": 1.0}})
+
+
 def test_the_gain_of_learning_is_printed_with_its_standard_deviation(at):
     pytest.importorskip("torch")
     code, out, _ = at("evaluate", "cranfield", "--learned", "--repeats", "2", "--measures", "MAP")

@@ -153,6 +153,12 @@ def test_nearest_distances_are_those_of_all_pairs(width):
     assert np.sort(nearest_distances(points)) == pytest.approx(np.sort(expected), rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.parametrize("unit", [2.0**-70, 2.0**70])
+def test_nearest_distances_of_points_of_any_unit_are_those_of_the_same_points(unit):
+    points = np.random.default_rng(0).normal(size=(50, 2))
+    np.testing.assert_allclose(nearest_distances(points * unit), nearest_distances(points) * unit, rtol=1e-6)
+
+
 def test_nearest_distances_of_drawn_points_are_those_among_all_points():
     points = np.random.default_rng(1).normal(size=(1400, 2))
     squared = np.square(points[:, None] - points[None]).sum(-1) + np.diag(np.full(1400, np.inf))

@@ -86,3 +86,8 @@ def test_the_local_scale_is_the_geometric_mean_of_near_residuals():
     assert np.allclose(
         LocalScale(points, logs, np.array([2.0])).at(np.array([[1.5]])), np.exp(weights @ logs / weights.sum())
     )
+
+
+def test_a_table_in_which_no_row_has_others_near_it_is_answered_without_warnings():
+    table = {"k": np.arange(40.0) * 1.5, "y": np.arange(40.0)}
+    assert Database.open(table, "k", "y").ask(0.75, score="boxcar:1").value == 0.5

@@ -226,3 +226,21 @@ def test_numbers_of_several_units_are_refused_in_several_files_and_in_rows_for_a
 def test_a_code_in_the_last_row_makes_decimals_texts_in_files_of_any_length(tmp_path, rows, code):
     path = write(tmp_path / "t.csv", ["-1.5"] * rows + [code])
     assert read(path, ("x",))["x"].to_pylist()[-2:] == ["-1.5", code]
+
+
+@pytest.mark.parametrize("code", ["0x10", "0b101", "0X1F"])
+@pytest.mark.parametrize("rows", [30, 21_000])
+def test_a_hexadecimal_or_binary_cell_among_whole_numbers_is_left_out_with_a_note(tmp_path, rows, code):
+    path = tmp_path / "t.csv"
+    lines = [f"{number},{number},{number}" for number in range(rows)]
+    path.write_text("\n".join(["x,v,shown", *lines, f"{code},{code},{code}", "7,7,0"]))
+    database = Database.open(path, "x", "v")
+    assert database.table["x"].to_pylist()[-3:] == database.table["v"].to_pylist()[-3:] == [rows - 1, None, 7]
+    assert database.table["shown"].to_pylist()[-2:] == [code, "0"]
+    left_out = f"1 cell is not a finite number, such as {code!r}, left out"
+    assert database.ask(7).column_notes == (f"x: {left_out}", f"v: {left_out}")
+
+
+def test_columns_of_hexadecimal_cells_are_texts(tmp_path):
+    table = read(write(tmp_path / "t.csv", ["0x10", "0x1F", "7"]), ("x",))
+    assert table["x"].to_pylist() == ["0x10", "0x1F", "7"]

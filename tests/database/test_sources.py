@@ -456,3 +456,20 @@ def test_a_column_without_cells_has_the_type_of_the_other_files(tmp_path, cells)
         assert found.type == expected.type
         assert found.drop_null().to_pylist() == expected.to_pylist()
         assert found.null_count == 2
+
+
+@pytest.mark.parametrize(
+    "records", ['{"a": 1, "v": 2}\n{"A": 3, "v": 4}', '{"A": 1, "a": 2, "v": 3}', '{"a": {"b": 1, "B": 2}, "v": 3}']
+)
+def test_keys_of_json_that_differ_only_in_case_are_refused_with_a_remedy(records, tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text(records)
+    with pytest.raises(DataError, match=r"the keys of records in .*t.jsonl' must differ in more than case.* Rename"):
+        Database.open(path, "a", "v")
+
+
+def test_columns_that_are_separated_by_spaces_are_named_with_a_remedy(tmp_path):
+    path = tmp_path / "t.txt"
+    path.write_text("name    age   pay\nann      30   100\nbob      40   200\n")
+    with pytest.raises(DataError, match=r"got 'age'. Its cells are separated by spaces: convert them, as pandas"):
+        Database.open(path, "age", "pay")

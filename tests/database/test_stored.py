@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from qkv import masks, scores
+from qkv import store as stores
 from qkv.database import Database, choice_cache
 from qkv.database.execute import block_scan, row_reader, statistics
 from qkv.database.keys import choose
@@ -538,6 +539,24 @@ def test_cells_that_a_type_changes_are_not_appended(tmp_path, stored, appended, 
     with pytest.raises(DataError, match=f"cells of x are {sentence}" if "more" not in sentence else sentence):
         store.append(pa.table({"name": ["b"], "x": appended}))
     assert store.store.to_table()["x"].to_pylist() == stored.to_pylist()
+
+
+@pytest.mark.parametrize("stated", [True, False])  # whether the store has the type of the categories, as older ones
+@pytest.mark.parametrize("cell", [dt.date(2024, 5, 1), dt.datetime(2024, 5, 1, 3), 1.5, 2, True, "a"])
+def test_cells_are_appended_to_categories_of_their_kind(tmp_path, cell, stated):
+    categories = pa.table({"name": ["a"], "x": pa.array([cell]).dictionary_encode()})
+    if stated:
+        stores.create(tmp_path / "store", categories.schema, tables=[categories])
+        store = Database.open(tmp_path / "store", "name", "x")
+    else:
+        store = Database.create(tmp_path / "store", categories, "name", "x")
+    store.append({"name": ["b"], "x": [cell]})
+    store.append(categories)
+    if isinstance(cell, float):
+        store.append({"name": ["c"], "x": [np.nan]})
+    first, *others = store.store.to_table()["x"].to_pylist()
+    assert others == [first, first, *[None] * isinstance(cell, float)]
+    assert stated or store.ask("b").value == (cell if isinstance(cell, bool) else str(cell))
 
 
 @pytest.mark.parametrize("stored", ["red", 1, Decimal("1.10")])

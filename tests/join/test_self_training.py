@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from qkv.join import SoftJoin
+from qkv.join.attention_weights import two_way_weights
 from qkv.join.expectation_maximization import EstimationSample
 from qkv.join.unsupervised import limit_sharpness, self_train
 
@@ -65,7 +66,7 @@ def test_no_learned_similarity_counts_against_a_match(seed):
     same = rows == keys
     measures = np.clip(draw.normal(np.where(same[:, None], [0.9, 0.8, 0.1], 0.4), 0.1), 0, 1)
     sample = EstimationSample(rows, keys, measures, measures[~same], (150, 150))
-    trained = self_train(sample, measures, np.where(same, 2.0, -6.0), sample.random)
+    trained = self_train(sample, measures, two_way_weights(rows, keys, np.where(same, 2.0, -6.0)), sample.random)
     assert trained.separated
     assert (trained.weights >= 0).all()
     assert trained.weights[2] == 0  # smaller among matches than among other pairs

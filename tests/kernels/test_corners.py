@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv import masks, normalizers, scores
+from qkv import masks, normalizers, readouts, scores
 from qkv.core.equation import attend_dense
 from qkv.kernels import NumpyBlocksKernel
 from qkv.testing.cases import NORMALIZERS, Case
@@ -119,3 +119,12 @@ def test_both_passes_ignore_autocast(score: str, normalizer: normalizers.Normali
         if theirs is None:
             continue
         assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("kernel", [None, "dense", "tiled", "row_blocks"])
+def test_readouts_of_a_batch_without_elements_have_no_elements(kernel: str | None) -> None:
+    query, key = torch.zeros(0, 2, 3, 4), torch.zeros(0, 2, 5, 4)
+    every = [readouts.TopWeights(3), readouts.ColumnSum(), readouts.PooledMap(2), readouts.Entropy()]
+    top, sums, pooled, entropy = qkv.observe(query, key, key, readouts=every, kernel=kernel).readouts
+    shapes = [tuple(x.shape) for x in (*top, sums, pooled, entropy)]
+    assert shapes == [(0, 2, 3, 3), (0, 2, 3, 3), (0, 2, 5), (0, 2, 2, 2), (0, 2, 3)]

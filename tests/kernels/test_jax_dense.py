@@ -81,3 +81,12 @@ def test_function_of_a_user_may_inspect_elements_and_read_variables_that_change(
 
 def _negated() -> scores.Score:
     return scores.Bilinear(-np.eye(2, dtype=np.float32))
+
+
+@pytest.mark.parametrize("normalizer", [normalizers.Softmax(0.37), normalizers.Softmax(), normalizers.Sparsemax()])
+def test_weights_sum_to_1_however_large_logits_are(normalizer: normalizers.Normalizer) -> None:
+    query, key = (np.random.default_rng(n).normal(size=(2, 40, 8)).astype(np.float32) for n in range(2))
+    for score in (scores.ALiBi(scores.Dot(1e9), 1.37e6), scores.Decay(scores.Dot(1e9), log_decay=-0.01)):
+        parts = {"score": score, "normalizer": normalizer, "positions": qkv.Positions("end")}
+        output = qkv.attend(*map(jax.numpy.asarray, (query, key, np.ones((2, 40, 1), np.float32))), **parts)
+        assert_close(output, np.ones((2, 40, 1)), 1e-5)

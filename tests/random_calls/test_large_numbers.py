@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv import masks
+from qkv import masks, readouts, scores
 from qkv.errors import RefusedError
 from tests.effort import LONG
 from tests.random_calls.draw import RandomCall, draw_call, draw_shape, random_row
@@ -88,11 +88,24 @@ def test_gradients_of_values_sum_to_those_of_outputs_however_large_logits_are(
     for q, k, mask in ((40, 40, None), (40, 300, masks.Causal()), (30, 40, masks.Lengths(torch.tensor([[40], [3]])))):
         query, key, towards = (torch.randn(2, 3, n, 8) for n in (q, k, q))
         value = torch.randn(2, 3, k, 8, requires_grad=True)
-        own = kernel if kernel != "linear" else None
-        at = None if mask is None else qkv.Positions("end")
-        output = qkv.attend(query + offset, key.add(offset), value, mask=mask, positions=at, kernel=own)
-        (found,) = torch.autograd.grad(output, value, towards)
-        assert torch.allclose(found.sum(-2), towards.sum(-2), atol=2e-3)
+        at, product = qkv.Positions("end"), scores.ScaledDot()
+        for score in (product, scores.ALiBi(product, 0.3), scores.Biased(product, torch.randn(q, k))):
+            other = kernel == "linear" or (kernel == "fused" and score is not product)
+            parts = {"score": score, "mask": mask, "positions": at, "kernel": None if other else kernel}
+            output = qkv.attend(query + offset, key + offset, value, **parts)
+            (found,) = torch.autograd.grad(output, value, towards)
+            assert torch.allclose(found.sum(-2), towards.sum(-2), atol=2e-3)
+
+
+@pytest.mark.parametrize("kernel", [None, "dense", "batched", "tiled", "row_blocks"])
+def test_gradients_of_log_sum_exps_are_means_of_keys_however_large_logits_are(kernel: str | None) -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 40, 8) + offset for offset in (1e4, 1e4, 0))
+    query.requires_grad_()
+    seen = qkv.observe(query, key, value, score=scores.Dot(), readouts=[readouts.LogSumExp()], kernel=kernel)
+    (found,) = torch.autograd.grad(seen.readouts[0].sum(), query)
+    assert bool((found >= key.amin(-2, keepdim=True) * 0.999).all())
+    assert bool((found <= key.amax(-2, keepdim=True) * 1.001).all())
 
 
 def test_large_queries_and_keys_give_finite_results() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 import qkv
 from qkv import normalizers, scores
+from qkv.errors import RefusedError
 from tests.effort import LONG
 from tests.random_calls.magnitudes import LAYOUTS, coordinates
 
@@ -79,6 +80,31 @@ def test_weights_of_distances_are_within_the_bound_at_every_magnitude(name: str)
     count = 32 if LONG else 16 if name in ("numpy", "torch") else 2
     found = [check(name, kernel, number) for kernel in kernels for number in {*range(count), 31}]  # 31: a far cloud
     assert [each for each in found if each] == []
+
+
+@pytest.mark.parametrize("exponent", [-66, 63])
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_vectors_whose_squares_leave_the_range_of_float32_give_what_vectors_of_usual_lengths_give(
+    name: str, exponent: int
+) -> None:
+    rng, array, unit = np.random.default_rng(0), arrays_of(name), 2.0**exponent
+    query, key, value = (rng.normal(size=(n, 4)).astype(np.float32) for n in (9, 40, 40))
+
+    def drawn(unit: float) -> list[Any]:
+        kernels = [scores.Gaussian(unit), scores.Laplace(unit), scores.Epanechnikov(4 * unit), scores.Dot(unit**-2)]
+        return [*kernels, scores.ALiBi(scores.ScaledDot(unit**-2), 0.1)]
+
+    for score, usual in zip(drawn(unit), drawn(1.0), strict=True):
+        for normalizer in (normalizers.Softmax(), normalizers.Sparsemax()):
+            at = {"normalizer": normalizer, "positions": qkv.Positions("end")}
+            right = qkv.attend(*(x.astype(np.float64) for x in (query, key, value)), score=usual, **at)
+            for kernel in LIBRARIES[name]:
+                sides = [array(x * np.float32(unit)) for x in (query, key)]
+                try:
+                    got = qkv.attend(*sides, array(value), score=score, kernel=kernel, **at)
+                except RefusedError:
+                    continue
+                assert np.allclose(np.asarray(got), right, atol=1e-5), (score, normalizer, kernel)
 
 
 def test_a_call_in_half_precision_that_is_repeated_gives_the_same() -> None:

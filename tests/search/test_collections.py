@@ -76,9 +76,18 @@ def test_cisis_judgements_are_read_in_their_own_columns(tmp_path):
     assert read_judgements(tmp_path / "rel") == {"1": {"28": 1, "35": 0, "41": 1}}
 
 
-def test_the_document_0_keeps_its_number(tmp_path):
-    (tmp_path / "rel").write_text("1 0\n007 012\n")
-    assert read_judgements(tmp_path / "rel") == {"1": {"0": 1}, "7": {"12": 1}}
+def test_the_document_0_keeps_its_number(smart):
+    (smart / "x.all.gz").write_bytes(gzip.compress(b".I 0\n.W\nlift of a wing\n.I 012\n.W\nheat\n"))
+    (smart / "xrel").write_text("1 0\n007 012\n")
+    assert read_collection(smart).relevant == {"1": {"0": 1}, "7": {"12": 1}}
+
+
+def test_names_of_smart_judgements_have_leading_zeros_where_those_of_the_documents_have_them(tmp_path):
+    (tmp_path / "t.csv").write_text("id,body\n007,a golden ring\n07,a den\n12,a pilot\n")
+    (tmp_path / "q.tsv").write_text("01\tgold\n2\tcave\n")
+    (tmp_path / "r.txt").write_text("01 007\n02 07\n2 012\n")
+    held = read_collection(tmp_path / "t.csv", queries=tmp_path / "q.tsv", relevant=tmp_path / "r.txt")
+    assert held.relevant == {"01": {"007": 1}, "2": {"07": 1, "12": 1}}
 
 
 def test_trec_judgements_keep_their_grades(tmp_path):

@@ -105,12 +105,13 @@ def _evaluate_runs(
     paths: list[str], relevant: str, names: list[str], rows: dict[str, RankingMeasures], notes: list[str]
 ) -> None:
     from qkv.search.evaluation import measure
-    from qkv.search.judgements import read_judgements, read_run
+    from qkv.search.judgements import read_judgements, read_run, without_zeros
 
-    judgements = read_judgements(Path(relevant)).items()
-    judged = {query: grades for query, grades in judgements if any(grade > 0 for grade in grades.values())}
+    judgements = read_judgements(Path(relevant))
     for path in paths:
         ranked = read_run(Path(path))
+        known = without_zeros(judgements, ranked, {name for scores in ranked.values() for name in scores}).items()
+        judged = {query: grades for query, grades in known if any(grade > 0 for grade in grades.values())}
         if not set(ranked) & set(judged):
             raise DataError(
                 f"--run must rank at least one query that has a relevant document in --relevant, got {path!r} and "

@@ -45,6 +45,12 @@ def distances(query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k w
     return _all_differences(query, key)
 
 
+def range_power(bandwidth: float) -> float:
+    """Return a power of 2 by which vectors and a bandwidth are multiplied so that float32 holds squares, usually 1."""
+    exponent = math.frexp(bandwidth)[1]
+    return 1.0 if abs(exponent) <= 30 else 2.0 ** -max(-120, min(exponent, 120))
+
+
 def squares_as_products(
     x: Num[Array, "*batch_of_x q width"], y: Num[Array, "*batch_of_y k width"]
 ) -> tuple[Num[Array, "*batch_of_x q lifted"], Num[Array, "*batch_of_y k lifted"]]:

@@ -71,21 +71,19 @@ _FEWEST_MATCHES = 100
 def self_train(
     sample: EstimationSample,
     measures: Float[np.ndarray, "pairs measures"],
-    logits: PairNumbers,
+    target: PairNumbers,
     random: Float[np.ndarray, "random measures"],
     progress: Progress | None = None,
 ) -> EstimatedWeights | None:
-    """Return weights of the measures that explain the scores so far, or None if they expect fewer than 100 matches.
+    """Return weights of the measures that explain the weights so far, or None if they expect fewer than 100 matches.
 
     Args:
         sample: candidate pairs.
         measures: measures of each pair.
-        logits: log odds of each pair so far.
+        target: weight of each pair so far, in both directions.
         random: measures of random pairs.
         progress: called with the step, the count done and the total.
     """
-    rows, keys = sample.rows, sample.keys
-    target = two_way_weights(rows, keys, logits)
     if target.sum() < _FEWEST_MATCHES:
         return None
     mean, scale = measures.mean(axis=0), measures.std(axis=0)
@@ -100,7 +98,7 @@ def self_train(
             return None
         mixture, low, high = found
         slope = mixture.slope / (high - low)
-        target = two_way_weights(rows, keys, slope * (score - low) + mixture.intercept)
+        target = two_way_weights(sample.rows, sample.keys, slope * (score - low) + mixture.intercept)
         bias = mixture.intercept - slope * (low + float(mean / scale @ weights))
         trained = EstimatedWeights(slope * weights / scale, bias, mixture.separated)
     sharpness = limit_sharpness(random @ trained.weights + trained.bias, sample.sizes[1])
@@ -207,8 +205,9 @@ def _estimate_from_columns(
     notes: tuple[str, ...] = ("scores estimated from the tables alone, by expectation–maximization",)
     levels, random_levels = (level_log_odds(measures, found, log_odds) for found in (sample.found, sample.random))
     logits = levels.sum(axis=1) + prior
+    target = two_way_weights(sample.rows, sample.keys, logits)
     trained = self_train(
-        sample, append_log_odds(sample.found, levels), logits, append_log_odds(sample.random, random_levels), progress
+        sample, append_log_odds(sample.found, levels), target, append_log_odds(sample.random, random_levels), progress
     )
     if trained is not None and trained.separated:
         notes += ("weights of all similarities learned from these scores",)
@@ -217,7 +216,6 @@ def _estimate_from_columns(
     if trained is not None:
         notes += ("the scores of best matches and of other pairs overlap too far to learn from them",)
     model = JoinModel(on, measures.kinds, log_odds, None, prior, DEFAULT_THRESHOLD, notes)
-    target = two_way_weights(sample.rows, sample.keys, logits)
     mixture = _mixture_of_scores(sample, logits, target) if target.sum() < _FEWEST_MATCHES else None
     declined = mixture is not None and not mixture[0].separated
     weights = log_odds_weights(len(measures.names), len(on))

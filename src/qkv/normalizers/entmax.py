@@ -30,6 +30,7 @@ from qkv.core.arrays import (
     is_array,
     is_ndarray,
     namespace,
+    rounded,
     row_max,
     statically_known_true,
     stop_gradient,
@@ -80,7 +81,7 @@ class SparseNormalizer(Normalizer):
             return logits
         xp, (scale, power) = namespace(logits), self.exponents()
         # No key below −2 has weight (τ ≥ −1), so excluded keys are set to −2, which avoids inf.
-        maximum = row_max(logits)
+        maximum = row_max(logits := rounded(logits))
         if is_ndarray(logits):
             z = logits - finite_shift(maximum)
             z = np.maximum(z if not is_array(scale) and scale == 1 else z * scale, -2)

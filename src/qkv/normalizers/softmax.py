@@ -24,6 +24,7 @@ from qkv.core.arrays import (
     is_ndarray,
     library,
     namespace,
+    rounded,
     row_max,
     stop_gradient,
     where,
@@ -112,12 +113,12 @@ class Softmax(Normalizer):
         return where(total == 0, -math.inf, namespace(total).log(nonzero(total)) + shift)
 
     def prepare(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return the logits divided by the temperature."""
+        """Return the logits divided by the temperature, rounded as their maximum is."""
         if not is_array(self.temperature):
-            return logits if self.temperature == 1 else logits / self.temperature
+            return rounded(logits if self.temperature == 1 else logits / self.temperature)
         # −inf bypasses the division, whose gradient with respect to T would be 0 · inf.
         out = excluded(logits)
-        return where(out, -math.inf, where(out, 0.0, logits) / expand_to_pairs(self.temperature))
+        return rounded(where(out, -math.inf, where(out, 0.0, logits) / expand_to_pairs(self.temperature)))
 
     def accumulate(
         self, logits: PairArray, value: ValueArray, tile: Tile, dropout: float, finite: bool

@@ -29,7 +29,7 @@ class Cosine(InnerProductScore):
     """Cosine of the angle between query and key, divided by a temperature.
 
     Args:
-        temperature: T > 0, a number or one number per batch element.
+        temperature: T > 0, a number or one number per batch element. Rounding changes logits by 1e-7 / T in float32.
 
     Shapes:
         query `(*batch, q, width)`, key `(*batch, k, width)` -> logits `(*batch, q, k)`

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from qkv.core.arrays import namespace, where
-from qkv.core.distances import distances
+from qkv.core.distances import distances, range_power
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.typing import Array, Bool, Num
 from qkv.scores.base import GeneralScore
@@ -49,7 +49,9 @@ class DistanceKernel(GeneralScore):
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
     ) -> Num[Array, "*#batch q k"]:
         """Return log K(‖q − k‖ / h) for each pair of a query q and a key k, with bandwidth h."""
-        return self.log_kernel(distances(query, key) / expand_to_pairs(self.bandwidth))
+        if isinstance(h := self.bandwidth, (int, float)) and (power := range_power(h)) != 1:
+            query, key, h = query * power, key * power, h * power
+        return self.log_kernel(distances(query, key) / expand_to_pairs(h))
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
         """Return 3 operations per feature (difference, square and sum) plus 12 for the root and the kernel."""
@@ -75,7 +77,7 @@ class Laplace(DistanceKernel):
 
     @property
     def form(self) -> Form:  # type: ignore[override]
-        slope = 1 / self.bandwidth if isinstance(self.bandwidth, (int, float)) else None
+        slope = 1 / h if isinstance(h := self.bandwidth, (int, float)) and range_power(h) == 1 else None
         return Distance(slope, saved=SavedArrays(logits=1.0))
 
     def radius(self, exponent: float) -> float:

@@ -17,7 +17,7 @@ from qkv.core.parts import require_number
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
 from qkv.scores.base import InnerProductScore
-from qkv.scores.forms import Form, ScaledProduct
+from qkv.scores.forms import Form, Product, ScaledProduct
 
 __all__ = ["Dot", "ScaledDot"]
 
@@ -52,11 +52,11 @@ class Dot(InnerProductScore):
     def lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"]]:
-        return (query if self.scale == 1 else query * self.scale), key
+        return _scaled(query, key, self.scale)
 
     @property
     def form(self) -> Form:  # type: ignore[override]
-        return ScaledProduct(self.scale)
+        return _form(self.scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +95,18 @@ class ScaledDot(InnerProductScore):
         # Scale before the product: in float16 the raw inner product can overflow.
         if self.scale is None:
             return query / math.sqrt(max(1, query.shape[-1])), key
-        return query * self.scale, key
+        return _scaled(query, key, self.scale)
 
     @property
     def form(self) -> Form:  # type: ignore[override]
-        return ScaledProduct(self.scale)
+        return _form(self.scale)
+
+
+def _form(scale: float | None) -> Form:
+    """Return the form of a product; float32 may not hold an extreme scale, of which each side gets one factor."""
+    return Product() if scale and abs(math.frexp(scale)[1]) > 60 else ScaledProduct(scale)
+
+
+def _scaled(query: Num[Array, "*_"], key: Num[Array, "*_"], scale: float) -> tuple[Num[Array, "*_"], Num[Array, "*_"]]:
+    power = 1.0 if isinstance(_form(scale), ScaledProduct) else 2.0 ** (math.frexp(scale)[1] // 2)
+    return (query if scale == 1 else query * (scale / power)), (key if power == 1 else key * power)

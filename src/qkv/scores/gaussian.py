@@ -30,7 +30,7 @@ from qkv.core.arrays import (
     stop_gradient,
     where,
 )
-from qkv.core.distances import half_square, one_or_nan, squares_as_products
+from qkv.core.distances import half_square, one_or_nan, range_power, squares_as_products
 from qkv.core.guard import all_finite, zero_nonfinite
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Centre, Tile
@@ -84,9 +84,10 @@ class Gaussian(InnerProductScore):
 
     @property
     def form(self) -> Form:  # type: ignore[override]
-        """The squared distance times −1/2h², if the bandwidth is a number, and not a tensor, which may be traced."""
+        """The squared distance times −1/2h², if h is a number in range, and not a tensor, which may be traced."""
         h = self.bandwidth
         number = isinstance(h, (int, float)) or (isinstance(h, np.ndarray) and h.ndim == 0)
+        number = number and range_power(float(h)) == 1
         return SquaredDistance(0.5 / float(h) ** 2 if number else None, saved=_SAVED)
 
     def centre(self, key: Num[Array, "*batch k width"]) -> Num[Array, "*batch 1 width"]:
@@ -248,10 +249,11 @@ def _square_bounds(query: Num[Array, "*#batch q width"], key: Num[Array, "*#batc
     if 0 in key.shape:
         return math.inf, math.inf
     if isinstance(key, np.ndarray) and isinstance(query, np.ndarray) and key.dtype.kind == "f":
-        keys, queries = (  # einsum converts block by block
-            np.einsum("...i,...i->...", x, x, dtype=np.result_type(x, np.float32)) for x in (key, query)
-        )
-        return float(keys.max()), float(queries.sum())
+        with np.errstate(over="ignore"):
+            keys, queries = (  # einsum converts block by block
+                np.einsum("...i,...i->...", x, x, dtype=np.result_type(x, np.float32)) for x in (key, query)
+            )
+            return float(keys.max()), float(queries.sum())
     if is_tensor(key) and is_tensor(query) and not has_no_data(query, key):
         norm: Callable[..., Tensor] = sys.modules["torch"].linalg.vector_norm
         try:

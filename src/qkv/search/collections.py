@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 
 from qkv.errors import DataError
-from qkv.search.judgements import Judgements, read_judgements, require_judgements
+from qkv.search.judgements import Judgements, read_judgements, require_judgements, without_zeros
 from qkv.search.text_sources import Document, parse_lines, read_file, read_texts
 
 _FIELD = re.compile(r"\.([A-Z])(?:\s+(.*))?$")
@@ -366,9 +366,9 @@ def judged_collection(
     queries_file = _require_file(queries, "queries", "queries", name)
     judged = read_judgements(_require_file(relevant, "judgements", "relevant", name))
     given, notes = _queries(queries_file), []
-    judged = _without_zeros(judged, {query.name for query in given}, {document.name for document in documents})
-    numbered = set(judged) <= {str(at) for at in range(1, len(given) + 1)}
-    if numbered and not set(judged) <= {query.name for query in given}:
+    names, numbers = {document.name for document in documents}, {str(at) for at in range(1, len(given) + 1)}
+    judged = without_zeros(judged, {query.name for query in given} | numbers, names)
+    if set(judged) <= numbers and not set(judged) <= {query.name for query in given}:
         # Cranfield's judgements number its queries from 1, regardless of their .I lines.
         given = [Document(str(at), query.text, query.title) for at, query in enumerate(given, 1)]
         notes.append("queries are numbered by their order, as in the judgements")
@@ -381,7 +381,6 @@ def judged_collection(
         )
     if skipped := len(given) - len(judged_queries):
         notes.append(f"{skipped:,} of {len(given):,} queries are not judged and are skipped")
-    names = {document.name for document in documents}
     grades = {query.name: judged[query.name] for query in judged_queries}
     listed = {name for judgements in grades.values() for name, grade in judgements.items() if grade > 0}
     if not listed & names:
@@ -396,21 +395,6 @@ def judged_collection(
     if empty := sum(not document.whole.strip() for document in documents):
         notes.append(f"{empty:,} documents have no text")
     return Collection(name, documents, judged_queries, grades, tuple(notes))
-
-
-def _without_zeros(judged: Judgements, queries: set[str], documents: set[str]) -> Judgements:
-    """Return judgements without leading zeros in those names of queries and documents that exist only without zeros."""
-
-    def known(name: str, names: set[str]) -> str:
-        short = name.lstrip("0") or "0"
-        return short if name not in names and short in names else name
-
-    found: Judgements = {}
-    for query, grades in judged.items():
-        one = found.setdefault(known(query, queries), {})
-        for document, grade in grades.items():
-            one[known(document, documents)] = grade
-    return found
 
 
 def _require_file(path: str | PathLike[str] | None, kind: str, option: str, name: str) -> Path:

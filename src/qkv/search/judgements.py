@@ -9,7 +9,7 @@ NPL    query document document … /     run    query Q0 document rank score nam
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def read_judgements(path: Path) -> Judgements:
     found: Judgements = {}
     if (listed := _lists(text)) is not None:
         for query, documents in listed:
-            found.setdefault(_number(query), {}).update((_number(document), 1) for document in documents)
+            found.setdefault(query, {}).update((document, 1) for document in documents)
         return {query: grades for query, grades in found.items() if grades}
     rows = [line.split() for line in text.split("\n") if line.strip()]
     zero = "0" if len({cells[2] for cells in rows if len(cells) == 3}) > 1 else None
@@ -47,7 +47,7 @@ def read_judgements(path: Path) -> Judgements:
             return query, document, round(float(grade))
         cells = line.split()
         if is_cacm or len(cells) in (2, 3) or (len(cells) == 4 and "." in cells[3]):
-            return _number(cells[0]), _number(cells[1]), int(cells[2:] != [zero])
+            return cells[0], cells[1], int(cells[2:] != [zero])
         query, _, document, grade = cells
         return query, document, int(grade)
 
@@ -105,8 +105,19 @@ def _relevant_pairs(judged: Judgements) -> set[tuple[str, str]]:
     }
 
 
-def _number(name: str) -> str:
-    return name.lstrip("0") or "0"
+def without_zeros(judged: Judgements, queries: Collection[str], documents: Collection[str]) -> Judgements:
+    """Return judgements without leading zeros in those names of queries and documents that exist only without zeros."""
+
+    def known(name: str, names: Collection[str]) -> str:
+        short = name.lstrip("0") or "0"
+        return short if name not in names and short in names else name
+
+    found: Judgements = {}
+    for query, grades in judged.items():
+        one = found.setdefault(known(query, queries), {})
+        for document, grade in grades.items():
+            one[known(document, documents)] = grade
+    return found
 
 
 def _lists(text: str) -> list[tuple[str, list[str]]] | None:

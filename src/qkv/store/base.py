@@ -49,7 +49,8 @@ def fit_table(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
         raise DataError(
             f"rows must fit the column types of {name!r}, but their conversion failed: {first_line(error)}. "
-            f"Convert the columns to {', '.join(f'{f.name} {f.type}' for f in schema)}."
+            f"Convert the columns to {', '.join(f'{f.name} {f.type}' for f in schema)}, or create the store again with "
+            "columns of texts."
         ) from None
 
 

@@ -14,13 +14,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from qkv.core.extras import require_packages
 from qkv.core.printable import quoted_name
 from qkv.core.times import ISO, has_format, is_compact_date, iso_sql
 from qkv.database.io.exact_types import inexact_columns
-from qkv.database.io.file_bytes import check_lines, guess_encoding, in_utf_8, invalid_line, longest_line, read_ends
+from qkv.database.io.file_bytes import (
+    check_lines,
+    guess_encoding,
+    in_utf_8,
+    invalid_line,
+    longest_line,
+    read_ends,
+    unpacked_blocks,
+)
 from qkv.database.io.identifiers import has_identifier_name
 from qkv.database.io.read_options import ReadOptions
 from qkv.database.io.table_layout import Layout, copy_table, find_fault, read_layout
@@ -45,6 +53,8 @@ CLOSED = {**OFFLINE, "enable_external_access": "false", "temp_directory": "", "t
 CLOSED |= {"python_enable_replacements": "false", "memory_limit": "2GiB"}
 # DuckDB 1.5 adds "<EMPTY MESSAGE>" and the place of the call.
 _INTERRUPTED = re.compile(r"\bKeyboardInterrupt: <EMPTY MESSAGE>\s|\bKeyboardInterrupt[:\s]*$")
+_PREFIX = re.compile(rb"(\A|0)[xXbB]")  # a block may begin within a number
+_ALIKE = re.compile("the keys '([^']*)' and '([^']*)' differ only in case|Duplicate name \"+([^\"]*)\"+ in struct")
 _T = TypeVar("_T")
 
 
@@ -168,6 +178,7 @@ class OpenFile:
         given: the encoding, the separators and the place of the table.
         layout: for delimited files, the place and the separators of the table.
         detected: for JSON files, the types of the columns.
+        texts: for delimited files, the columns with cells such as 0x10 and 0b101, which DuckDB reads as whole numbers.
     """
 
     path: str
@@ -178,6 +189,7 @@ class OpenFile:
     given: ReadOptions
     layout: Layout
     detected: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
 
     def open(self, **more: object) -> duckdb.DuckDBPyRelation:
         """Return the file as a relation, with more options of DuckDB; for JSON, first without `dtype`."""
@@ -204,6 +216,7 @@ class OpenFile:
             return rows
         options: dict[str, object] = {"decimal": self.given.decimal} if self.given.decimal else {}
         options |= {"max_line_size": longest_line()} if longest_line() > 2_000_000 else {}
+        more |= {"dtype": {**self.texts, **cast("dict[str, str]", more.get("dtype", {}))}} if self.texts else {}
         return self.connection.read_csv(literal, **{**self.layout.options(), **options, **more})
 
     def correct(self) -> bool:
@@ -250,6 +263,11 @@ def open_file(path: str, kind: str, given: ReadOptions, required: tuple[str, ...
             yield OpenFile(path, kind, connection, file, Path(folder), given, layout)
         except duckdb_error as error:
             _check_utf_8(kind, given, Path(path))
+            if alike := _ALIKE.search(str(error)):
+                names = " and ".join(map(repr, filter(None, alike.groups())))
+                raise DataError(
+                    f"the keys of records in {path!r} must differ in more than case, got {names}. Rename one of them."
+                ) from None
             message = re.sub("^Error when sniffing.*", "its lines do not have the same cells", _first_sentence(error))
             for copy in (Path(folder) / "rows.csv", file):
                 message = message.replace(f'"{copy}"', repr(path)).replace(str(copy), path)
@@ -323,6 +341,14 @@ def _open_typed(
     """Open a file, and read columns as texts whose dates or numbers this package reads, which are returned."""
     rows = file.open(**dialect)
     types = dict(zip(rows.columns, map(str, rows.types), strict=True))
+    delimited, whole = file.kind in DELIMITED, [name for name, type_ in types.items() if type_ == "BIGINT"]
+    later = delimited and not dialect and len(rows.limit(_FIRST_ROWS + 1).project("1").to_arrow_table()) > _FIRST_ROWS
+    # Whole numbers of a long file are compared with their texts below.
+    if delimited and whole and not later and any(map(_PREFIX.search, unpacked_blocks(file.readable))):
+        tests = ", ".join(f"bool_or(regexp_matches({quoted_name(name)}, '0[xXbB]'))" for name in whole)
+        (found,) = file.open(**dialect, dtype=dict.fromkeys(whole, "VARCHAR")).aggregate(tests).fetchall()
+        file.texts |= {name: "VARCHAR" for name, some in zip(whole, found, strict=True) if some}
+        rows, types = file.open(**dialect), types | file.texts
     numbers = inexact_columns(types, required, file.kind in DELIMITED) if not options.as_written else []
     as_texts = [name for name, form in options.assumed if form == "text" and types.get(name, "VARCHAR") != "VARCHAR"]
     numbers += [name for name in as_texts if name not in numbers]
@@ -343,7 +369,6 @@ def _open_typed(
     compact = whole if form else _compact_dates(rows, [name for name in whole if stated.get(name) != "number"])
     tested += compact
     # A cast rounds 1.5 to a whole number.
-    later = not dialect and len(rows.limit(_FIRST_ROWS + 1).project("1").to_arrow_table()) > _FIRST_ROWS
     exact = [name for name, type_ in types.items() if type_ == "BIGINT" and later and name not in (*compact, *numbers)]
     if not tested and not exact:
         return (file.open(**dialect, dtype=dict.fromkeys(numbers, "VARCHAR")) if numbers else rows), numbers

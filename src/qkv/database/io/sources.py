@@ -309,12 +309,13 @@ def require_columns(table: pa.Table, names: Iterable[str], where: str) -> None:
     for name in names:
         if name not in table.column_names:
             columns = ", ".join(table.column_names[:20]) + (", …" if table.num_columns > 20 else "")
-            unnamed = table.column_names == [f"column{index}" for index in range(table.num_columns)]
-            header = " No line was read as the header; --header-row 1 (in Python: header_row=1) reads the first."
-            raise DataError(
-                f"column must be one of {columns} in {where}, got {name!r}."
-                + (header if unnamed else suggest_name(name, table.column_names))
-            )
+            if table.column_names == [f"column{index}" for index in range(table.num_columns)]:
+                remedy = " No line was read as the header; --header-row 1 (in Python: header_row=1) reads the first."
+            elif table.num_columns == 1 and name in columns.split():
+                remedy = " Its cells are separated by spaces: convert them, as pandas.read_csv(file, sep=r'\\s+') does."
+            else:
+                remedy = suggest_name(name, table.column_names)
+            raise DataError(f"column must be one of {columns} in {where}, got {name!r}.{remedy}")
 
 
 def suggest_name(name: str, choices: Iterable[str], otherwise: str = " Name one of them.") -> str:

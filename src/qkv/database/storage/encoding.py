@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from qkv.core.cell_kinds import cell_kind
 from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Shaped
 from qkv.core.untrusted_json import Fields
@@ -26,6 +27,7 @@ from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.io.cell_notes import check_units
 from qkv.database.io.sources import report_rows
 from qkv.database.keys.queries import Queries, QueryCells
+from qkv.encoders.arrow_columns import with_category_texts
 from qkv.encoders.columns import Column
 from qkv.encoders.encoder import Encoder
 from qkv.errors import DataError, OptionError
@@ -276,11 +278,20 @@ def prepare_rows(
         progress: as in `StoredDatabase.append`.
         done: number of rows that were already prepared.
     """
+    from pyarrow import compute
+
+    categories = {field.name for field in schema if pa.types.is_dictionary(field.type)}
 
     def checked() -> Iterator[pa.Table]:
         for table in tables:
             check_units(schema, table.schema)
-            yield table
+            for place, (name, type_) in enumerate(zip(table.column_names, table.schema.types, strict=True)):
+                if name in categories and cell_kind(type_) != "text":
+                    cells = table.column(place)
+                    if pa.types.is_floating(type_):  # NaN is no category
+                        cells = compute.if_else(compute.is_nan(cells), pa.scalar(None, type_), cells)
+                    table = table.set_column(place, name, cells.dictionary_encode())
+            yield with_category_texts(table)
 
     if encoding is None:
         return report_rows(checked(), progress)

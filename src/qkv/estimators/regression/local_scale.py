@@ -93,9 +93,11 @@ def fit_scale(points: Float[np.ndarray, "rows width"], residuals: Float[np.ndarr
         >>> bool(4 < np.divide(*scale.at(np.array([[1.0], [0.0]]))) < 11)
         True
     """
+    if np.isfinite(residuals).sum() < _FEWEST_ROWS:
+        return None
     logs, deviation, count = log_sizes(residuals), points.std(axis=0), len(residuals)
-    varies, spread = deviation > 0, logs.std() if count else 0.0
-    if np.isfinite(residuals).sum() < _FEWEST_ROWS or not varies.any() or not spread > 0:
+    varies, spread = deviation > 0, logs.std()
+    if not varies.any() or not spread > 0:
         return None
     deviation, values = np.where(varies, deviation, 1.0), logs[:, None] / spread
     targets = MeanErrors((points / deviation)[:, varies], values)

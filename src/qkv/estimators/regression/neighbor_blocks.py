@@ -159,6 +159,9 @@ def nearest_distances(points: Float[np.ndarray, "rows width"], most: int = 10_00
     """
     if not len(points):
         return np.zeros(0)
+    spread = np.quantile(np.abs(points - np.median(points, axis=0)), 0.99, axis=0).max()
+    unit = 2.0 ** int(np.frexp(spread)[1])  # in which float32 holds most squares
+    points = points / unit
     # Of wide points, most blocks are near each other, and fewer products of larger ones take less time.
     blocks = split_into_blocks(points, 512 if points.shape[1] > FEW_COLUMNS else 128)
     chosen = blocks if len(points) <= most else split_into_blocks(points, 128, draw_rows(len(points), most))
@@ -173,7 +176,7 @@ def nearest_distances(points: Float[np.ndarray, "rows width"], most: int = 10_00
             squared = squared_distances(first, second, *np.empty((2, len(first), len(second)), np.float32))
             squared[same_rows(rows, blocks.rows[b])] = np.inf
             np.minimum(best, squared.min(axis=1), out=best)
-        distances.append(np.sqrt(best.astype(np.float64)))
+        distances.append(np.sqrt(best.astype(np.float64)) * unit)
     return np.concatenate(distances)
 
 

@@ -204,8 +204,10 @@ def _read(found: Outputs, problem: Problem, normalizer: Normalizer) -> tuple[obj
     tile, results = problem.tile, []
     for readout in problem.readouts:
         if type(readout) is LogSumExp and found[2].requires_grad:
-            # No logit is +inf or NaN; gradients of rows without keys are set to 0.
-            results.append(cast("Tensor", normalizer.prepare(found[2])).logsumexp(-1))
+            # Gradients of `logsumexp` do not sum to 1 for large logits; those of rows without keys are set to 0.
+            logits = cast("Tensor", normalizer.prepare(found[2]))
+            shift = logits.detach().amax(-1, keepdim=True).nan_to_num_(0, 0, 0)
+            results.append((logits - shift).exp().sum(-1).log() + shift[..., 0])
         else:
             results.append(readout.finalize(readout.read(found[2], found[1], normalizer, tile), tile))
     return tuple(results)

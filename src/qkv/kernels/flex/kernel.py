@@ -291,8 +291,7 @@ def flex_attend(call: TorchCall, compiled: bool) -> OutputTensor:
 
 
 def _lift(call: TorchCall, score: Score) -> tuple[Num[Tensor, "*_ q lifted"], Num[Tensor, "*_ k lifted"], float]:
-    centre = score.centre(call.key)
-    tile = call.tile if centre is None else dataclasses.replace(call.tile, centre=centre)
+    tile = dataclasses.replace(call.tile, centre=score.centre(call.key))
     query, key, scale = score.scaled_lift(call.query, call.key, tile)
     return cast("Tensor", query), cast("Tensor", key), scale
 

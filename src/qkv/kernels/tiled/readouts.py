@@ -224,8 +224,8 @@ class ReadoutCollector:
             result: Tensor | ReadoutAccumulator | None = _allocate(readout, tile, like)
             if result is None:
                 result = ReadoutAccumulator(readout, tile)
-                on_cpu = like.device.type == "cpu"  # NumPy selects the keys
-                (self.selections if readout.largest and on_cpu else self.accumulators).append(result)
+                selects = readout.largest and like.device.type == "cpu" and 0 not in tile.batch  # by NumPy
+                (self.selections if selects else self.accumulators).append(result)
             self._results.append((readout, result))
         self.largest = max((each.readout.largest or 0 for each in self.selections), default=0)
 
@@ -233,7 +233,7 @@ class ReadoutCollector:
         """Return the accumulators of the pooled maps for the batch element at `index`."""
         maps = []
         for readout, whole in self._results:
-            if readout.pooling and not isinstance(whole, ReadoutAccumulator):
+            if readout.pooling and 0 not in self._tile.batch and not isinstance(whole, ReadoutAccumulator):
                 targets = [whole[at] for at, _ in selected_heads(readout, self._tile.batch, index)]
                 if targets:
                     maps.append(ElementMap(readout.pooling == "mean", targets, self._tile))

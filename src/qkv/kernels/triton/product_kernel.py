@@ -87,8 +87,7 @@ def product_attention(call: TorchCall, launch: ProductLaunch) -> OutputTensor:
         left, right = (batch_elements(x, batch) for x in (sides.query, sides.key))
         arrays = left[..., :-1], right[..., :-1], left[..., -1], right[..., -1]
     else:
-        centre = call.score.centre(clean.key)
-        tile = call.tile if centre is None else replace(call.tile, centre=centre)
+        tile = replace(call.tile, centre=call.score.centre(clean.key))
         lifted = call.score.scaled_lift(clean.query, clean.key, tile)
         launch = replace(launch, scale=launch.scale * lifted[2])
         left, right = (batch_elements(cast("Tensor", x), batch) for x in lifted[:2])

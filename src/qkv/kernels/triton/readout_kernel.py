@@ -226,8 +226,7 @@ def _omitted(call: TorchCall, sides: _Sides) -> Tensor:
     if sides.additive:
         return sides.vector.sum(-1, keepdim=True)
     clean = finite_call(call)
-    centre = call.score.centre(clean.key)
-    tile = call.tile if centre is None else replace(call.tile, centre=centre)
+    tile = replace(call.tile, centre=call.score.centre(clean.key))
     term = cast("Tensor | None", call.score.query_term(clean.query, tile))
     if term is None:
         return sides.row_bias.new_zeros(())

@@ -124,7 +124,9 @@ class BiasedLogits(TileLogits):
             cast("PointwiseScore", self.call.score).slice(slice(*rows), slice(*cols)),
         )
         offset = cast("Tensor", score.offset(tile, self.call.value))
-        return self.inner.logits(rows, cols, workspace, shift).add_(offset, alpha=self.factor)
+        # The shift is subtracted last, so that logits round as where it was computed.
+        logits = self.inner.logits(rows, cols, workspace)
+        return scale_and_shift_(logits.add_(offset, alpha=self.factor), 1.0, shift)
 
     def trace(self, rows: Limits, cols: Limits, workspace: Workspace, shift: Shift = None) -> Traced:
         # The gradients of the offset are computed by autograd.
@@ -133,10 +135,10 @@ class BiasedLogits(TileLogits):
         leaves = leaves_of(tensors_of(score))
         with torch.enable_grad():
             offset = cast("Tensor", score.replace_arrays(leaves).offset(tile, self.call.value))
-        logits, inner_backward = self.inner.trace(rows, cols, workspace, shift)
+        logits, inner_backward = self.inner.trace(rows, cols, workspace)
 
         def backward(gradient: TileTensor, gradients: Gradients) -> None:
             accumulate_logits(offset, gradient, leaves, tensors_of(gradients.score.slice(*limits)))
             inner_backward(gradient, replace(gradients, score=cast("PointwiseScore", gradients.score).score))
 
-        return logits.add_(offset.detach(), alpha=self.factor), backward
+        return scale_and_shift_(logits.add_(offset.detach(), alpha=self.factor), 1.0, shift), backward
