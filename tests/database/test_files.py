@@ -4,11 +4,9 @@ import contextlib
 import gzip
 import io
 import json
-import multiprocessing
 import os
 import random
 import re
-import warnings
 
 import pyarrow as pa
 import pytest
@@ -226,16 +224,3 @@ def test_files_are_read_after_the_database_of_duckdb_has_failed(tmp_path):
     read(path)
     _DATABASES[os.getpid()].close()  # as after an internal error, no statement runs in it
     assert read(path)["v"].to_pylist() == [1]
-
-
-def test_a_forked_process_reads_files(tmp_path):
-    path = tmp_path / "t.csv"
-    path.write_text("v\n" + "1.25\n" * 300_000)  # several threads read it
-    read(path)
-    with warnings.catch_warnings(), multiprocessing.get_context("fork").Pool(1) as pool:
-        warnings.simplefilter("ignore")  # of a fork beside the threads of other libraries
-        assert pool.apply_async(_rows, (path,)).get(timeout=60) == 300_000
-
-
-def _rows(path):
-    return read(path).num_rows
