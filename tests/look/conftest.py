@@ -32,8 +32,9 @@ def opened(window):
     def open_page(address, **options):
         page = window.new_page()
         page.on("pageerror", lambda error: troubles.append(str(error)))
-        # Refusals of the Content-Security-Policy are errors of the console.
-        page.on("console", lambda said: troubles.append(said.text) if said.type == "error" else None)
+        # Refusals of the Content-Security-Policy are errors of the console; the server of a test ends before its page.
+        ended = "ERR_CONNECTION_REFUSED"
+        page.on("console", lambda one: one.type == "error" and ended not in one.text and troubles.append(one.text))
         page.asked = []
         page.on("response", lambda answer: page.asked.append(answer))
         page.goto(address, **options)
