@@ -179,8 +179,7 @@ def amounts_of_work(
     array = (pairs if array_elements is None else array_elements) * problem.itemsize
     total = pairs * problem.elements_per_logit
     width = axes.query_width + axes.value_width
-    read = not problem.gradient and all(readout.largest is not None for readout in problem.readouts)
-    searched = problem.normalizer.has_threshold_bound and (read or not problem.readouts)
+    searched = problem.normalizer.has_threshold_bound and reads_candidates(problem)
     return {
         "flop": pairs * problem.flop_per_pair * (3.5 if problem.gradient else 1),
         "call": 1,
@@ -197,6 +196,13 @@ def amounts_of_work(
         "searched": pairs if searched else 0,
         "searched_elements": total if searched else 0,
     }
+
+
+def reads_candidates(problem: Problem) -> bool:
+    """Return whether the readouts, if any, are computed from the keys with weight."""
+    return not problem.readouts or (
+        not problem.gradient and all(readout.largest is not None for readout in problem.readouts)
+    )
 
 
 def visible_pairs(problem: Problem, rows: int, keys: int = 1) -> float:

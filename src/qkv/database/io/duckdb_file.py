@@ -97,7 +97,7 @@ _DATABASES: dict[int, duckdb.DuckDBPyConnection] = {}
 
 
 def _connect(settings: dict[str, str]) -> duckdb.DuckDBPyConnection:
-    """Return a connection to the database of this process, or with the settings `CLOSED` to one of its own."""
+    """Return a connection to the shared database of the process or, with the settings `CLOSED`, to a new database."""
     import duckdb
 
     if settings is CLOSED:
@@ -341,25 +341,25 @@ def _open_typed(
     """Open a file, and read columns as texts whose dates or numbers this package reads, which are returned."""
     rows = file.open(**dialect)
     types = dict(zip(rows.columns, map(str, rows.types), strict=True))
-    delimited, whole = file.kind in DELIMITED, [name for name, type_ in types.items() if type_ == "BIGINT"]
+    delimited, integers = file.kind in DELIMITED, [name for name, type_ in types.items() if type_ == "BIGINT"]
     later = delimited and not dialect and len(rows.limit(_FIRST_ROWS + 1).project("1").to_arrow_table()) > _FIRST_ROWS
     # Whole numbers of a long file are compared with their texts below.
-    if delimited and whole and not later and any(map(_PREFIX.search, unpacked_blocks(file.readable))):
-        tests = ", ".join(f"bool_or(regexp_matches({quoted_name(name)}, '0[xXbB]'))" for name in whole)
-        (found,) = file.open(**dialect, dtype=dict.fromkeys(whole, "VARCHAR")).aggregate(tests).fetchall()
-        file.texts |= {name: "VARCHAR" for name, some in zip(whole, found, strict=True) if some}
+    if delimited and integers and not later and any(map(_PREFIX.search, unpacked_blocks(file.readable))):
+        tests = ", ".join(f"bool_or(regexp_matches({quoted_name(name)}, '0[xXbB]'))" for name in integers)
+        (found,) = file.open(**dialect, dtype=dict.fromkeys(integers, "VARCHAR")).aggregate(tests).fetchall()
+        file.texts |= {name: "VARCHAR" for name, some in zip(integers, found, strict=True) if some}
         rows, types = file.open(**dialect), types | file.texts
-    numbers = inexact_columns(types, required, file.kind in DELIMITED) if not options.as_written else []
+    numbers = inexact_columns(types, required, delimited) if not options.as_written else []
     as_texts = [name for name, form in options.assumed if form == "text" and types.get(name, "VARCHAR") != "VARCHAR"]
     numbers += [name for name in as_texts if name not in numbers]
-    if file.kind in DELIMITED and not options.as_written:
+    if delimited and not options.as_written:
         numbers += _perhaps_thousands(
             rows, [n for n, type_ in types.items() if type_ == "DOUBLE" and n not in numbers], file
         )
-    if numbers and file.kind in DELIMITED:
+    if numbers and delimited:
         # Raises an error if the first rows contradict the types, from which `run_typed` learns the dialect.
         rows.limit(_FIRST_ROWS).to_arrow_table()
-    if file.kind not in DELIMITED:
+    if not delimited:
         return (file.open(**dialect, dtype=dict.fromkeys(numbers, "VARCHAR")) if numbers else rows), numbers
     tested = [name for name, type_ in types.items() if type_ in ("DATE", "BOOLEAN") or type_.startswith("TIMESTAMP")]
     tested = [name for name in tested if name not in as_texts]

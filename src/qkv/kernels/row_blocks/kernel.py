@@ -19,7 +19,7 @@ from qkv.kernels.runtime.memory_model import lifted_elements, pair_arrays, score
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size, size_text, thread_count
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
-from qkv.plan.time_model import amounts_of_work, visible_pairs
+from qkv.plan.time_model import amounts_of_work, reads_candidates, visible_pairs
 from qkv.scores.forms import Distance, Offset, Product, Tanh
 
 if TYPE_CHECKING:
@@ -197,20 +197,14 @@ class RowBlocksKernel(Kernel):
 
     def _finds(self, problem: Problem) -> bool:
         """Return whether candidates are found by a bound of the logits of keys with weight."""
-        return problem.normalizer.has_threshold_bound and self._reads_candidates(problem)
-
-    def _reads_candidates(self, problem: Problem) -> bool:
-        """Return whether the readouts, if any, are computed from the keys with weight."""
-        return not problem.readouts or (
-            not problem.gradient and all(readout.largest is not None for readout in problem.readouts)
-        )
+        return problem.normalizer.has_threshold_bound and reads_candidates(problem)
 
     def _selects(self, problem: Problem) -> bool:
         """Return whether candidates are the keys of the largest logits, selected tile by tile, by NumPy."""
         normalizer = problem.normalizer
         few = 0 < self._top_k(problem) <= self.max_candidates and not normalizer.stochastic
         few = few and problem.axes.k >= _SELECTION_KEYS
-        return few and self._reads_candidates(problem) and not problem.device.is_gpu
+        return few and reads_candidates(problem) and not problem.device.is_gpu
 
     def _top_k(self, problem: Problem) -> int:
         return problem.normalizer.top_k or 0

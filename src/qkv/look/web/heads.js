@@ -486,8 +486,8 @@ export function render({ model, el, hash }) {
   restart().then(() => visited && first.map.visit(visited));
 }
 
-/** Return the first and last tokens of a passage of queries and of keys; empty for single words, unless these are wanted, and for regions
- *  of an image. @param {number[][]} groups @param {boolean} [single] */
+/** Return the first and last tokens of a passage of queries and of keys as texts; empty for regions of an image and, without `single`, for
+ *  two single words. @param {number[][]} groups @param {boolean} [single] */
 function frameText(groups, single = false) {
   const passages = groups.every((group) => group[group.length - 1] - group[0] === group.length - 1);
   return passages && (single || groups.some((group) => group.length > 1)) ? groups.map((group) => `${group[0]}-${group[group.length - 1]}`).join() : "";
