@@ -4,13 +4,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import qkv  # noqa: E402
 from qkv import masks, readouts, scores  # noqa: E402
+from qkv.core.equation import attend_dense  # noqa: E402
 from qkv.kernels.batched.kernel import BatchedKernel  # noqa: E402
+from qkv.normalizers import Softmax  # noqa: E402
 
 
 def test_an_additive_tile_is_at_most_9_frames_in_5_files_from_attend_to_its_divisions(
@@ -61,3 +64,22 @@ def test_an_observed_call_runs_the_function_of_its_cached_plan_also_where_its_pa
     found = run()
     torch.testing.assert_close((found.output, found.readouts[0]), (expected.output, expected.readouts[0]))
     assert found.plan.problem.score is score
+
+
+@pytest.mark.parametrize("kernel", ["dense", "numpy_blocks"])
+def test_a_numpy_call_is_bound_without_conversion_also_where_its_parts_hold_arrays(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((3, 5, 4))
+
+    def parts() -> dict[str, Any]:
+        score = scores.Biased(scores.Gaussian(draw.uniform(0.5, 2, 3)), draw.standard_normal((5, 5)))
+        return {"score": score, "mask": masks.AllowedPairs(draw.random((5, 5)) > 0.3)}
+
+    qkv.attend(x, x, x, kernel=kernel, **parts())
+    monkeypatch.setattr("qkv.engine.bind_problem", None)  # which converts and checks every part
+    for _ in range(2):
+        own = parts()
+        expected = attend_dense(x, x, x, normalizer=Softmax(), **own).output
+        np.testing.assert_allclose(qkv.attend(x, x, x, kernel=kernel, **own), expected, rtol=1e-12)

@@ -9,10 +9,9 @@ This module imports NumPy, and uses PyTorch, JAX and TensorFlow only if the call
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal, TypeGuard, TypeVar
 
@@ -533,8 +532,6 @@ def toeplitz(vector: Shaped[Array, "*batch n"], rows: int, cols: int) -> Shaped[
     return windows[..., ::-1, :]
 
 
-@contextlib.contextmanager
-def ignore_numpy_warnings() -> Iterator[None]:
+def ignore_numpy_warnings() -> np.errstate:
     """Suppress NumPy's floating-point warnings in a `with` block."""
-    with np.errstate(all="ignore"):
-        yield
+    return np.errstate(all="ignore")

@@ -11,7 +11,7 @@ from itertools import count
 from typing import TypeAlias, cast
 from weakref import ref
 
-from qkv.core.arrays import dtype_name, namespace, requires_gradient
+from qkv.core.arrays import dtype_name, is_floating, namespace, requires_gradient, zeros
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
 from qkv.core.typing import Array, DType, Num, Shaped, Tensor
@@ -303,7 +303,7 @@ def _is_bound(
     spec, axes = problem.spec, problem.axes
     if not ready or not plan.requested.spec.arrays():
         return ready
-    if problem.library != "torch" or (spec.positions is not None and spec.positions.arrays()):
+    if problem.library not in ("torch", "numpy") or (spec.positions is not None and spec.positions.arrays()):
         return False
     lengths, given = {"q": axes.q, "k": axes.k}, plan.requested.spec
     for part, target, original in (
@@ -325,11 +325,11 @@ def _is_bound(
 
 
 def hollow_problem(problem: Problem) -> Problem:
-    """Return a problem whose PyTorch tensors are zeros that take no memory."""
+    """Return a problem whose PyTorch or NumPy arrays are constant and take no memory."""
     return dataclasses.replace(problem, spec=problem.spec.map_arrays(_hollow))
 
 
 def _hollow(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
-    """Return a tensor of zeros of the shape, dtype and device of a tensor, which takes no memory."""
-    tensor = cast("Tensor", x)
-    return tensor.detach().new_zeros(()).expand(tensor.shape)
+    """Return ones or, of other than floating-point numbers, zeros like an array, which take no memory."""
+    number = zeros(x, (), x.dtype) + 1 if is_floating(x) else zeros(x, (), x.dtype)  # scores divide by bandwidths
+    return namespace(x).broadcast_to(number, tuple(x.shape))

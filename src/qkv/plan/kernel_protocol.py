@@ -125,7 +125,8 @@ class Kernel(ABC):
 
         The function is stored in the plan cache, so this method can precompute everything that does not depend on
         data. It is called only for problems whose inputs and arrays of parts need no cast, and which use no random
-        numbers. The arrays of the problem's parts are zeros of the right shapes: the function gets each call's parts.
+        numbers. The problem's arrays have the right shapes, but ones in place of their numbers: the function gets
+        each call's parts.
         """
         return None
 

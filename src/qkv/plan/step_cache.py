@@ -31,7 +31,7 @@ class _Step:
 
     Attributes:
         cached: the plan, for the largest of these numbers of keys.
-        problem: the planned problem, whose arrays are zeros.
+        problem: the planned problem, with constant arrays.
     """
 
     cached: CachedPlan

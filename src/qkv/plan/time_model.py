@@ -127,7 +127,9 @@ def table_key(kernel: str, problem: Problem) -> str | None:
     products = kind in ("product", "mapped product")
     if q < _MIN_QUERIES and normalizer == "softmax" and products and not problem.gradient:
         return None
-    if kernel == "fused" and kind == "biased product":  # the operator adds the bias
+    # The fused operator adds the bias. The measured biases depended on positions: one that is given takes no time.
+    given = kernel == "batched" and not (problem.gradient or problem.score.positional)
+    if kind == "biased product" and (kernel == "fused" or given):
         kind = "product"
     direction = "gradient" if problem.gradient else "forward"
     key = f"{kernel}, {kind}, {direction}"

@@ -28,7 +28,8 @@ from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.memory_model import pair_arrays
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
-from qkv.plan.kernel_protocol import Kernel, Result
+from qkv.plan.bind import prepare_unconverted
+from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import LARGE_BYTES, amounts_of_work
 from qkv.readouts import Readout
@@ -172,6 +173,11 @@ class DenseKernel(Kernel):
     def work(self, problem: Problem) -> dict[str, float]:
         """Return the amounts of work, from which the time is estimated; masked pairs are computed too."""
         return amounts_of_work(problem, problem.axes.pairs, elements=problem.elements_per_logit)
+
+    def prepare(self, problem: Problem) -> PreparedCall | None:
+        """Return a function that runs calls of NumPy arrays."""
+        run = partial(_run, readouts=problem.readouts)
+        return prepare_unconverted(run, problem) if problem.library == "numpy" else None
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         if problem.library == "torch":

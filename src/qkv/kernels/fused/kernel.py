@@ -148,7 +148,8 @@ class FusedKernel(Kernel):
         same = layout is not None and layout.is_identity(axes.query, axes.key, axes.value)
         if isinstance(score.form, ScaledProduct) and not same:
             amounts["call"] += 1
-        if problem.gradient and needs_bias(problem):  # the array of pairs takes about as long
+        # The array of pairs takes about as long with a gradient, and forward if arrays are padded, too.
+        if needs_bias(problem) and (problem.gradient or lifted_width(problem) != axes.value_width):
             amounts["call"] += 1
         return amounts
 

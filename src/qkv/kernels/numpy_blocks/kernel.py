@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -16,15 +16,32 @@ from qkv.core.batch import BatchIndex, batch_indices
 from qkv.core.equation import BoundCall
 from qkv.core.tile import Tile
 from qkv.core.typing import OutputArray, PairArray
-from qkv.kernels.numpy_blocks.one_pass import CHUNK, TILE_FACTOR, attend_in_one_pass, one_pass_tile_sizes, selects
+from qkv.kernels.numpy_blocks.one_pass import (
+    CHUNK,
+    TILE_FACTOR,
+    OnePassTileSizes,
+    attend_in_one_pass,
+    one_pass_tile_sizes,
+    selects,
+)
 from qkv.kernels.runtime.tile_loop import Limits, attend_rows, ranges, row_logits, weigh_rows
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator, accumulate_rows
-from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, TileSizes, narrow_for_mask, partial_elements, size_text
+from qkv.kernels.runtime.tile_sizes import (
+    LEAST_NARROWED,
+    ROW_BLOCK_BUDGET,
+    TileSizes,
+    narrow_for_mask,
+    partial_elements,
+    size_text,
+)
 from qkv.normalizers.base import Normalizer
+from qkv.plan.bind import prepare_unconverted
 from qkv.plan.cost import tile_sides
-from qkv.plan.kernel_protocol import Kernel, Result
+from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work
+
+_Schedule: TypeAlias = tuple[Literal["one pass", "row blocks", "tiles"], OnePassTileSizes | TileSizes]
 
 _ROW_BLOCK_ARRAYS = 5
 """Number of arrays of a row block's size in memory at once."""
@@ -53,23 +70,22 @@ class NumpyBlocksKernel(Kernel):
     row_block_budget: int = ROW_BLOCK_BUDGET
 
     def describe(self, problem: Problem) -> str:
-        if self._in_one_pass(problem):
-            tiles = one_pass_tile_sizes(problem, self.budget)
-            return f"tiles of {size_text(tiles.rows, tiles.cols)}, one pass over the keys"
-        sizes = self._sizes(problem)
-        if self._by_rows(problem):
+        way, sizes = self._schedule(problem)
+        if way == "one pass":
+            return f"tiles of {size_text(sizes.rows, sizes.cols)}, one pass over the keys"
+        if way == "row blocks":
             return f"row blocks of {size_text(sizes.rows, problem.axes.k)}"
         return f"tiles of {size_text(sizes.rows, sizes.cols)}"
 
     def scratch(self, problem: Problem) -> float:
         """Return the bytes of one tile or row block at the peak, and of the results of readouts."""
-        if self._in_one_pass(problem):
-            return one_pass_tile_sizes(problem, self.budget).scratch(problem)
-        sizes, elements, item = self._sizes(problem), problem.elements_per_logit, problem.itemsize
-        queries = sizes.batch * sizes.rows
+        way, sizes = self._schedule(problem)
+        if isinstance(sizes, OnePassTileSizes):
+            return sizes.scratch(problem)
+        elements, item, queries = problem.elements_per_logit, problem.itemsize, sizes.batch * sizes.rows
         peak = queries * sizes.cols * item * max(_ROW_BLOCK_ARRAYS + 1, 2 * elements + 2)
         peak += queries * item * partial_elements(problem)
-        if self._by_rows(problem):
+        if way == "row blocks":
             # A tile of logits is computed while one array of the row block is in memory, which is weighed later.
             row_block, tile = queries * problem.axes.k * item, queries * sizes.cols * item * 2 * elements
             weighed = 7.0 if not problem.normalizer.online else 5.6
@@ -78,40 +94,62 @@ class NumpyBlocksKernel(Kernel):
 
     def work(self, problem: Problem) -> dict[str, float]:
         """Return the amounts of work, from which the time is estimated; masked pairs are computed too."""
-        axes = problem.axes
-        if self._in_one_pass(problem):
-            return amounts_of_work(problem, axes.pairs, one_pass_tile_sizes(problem, self.budget).tiles(problem), 0)
-        sizes = self._sizes(problem)
+        axes, (way, sizes) = problem.axes, self._schedule(problem)
+        if isinstance(sizes, OnePassTileSizes):
+            return amounts_of_work(problem, axes.pairs, sizes.tiles(problem), 0)
         blocks = -(-axes.batch_size // sizes.batch) * -(-axes.q // sizes.rows)
-        block = sizes.batch * sizes.rows * axes.k if self._by_rows(problem) else 0
+        block = sizes.batch * sizes.rows * axes.k if way == "row blocks" else 0
         return amounts_of_work(problem, axes.pairs, blocks * -(-axes.k // sizes.cols), block)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
+        return self._run(call, problem, self._schedule(problem))
+
+    def prepare(self, problem: Problem) -> PreparedCall | None:
+        """Return a function that runs calls in blocks of the same sizes, which may depend on arrays of the mask."""
+        mask, schedule = problem.spec.mask, self._schedule(problem)
+        if problem.axes.q >= LEAST_NARROWED and mask is not None and mask.arrays():
+            return None
+        return prepare_unconverted(lambda call: self._run(call, problem, schedule), problem)
+
+    def _run(self, call: BoundCall, problem: Problem, schedule: _Schedule) -> Result:
+        way, sizes = schedule
         with ignore_numpy_warnings():
-            if self._in_one_pass(problem):
-                return attend_in_one_pass(call, one_pass_tile_sizes(problem, self.budget), problem.readouts)
-            call, sizes, tile = call.with_all_cast(), self._sizes(problem), call.tile
-            by_rows = self._by_rows(problem)
+            if isinstance(sizes, OnePassTileSizes):
+                return attend_in_one_pass(call, sizes, problem.readouts)
+            call, tile = call.with_all_cast(), call.tile
             output = np.empty((*tile.batch, tile.q_total, call.value.shape[-1]), dtype=call.out_dtype)
             accumulators = [ReadoutAccumulator(readout, tile) for readout in problem.readouts]
             for index in batch_indices(tile.batch, sizes.batch):
                 part = call if sizes.batch >= problem.axes.batch_size else call.select_batch(index)
                 for rows in ranges(tile.q_total, sizes.rows):
-                    if by_rows:
+                    if way == "row blocks":
                         of_rows = _weigh_rows(part, rows, sizes.cols, accumulators, () if part is call else index)
                     else:
                         of_rows, _ = attend_rows(part, rows, sizes.cols)
                     output[index][..., slice(*rows), :] = cast(of_rows, call.out_dtype)
             return Result(output, tuple(accumulator.result() for accumulator in accumulators))
 
-    def _in_one_pass(self, problem: Problem) -> bool:
-        """Return whether a call is computed by `attend_in_one_pass`."""
+    def _schedule(self, problem: Problem) -> _Schedule:
+        """Return how a call reads its keys, and the sizes of its tiles, or of its row blocks and the tiles within."""
+        axes, elements, few = problem.axes, problem.elements_per_logit, self._few_keys(problem)
+        if not few and self._reads_once(problem):
+            return "one pass", one_pass_tile_sizes(problem, self.budget)
+        if not (few or problem.readouts or not problem.normalizer.online):
+            pairs = self._pairs(problem, TILE_FACTOR * self.budget)
+            rows, cols = tile_sides(axes.q, axes.k, max(1, pairs // elements))
+            return "tiles", TileSizes(rows, cols, 1)
+        pairs = self._pairs(problem, self.budget if few else self.row_block_budget // _ROW_BLOCK_ARRAYS)
+        rows = narrow_for_mask(problem, max(1, min(axes.q, pairs // max(1, axes.k))))
+        batch = max(1, min(axes.batch_size, pairs // max(1, rows * axes.k)))
+        cols = self._pairs(problem, TILE_FACTOR * self.budget) // (batch * rows * elements)
+        return "row blocks", TileSizes(rows, max(1, min(axes.k, cols)), batch)
+
+    def _reads_once(self, problem: Problem) -> bool:
+        """Return whether a call of many keys is computed by `attend_in_one_pass`."""
         normalizer = problem.normalizer
         if any(not readout.largest or readout.head_indices is not None for readout in problem.readouts):
             return False
         if problem.axes.k == 0 and (problem.readouts or selects(normalizer)):
-            return False
-        if self._few_keys(problem):
             return False
         return selects(normalizer) or (normalizer.log_sum_exp and normalizer.online and not problem.spec.dropout)
 
@@ -125,25 +163,6 @@ class NumpyBlocksKernel(Kernel):
         if form.lift == "exact" and problem.normalizer.log_sum_exp and not (problem.spec.mask or problem.readouts):
             limit = 128
         return 0 < axes.k <= limit and axes.k * min(axes.q, _FEW_QUERIES) <= self._pairs(problem, self.budget)
-
-    def _by_rows(self, problem: Problem) -> bool:
-        """Return whether weights are computed from all logits of a query."""
-        return bool(problem.readouts) or not problem.normalizer.online or self._few_keys(problem)
-
-    def _sizes(self, problem: Problem) -> TileSizes:
-        """Return the queries and batch elements of a block, and the keys of its tiles, if there are several passes."""
-        axes, elements = problem.axes, problem.elements_per_logit
-        if not self._by_rows(problem):
-            pairs = self._pairs(problem, TILE_FACTOR * self.budget)
-            rows, cols = tile_sides(axes.q, axes.k, max(1, pairs // elements))
-            return TileSizes(rows, cols, 1)
-        longer = self.row_block_budget // _ROW_BLOCK_ARRAYS
-        pairs = self._pairs(problem, self.budget if self._few_keys(problem) else longer)
-        rows = max(1, min(axes.q, pairs // max(1, axes.k)))
-        rows = narrow_for_mask(problem, rows)
-        batch = max(1, min(axes.batch_size, pairs // max(1, rows * axes.k)))
-        cols = self._pairs(problem, TILE_FACTOR * self.budget) // (batch * rows * elements)
-        return TileSizes(rows, max(1, min(axes.k, cols)), batch)
 
     def _pairs(self, problem: Problem, budget: int) -> int:
         """Return how many pairs a block may have so that its arrays take at most half of the memory limit."""

@@ -146,13 +146,17 @@ def thread_count(problem: Problem) -> int:
     return int(torch.get_num_threads())
 
 
+LEAST_NARROWED = 128
+"""Least number of queries per tile of which `narrow_for_mask` returns fewer."""
+
+
 def narrow_for_mask(problem: Problem, rows: int) -> int:
     """Return `rows`, or a smaller number of queries per tile if the mask then excludes more pairs.
 
     Masked pairs of a tile that is not fully masked are computed too.
     """
     mask, q = problem.spec.mask, problem.axes.q
-    if mask is None or rows < 128:
+    if mask is None or rows < LEAST_NARROWED:
         return rows
 
     def cost(rows: int) -> float:
