@@ -119,7 +119,7 @@ ALGORITHMS_IMPORTED = {
     ("batched", "dense"),  # data that is not finite
     ("triton", "fused"),  # lifts of queries and keys
     ("jax_fused", "jax_loops"),  # calls that a library refuses
-    ("jax_loops", "dense"),  # the compiled function of a call
+    ("dense", "jax_loops"),  # data of JAX that is not finite
 }
 """Pairs of folders of qkv.kernels of which the first runs the kernel of the second for some calls."""
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv import masks, normalizers, scores
+from qkv import masks, normalizers, readouts, scores
 from qkv.testing.cases import Case
 from qkv.testing.execution import oracle_of, run
 from qkv.testing.kernel_harness import assert_agrees
@@ -90,3 +90,18 @@ def test_weights_sum_to_1_however_large_logits_are(normalizer: normalizers.Norma
         parts = {"score": score, "normalizer": normalizer, "positions": qkv.Positions("end")}
         output = qkv.attend(*map(jax.numpy.asarray, (query, key, np.ones((2, 40, 1), np.float32))), **parts)
         assert_close(output, np.ones((2, 40, 1)), 1e-5)
+
+
+@pytest.mark.parametrize("readout", [readouts.LogSumExp(), readouts.Dense(), readouts.ColumnSum()], ids=str)
+def test_a_compiled_call_allocates_few_arrays_of_all_pairs_although_data_may_not_be_finite(readout) -> None:
+    draw = np.random.default_rng(0)
+    q, bias = jax.numpy.asarray(draw.standard_normal((2, 256, 16), np.float32)), jax.numpy.zeros((256, 256))
+    mask = masks.AllowedPairs(jax.numpy.asarray(draw.random((256, 256)) > 0.3))
+
+    def call(q):
+        seen = qkv.observe(q, q, q, score=scores.Biased(scores.Dot(), bias), mask=mask, readouts=[readout])
+        return seen.output, seen.readouts
+
+    assert qkv.explain(q, q, q, mask=mask, readouts=[readout]).kernel.name == "dense"
+    memory = jax.jit(call).lower(q).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 4.5 * 2 * 256 * 256 * 4

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
-from qkv.core.arrays import is_tensor, requires_gradient
+from qkv.core.arrays import is_tensor, library, requires_gradient, row_max, where
 from qkv.core.partial import nonzero
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, PairArray, Tensor
-from qkv.normalizers.base import Normalizer
+from qkv.normalizers.base import Normalizer, excluded
 from qkv.normalizers.softmax import Softmax
 from qkv.readouts.base import Readout
 
@@ -53,6 +55,26 @@ class LogSumExp(Readout):
             # Without exponentials: log w = l − log Σ e^l for each key.
             largest = typing.cast("Tensor", normalizer.prepare(logits)).amax(dim=-1)
             return largest - typing.cast("Tensor", nonzero(weights.amax(dim=-1))).log()
+        if whole and library(weights) == "jax":
+            return _jax_log_total()(normalizer.prepare(logits), weights)
         if tile.cols[0] > 0 and isinstance(normalizer, Softmax) and normalizer.sink is not None:
             normalizer = replace(normalizer, sink=None)
         return normalizer.log_total(logits)[..., 0]
+
+
+@cache
+def _jax_log_total() -> Callable[[PairArray, PairArray], Float[Array, "*batch q"]]:
+    """Return the log-sum-exp in JAX of rows with their softmax, without exponentials: log w = l − log Σ e^l."""
+    import jax
+    import jax.numpy as jnp
+
+    def log_total(logits: Array, weights: Array) -> Array:
+        return typing.cast("Array", row_max(logits)[..., 0] - jnp.log(nonzero(row_max(weights)[..., 0])))
+
+    def derivative(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+        (logits, weights), (tangent, _) = primals, tangents
+        return total(logits, weights), jnp.sum(weights * where(excluded(logits), 0.0, tangent), axis=-1)
+
+    total = jax.custom_jvp(log_total)
+    total.defjvp(derivative)
+    return typing.cast("Callable[[Array, Array], Array]", total)

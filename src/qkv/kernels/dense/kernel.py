@@ -5,144 +5,26 @@ It supports every call, and is the reference that other kernels are tested again
 
 from __future__ import annotations
 
-import dataclasses
 import typing
-from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from typing import Any, ClassVar, cast
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar, cast
 
-import numpy as np
-
-from qkv.core.arrays import ignore_numpy_warnings, library, statically_known_true
+from qkv.core.arrays import ignore_numpy_warnings, library
 from qkv.core.equation import BoundCall, dense
 from qkv.core.formatting import memory_text
-from qkv.core.parts import Part
-from qkv.core.positions import Positions
-from qkv.core.threefry import seed_words
-from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, DType, KeyArray, OutputArray, QueryArray, Shaped, Tensor, ValueArray
+from qkv.core.typing import Array, Shaped, Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
+from qkv.kernels.runtime.compiled_jax import compilable, known_finite, run_compiled
 from qkv.kernels.runtime.context import no_autocast
 from qkv.kernels.runtime.memory_model import pair_arrays
-from qkv.masks.base import Mask
-from qkv.normalizers.base import Normalizer
 from qkv.plan.bind import prepare_unconverted
 from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import LARGE_BYTES, amounts_of_work
 from qkv.readouts import Readout
-from qkv.scores.base import Score
 from qkv.scores.forms import Tanh
-
-_Parts = tuple[Score, Normalizer, Mask | None, Positions | None]
-_Seed = tuple[Shaped[Array, ""], Shaped[Array, ""]] | None
-_Run = Callable[[BoundCall, tuple[Readout, ...]], Result]
-
-
-@dataclass(frozen=True)
-class _StaticCall:
-    """Static argument of the compiled function: everything in a call but its arrays."""
-
-    run: _Run
-    lengths: tuple[int, int]
-    batch: tuple[int, ...]
-    dropout: float
-    finite: tuple[bool, bool] | None
-    out_dtype: DType
-    readouts: tuple[Readout, ...] = field(compare=False)
-    signatures: tuple[Hashable, ...]
-    """Signatures of the readouts, which are compared in place of the readouts because those hold no arrays."""
-
-
-def compilable(value: object) -> bool:
-    """Return whether a part can be compiled: it and the parts in its fields are of qkv and hold no function.
-
-    Example:
-        >>> from qkv.scores import Custom, Dot, SumOf
-        >>> compilable(SumOf((Dot(), Dot()))), compilable(SumOf((Dot(), Custom(lambda query, key: query @ key.mT))))
-        (True, False)
-    """
-    if isinstance(value, tuple):
-        return all(compilable(each) for each in value)
-    if not isinstance(value, Part):
-        return not callable(value)
-    if not type(value).__module__.startswith("qkv."):
-        return False
-    return all(compilable(getattr(value, each.name)) for each in dataclasses.fields(value))
-
-
-def run_compiled(
-    call: BoundCall,
-    problem: Problem,
-    run: _Run,
-    finite: tuple[bool, bool] | None,
-    around: Callable[..., Any] = lambda function, *arguments: function(*arguments),
-) -> Result:
-    """Run `run(call, readouts)` as a function that is compiled once for each signature of a call.
-
-    Args:
-        problem: the problem of the call.
-        run: function that computes output and readouts, compared by equality.
-        finite: `BoundCall.finite` of the compiled call.
-        around: function that is called with the compiled function and its arguments, and returns its result.
-    """
-    tile = call.tile
-    seed = None
-    if tile.seed is not None:
-        # Arrays, so that the compiled function takes the words of the seed as arguments.
-        low, high = (np.uint32(x) if isinstance(x, int) else x for x in seed_words(tile.seed))
-        seed = low, high
-    static = _StaticCall(
-        run,
-        (tile.q_total, tile.k_total),
-        tile.batch,
-        call.dropout,
-        finite,
-        call.out_dtype,
-        tuple(problem.readouts),
-        tuple(readout.signature() for readout in problem.readouts),
-    )
-    parts = call.score, call.normalizer, call.mask, tile.positions
-    output, read = around(partial(_functions()[0], static), call.query, call.key, call.value, parts, seed)
-    return Result(output, tuple(read))
-
-
-def _finite(call: BoundCall) -> tuple[bool, bool]:
-    """Return whether query and key are known to be finite, and whether value is, by one compiled function.
-
-    Query and key are checked only if there is a mask, because the check has no use otherwise.
-    """
-    if call.finite is not None:
-        return call.finite
-    sides = (call.query, call.key) if call.mask is not None else ()
-    *of_sides, of_value = _functions()[1]((*sides, call.value))
-    return bool(sides) and all(statically_known_true(x) for x in of_sides), statically_known_true(of_value)
-
-
-@cache
-def _functions() -> tuple[Callable[..., tuple[Array, tuple[object, ...]]], Callable[..., tuple[Bool[Array, ""], ...]]]:
-    """Return the compiled function of a call, and that which checks arrays; on first use, because JAX is optional."""
-    import jax
-    import jax.numpy as jnp
-
-    def all_finite(arrays: tuple[Shaped[Array, "*_"], ...]) -> tuple[Bool[Array, ""], ...]:
-        return tuple(typing.cast("Array", jnp.all(jnp.isfinite(x))) for x in arrays)
-
-    return jax.jit(_attend, static_argnums=0), jax.jit(all_finite)
-
-
-def _attend(
-    static: _StaticCall, query: QueryArray, key: KeyArray, value: ValueArray, parts: _Parts, seed: _Seed
-) -> tuple[OutputArray, tuple[object, ...]]:
-    score, normalizer, mask, positions = parts
-    tile = Tile.whole(*static.lengths, static.batch, positions, seed=seed)
-    call = BoundCall(
-        query, key, value, score, normalizer, mask, tile, static.dropout, static.out_dtype, finite=static.finite
-    )
-    result = static.run(call, static.readouts)
-    return result.output, result.readouts
 
 
 @dataclass(frozen=True)
@@ -186,8 +68,38 @@ class DenseKernel(Kernel):
         if problem.device.is_gpu:  # whether the data is finite is not read back, which would make the GPU wait
             call = replace(call, finite=(False, False))
         if problem.library == "jax" and compilable((call.score, call.normalizer, call.mask, *problem.readouts)):
-            return run_compiled(call, problem, _run, _finite(call))
+            return run_compiled(call, problem, _run_jax, known_finite(call))
         return _run(call, problem.readouts)
+
+
+_CAREFUL_BLOCKS = 16
+"""Row blocks in which JAX computes data that is not finite. XLA allocates memory for both ways, and requests memory of
+more than 32 MiB from the operating system in every call: an array of all pairs in place of six shortened readouts of
+8 × 4 × 256 × 256 pairs from 33 to 18 ms."""
+
+
+def _run_jax(call: BoundCall, readouts: tuple[Readout, ...]) -> Result:
+    """Compute all pairs at once if a compiled function finds, when it runs, that the data is finite, or row blocks."""
+    import jax
+
+    from qkv.kernels.jax_loops.kernel import RowBlockLoop, combine_kinds
+
+    rows = max(1, -(-call.tile.q_total // _CAREFUL_BLOCKS))
+    if call.finite is not None or any(combine_kinds(readout, call.tile, rows) is None for readout in readouts):
+        return _run(call, readouts)
+
+    def run(known: BoundCall) -> tuple[Array, tuple[object, ...]]:
+        if not known.finite_value:
+            return RowBlockLoop(known, readouts, rows, known.tile.k_total).attend()
+        # The gradient reads products, and computes all else again: a branch would store every array for it.
+        kept = jax.checkpoint_policies.dots_saveable
+        return typing.cast("tuple[Array, tuple[object, ...]]", jax.checkpoint(usual, policy=kept)())
+
+    def usual() -> tuple[Array, tuple[object, ...]]:
+        result = _run(replace(call, finite=(True, True)), readouts)
+        return result.output, result.readouts
+
+    return Result(*call.by_finiteness(run))
 
 
 def _run(call: BoundCall, readouts: tuple[Readout, ...]) -> Result:
@@ -200,7 +112,6 @@ def _run(call: BoundCall, readouts: tuple[Readout, ...]) -> Result:
         return result.output, read
 
     with ignore_numpy_warnings(), _no_autocast(call.value):
-        # XLA, which compiles both ways for JAX, reserves memory for both, so that each takes longer.
         return Result(*(call.by_finiteness(run) if library(call.value) == "tensorflow" else run(call)))
 
 

@@ -24,7 +24,6 @@ from qkv.core.equation import BoundCall, apply_dropout
 from qkv.core.guard import apply_weights, is_traced
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, KeyArray, Num, OutputArray, QueryArray, ReadoutResult, Shaped
-from qkv.kernels.dense.kernel import run_compiled
 from qkv.kernels.jax_loops.dynamic_tiles import (
     DynamicCall,
     DynamicTile,
@@ -35,6 +34,7 @@ from qkv.kernels.jax_loops.dynamic_tiles import (
     vary_like,
 )
 from qkv.kernels.jax_loops.tiles import attend_tiles
+from qkv.kernels.runtime.compiled_jax import run_compiled
 from qkv.kernels.runtime.tile_sizes import (
     equal_parts,
     partial_elements,
