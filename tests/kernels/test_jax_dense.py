@@ -1,5 +1,6 @@
 """The dense kernel on JAX: eager calls are compiled once per plan, and functions of users are never compiled."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -105,3 +106,29 @@ def test_a_compiled_call_allocates_few_arrays_of_all_pairs_although_data_may_not
     assert qkv.explain(q, q, q, mask=mask, readouts=[readout]).kernel.name == "dense"
     memory = jax.jit(call).lower(q).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 4.5 * 2 * 256 * 256 * 4
+
+
+@pytest.mark.parametrize("hurt", [None, 0, 1], ids=["finite", "key", "value"])
+def test_gradients_of_many_pairs_are_those_with_guards_of_each_pair(hurt, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    sides = [draw.standard_normal((257, 5), np.float32) for _ in range(3)]
+    if hurt is not None:
+        sides[1 + hurt][7] = np.nan
+    allowed = (draw.random((257, 257)) > 0.3) & (np.arange(257) != 7) & (np.arange(257)[:, None] != 9)
+    query, key, value = map(jax.numpy.asarray, sides)
+
+    def loss(query, key, value):
+        seen = qkv.observe(
+            query, key, value, mask=masks.AllowedPairs(jax.numpy.asarray(allowed)), readouts=[readouts.Entropy()],
+            kernel="dense",
+        )  # fmt: skip
+        return (seen.output**2).sum() + (seen.readouts[0] ** 2).sum(), seen.output
+
+    def results():
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(query, key, value)
+
+    found = results()
+    monkeypatch.setattr("qkv.kernels.dense.kernel._LEAST_PAIRS", math.inf)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(results()), strict=True):
+        assert np.isfinite(one).all()
+        assert_close(one, other, 1e-4)

@@ -68,10 +68,13 @@ class DenseKernel(Kernel):
         if problem.device.is_gpu:  # whether the data is finite is not read back, which would make the GPU wait
             call = replace(call, finite=(False, False))
         if problem.library == "jax" and compilable((call.score, call.normalizer, call.mask, *problem.readouts)):
-            return run_compiled(call, problem, _run_jax, known_finite(call))
+            way = _run_jax if problem.axes.pairs >= _LEAST_PAIRS else _run
+            return run_compiled(call, problem, way, known_finite(call))
         return _run(call, problem.readouts)
 
 
+_LEAST_PAIRS = 2**16
+"""Least number of pairs for which JAX compiles a second way for data that is not finite, in up to a second more."""
 _CAREFUL_BLOCKS = 16
 """Row blocks in which JAX computes data that is not finite. XLA allocates memory for both ways, and requests memory of
 more than 32 MiB from the operating system in every call: an array of all pairs in place of six shortened readouts of
