@@ -221,6 +221,7 @@ def test_numbers_of_several_units_are_refused_in_several_files_and_in_rows_for_a
         assert store.append({"name": ["c"], "x": [7]}) == 2
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("code", ["04713", "+04", "00.5"])
 @pytest.mark.parametrize("rows", [30, 21_000])
 def test_a_code_in_the_last_row_makes_decimals_texts_in_files_of_any_length(tmp_path, rows, code):
@@ -228,6 +229,7 @@ def test_a_code_in_the_last_row_makes_decimals_texts_in_files_of_any_length(tmp_
     assert read(path, ("x",))["x"].to_pylist()[-2:] == ["-1.5", code]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("code", ["0x10", "0b101", "0X1F"])
 @pytest.mark.parametrize("rows", [30, 21_000])
 def test_a_hexadecimal_or_binary_cell_among_whole_numbers_is_left_out_with_a_note(tmp_path, rows, code):
