@@ -12,8 +12,8 @@ LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 
 
 def cases(most: int) -> int:
-    """`most` in the long profile, otherwise an eighth of it, at least 6."""
-    return most if LONG else min(most, max(6, most // 8))
+    """`most` in the long profile, otherwise a twelfth of it, at least 4."""
+    return most if LONG else min(most, max(4, most // 12))
 
 
 def seeds(count: int, first: int = 2) -> list[object]:

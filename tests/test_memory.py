@@ -66,7 +66,7 @@ SOME = [
         (f"vmap, {kernel}", ("mapped", [kernel], {"peak": 32 * 2**20}, kernel is not None), 2048)
         for kernel in (None, "row_blocks", "tiled")
     ),
-    *((f"fused, {name}", ("fused", [FUSED[name]], {"peak": N**2}, n % 3 > 0), N) for n, name in enumerate(FUSED)),
+    *((f"fused, {name}", ("fused", [FUSED[name]], {"peak": N**2}, n % 6 > 0), N) for n, name in enumerate(FUSED)),
 ]
 CASES: dict[str, tuple[Case, int]] = {name: (case, n) for name, case, n in SOME if LONG or not case[3]}
 
