@@ -110,7 +110,7 @@ def test_keys_with_far_smaller_logits_do_not_change_the_result(threads: int, mon
     assert min(smallest) > (1e-31 if threads > 1 else 0)
 
 
-@pytest.mark.parametrize("mask", sample(sorted(MASKS), 2))
+@pytest.mark.parametrize("mask", sample(sorted(MASKS), 4))
 def test_fully_masked_tiles_are_not_computed(mask: str) -> None:
     seen: list[tuple[int, int]] = []
 
