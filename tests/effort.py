@@ -69,7 +69,7 @@ def thin(items: list[pytest.Item]) -> None:
                 case.add_marker("long")
 
 
-EVERY = {"reader": 3, "half": 3, "jax": 4}
+EVERY = {"reader": 4, "half": 3, "jax": 4}
 """Of so many cases of a contract one runs: kernels of a readout, half precisions, and JAX, which compiles."""
 
 
