@@ -70,13 +70,13 @@ def check_fault(base: Path, scratch: Path, target: str, seed: int, number: int, 
 
 @contextlib.contextmanager
 def _limited_memory() -> Iterator[None]:
-    most = resource.getrlimit(resource.RLIMIT_AS)[1]
+    before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + _BYTES, most))
+    resource.setrlimit(resource.RLIMIT_AS, (used + _BYTES, before[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def _is_subset(found: str, truth: str) -> bool:
