@@ -1,6 +1,6 @@
 """Settings for pytest at the root: array annotations are checked, and plans are the same on every machine.
 
-The checks take two fifths of the time. Of the processes of a short run only the first one makes them, and it starts
+The checks take some seconds for each process. Of those of a short run only the first one makes them, and it starts
 with the tests of the packages that annotate most arrays.
 
 Modules of Keras load it and its backend, which takes many seconds; their tests run in processes of their own.

@@ -23,7 +23,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # No test ends with a loss of power, and waiting for the disk takes a twentieth of the time.
 os.fsync = lambda handle: None
 
-settings.register_profile("ci", derandomize=True, deadline=None, database=None, max_examples=10)
+settings.register_profile("ci", derandomize=True, deadline=None, database=None, max_examples=7)
 settings.register_profile(
     "long",
     deadline=None,

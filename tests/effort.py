@@ -12,8 +12,8 @@ LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 
 
 def cases(most: int) -> int:
-    """`most` in the long profile, otherwise an eighth of it, at least 6."""
-    return most if LONG else min(most, max(6, most // 8))
+    """`most` in the long profile, otherwise a twelfth of it, at least 4."""
+    return most if LONG else min(most, max(4, most // 12))
 
 
 def seeds(count: int, first: int = 2) -> list[object]:
@@ -69,7 +69,7 @@ def thin(items: list[pytest.Item]) -> None:
                 case.add_marker("long")
 
 
-EVERY = {"reader": 3, "half": 2, "jax": 3}
+EVERY = {"reader": 4, "half": 3, "jax": 4}
 """Of so many cases of a contract one runs: kernels of a readout, half precisions, and JAX, which compiles."""
 
 

@@ -144,6 +144,7 @@ def test_numbers_and_dates_together_are_points_and_booleans_are_only_by_a_kernel
     assert Database.open(table, key="on", value="v").ask("no", score="gaussian").found
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("key", ["name,on", "colour,on", "on,user_id", "on,off", "name,on,x", "on,x"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_boolean_beside_other_keys_selects_its_rows(key, seed, tmp_path):

@@ -46,7 +46,7 @@ def part(number: int) -> pa.Table:
     return pa.table({"x": x, "y": np.sin(x / 50)})
 
 
-@pytest.mark.parametrize("seed", seeds(6, 3))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_answers_plans_and_the_database_name_the_missing_fragments_and_rows(seed, tmp_path, capsys):
     files, lost = damaged_store(tmp_path / "s", random.Random(seed))
     opened = [Database.open(tmp_path / "s", damaged="skip"), Database.open(tmp_path / "s", damaged="skip", memory=1)]

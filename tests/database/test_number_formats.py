@@ -12,6 +12,7 @@ from qkv.encoders.columns import Column
 from qkv.encoders.number_formats import NumberFormat, affix_counts
 from qkv.errors import DataError
 from qkv.testing.libraries import turn
+from tests.effort import sample
 
 from .test_bad_cells import write
 
@@ -106,7 +107,8 @@ def test_decimal_commas_beside_semicolons_are_read_and_stated(tmp_path, rows, ca
 
 
 @pytest.mark.parametrize(
-    ("cells", "number"), [(["1,203", "2,500"], 1.203), (["1.203", "950"], 1203), (["1.203", "n/a", "4.000"], 1203)]
+    ("cells", "number"),
+    sample([(["1,203", "2,500"], 1.203), (["1.203", "950"], 1203), (["1.203", "n/a", "4.000"], 1203)], 2),
 )
 def test_one_of_several_files_decides_about_the_decimal_separator(tmp_path, cells, number):
     paths = [tmp_path / "0.csv", tmp_path / "1.csv"]
@@ -221,6 +223,7 @@ def test_numbers_of_several_units_are_refused_in_several_files_and_in_rows_for_a
         assert store.append({"name": ["c"], "x": [7]}) == 2
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("code", ["04713", "+04", "00.5"])
 @pytest.mark.parametrize("rows", [30, 21_000])
 def test_a_code_in_the_last_row_makes_decimals_texts_in_files_of_any_length(tmp_path, rows, code):
@@ -228,6 +231,7 @@ def test_a_code_in_the_last_row_makes_decimals_texts_in_files_of_any_length(tmp_
     assert read(path, ("x",))["x"].to_pylist()[-2:] == ["-1.5", code]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("code", ["0x10", "0b101", "0X1F"])
 @pytest.mark.parametrize("rows", [30, 21_000])
 def test_a_hexadecimal_or_binary_cell_among_whole_numbers_is_left_out_with_a_note(tmp_path, rows, code):

@@ -376,6 +376,7 @@ def test_rows_come_from_files_and_from_iterators_as_one_version(tmp_path):
     assert empty.ask("p7", normalizer="hard").value == 7.0
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("first", ["", "a,\nb,\n"])
 @pytest.mark.parametrize("cells", ["4.5 5.5", "7kg 8kg", "2024-01-03 2024-01-05", "true false", "x y"])
 def test_a_column_without_cells_in_the_first_table_has_the_type_of_later_cells(tmp_path, monkeypatch, first, cells):

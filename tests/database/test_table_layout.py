@@ -91,6 +91,7 @@ def test_a_last_row_with_too_many_cells_is_an_error_and_a_remark_is_not(tmp_path
     assert opened(tmp_path / "t.csv", "name,pay\nAnn,1\nSource: a, b, c and d\n").table.num_rows == 1
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("title", ["", "Prices, in euros\n"])
 def test_the_delimiter_is_that_of_the_header_row(tmp_path, delimiter, title):

@@ -34,6 +34,7 @@ def test_the_plan_names_the_score_that_was_asked_for():
     assert "Differences" not in str(plan)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("score", ["cosine", "gaussian:1"])
 @pytest.mark.parametrize("normalizer", ["hard", "top_k:2"])
 def test_of_rows_with_equal_vectors_the_first_take_part(normalizer, score, tmp_path):

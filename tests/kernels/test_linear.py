@@ -180,7 +180,7 @@ def test_output_and_gradients_agree_with_the_equation(library: str, call: Call, 
         assert_agrees(run(call, setting, KERNEL), oracle_of(call, setting), setting, str(call.mask))
 
 
-@pytest.mark.parametrize("kind", sample([None, "number", "per feature", "per key"], 2))
+@pytest.mark.parametrize("kind", sample(["per feature", None, "number", "per key"], 4))
 def test_jax_agrees_with_the_equation_with_a_loop_over_chunks_and_a_rest(kind: str | None) -> None:
     pytest.importorskip("jax")
     rng = np.random.default_rng(0)
@@ -194,7 +194,7 @@ def test_jax_agrees_with_the_equation_with_a_loop_over_chunks_and_a_rest(kind: s
     hidden = masks.Causal() & masks.AllowedKeys(rng.random(300) < 0.7)
     pairs = list(itertools.product((normalizers.Sum(), normalizers.Identity()), (None, hidden)))
     # Each call compiles for seconds.
-    for normalizer, mask in (pairs if LONG else pairs[::3])[-1 if kind is not None else 0 :]:
+    for normalizer, mask in pairs if LONG else pairs[-1:]:
         shapes = (2, 3, 290, 4), (2, 1, 300, 4), (300, 3)
         query, key, value = (rng.normal(size=shape) for shape in shapes)
         call = Call(query, key, value, score, normalizer, mask, qkv.Positions(align="end"))
@@ -279,9 +279,9 @@ def test_long_elements_without_a_gradient_agree_with_the_equation(call: Call, ba
 def test_single_precision_is_as_exact_as_the_tiles(mask: Any, normalizer: Any) -> None:
     """Sums of thousands of keys in float32, against float64: at most twice the error of the tiled kernel."""
     torch.manual_seed(0)
-    query, key, value = (torch.randn(1, 3000, 32, requires_grad=True) for _ in range(3))
+    query, key, value = (torch.randn(1, 2000, 32, requires_grad=True) for _ in range(3))
     parts = {"score": scores.Features(), "normalizer": normalizer, "mask": mask}
-    towards = torch.randn(1, 3000, 32)
+    towards = torch.randn(1, 2000, 32)
 
     def outcome(attend: Any, *leaves: torch.Tensor) -> list[torch.Tensor]:
         output = attend(*leaves)

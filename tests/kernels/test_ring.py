@@ -15,7 +15,10 @@ from qkv.ring.local_parts import local_mask  # noqa: E402
 
 
 def test_two_ranks_give_outputs_and_gradients_of_one_process_and_refuse_together(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(ring_ranks.run_short, (2, str(tmp_path / "ranks")), nprocs=2)
+    torch.multiprocessing.set_forkserver_preload([ring_ranks.__name__])  # imported once for both
+    torch.multiprocessing.start_processes(
+        ring_ranks.run_short, (2, str(tmp_path / "ranks")), nprocs=2, start_method="forkserver"
+    )
 
 
 @pytest.mark.long

@@ -108,7 +108,7 @@ def test_a_block_within_a_window_computes_the_keys_that_its_queries_see_and_no_o
         return padded_row_logits(call, rows, cols, *more)
 
     monkeypatch.setattr("qkv.kernels.row_blocks.attention.padded_row_logits", record)
-    x = torch.randn(3, 1300, 4, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(1, 1300, 4, generator=torch.Generator().manual_seed(0))
     mask, normalizer = masks.Window(20, 10), normalizers.Sparsemax()
     found = qkv.attend(x, x, x, normalizer=normalizer, mask=mask, kernel="row_blocks")
     assert {rows for rows, _ in computed} == {(i, min(i + 256, 1300)) for i in range(0, 1300, 256)}

@@ -68,6 +68,7 @@ def test_readouts_of_tiles_may_take_any_number_of_heads_at_once(most: int) -> No
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-14)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("wide", [1.0, 40.0], ids=["bounded", "with a maximum"])
 @pytest.mark.parametrize("sink", [None, 0.7])
 def test_maps_and_log_sum_exp_need_no_second_pass_over_the_tiles(sink: float | None, wide: float) -> None:
@@ -92,6 +93,7 @@ def test_maps_and_log_sum_exp_need_no_second_pass_over_the_tiles(sink: float | N
     assert not _second_pass(ReadoutCollector(readouts, Tile.whole(300, 520, (2, 3)), query))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("library", ["torch", "numpy"])
 @pytest.mark.parametrize("sink", [None, 0.5])
 @pytest.mark.parametrize(

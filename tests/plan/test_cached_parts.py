@@ -207,6 +207,7 @@ def test_observation_shows_the_arrays_of_its_own_call() -> None:
             assert plan.problem.score is score or plan.problem.score.arrays()[0] is score.bandwidth
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("bad", [None, float("nan"), float("inf")], ids=str)
 @pytest.mark.parametrize(

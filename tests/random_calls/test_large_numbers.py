@@ -79,6 +79,7 @@ def check_large(seed: int) -> bool:
     return True
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("kernel", [None, *KERNELS])
 @pytest.mark.parametrize("offset", [0, 1e2, 1e3, 1e5])
 def test_gradients_of_values_sum_to_those_of_outputs_however_large_logits_are(

@@ -83,19 +83,19 @@ def test_a_writer_that_writes_again_waits_behind_those_who_wait(tmp_path: Path) 
 def test_the_time_of_waiting_begins_anew_when_another_writer_gets_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locking, "WAIT_SECONDS", 0.8)
+    monkeypatch.setattr(locking, "WAIT_SECONDS", 0.6)
     failed: list[StoreBusyError] = []
 
     def write() -> None:
         try:
             with writer_lock(tmp_path):
-                time.sleep(0.2)
+                time.sleep(0.15)
         except StoreBusyError as error:
             failed.append(error)
 
     threads = []
     with writer_lock(tmp_path):
-        for number in range(6):  # the last waits for 1.2 seconds
+        for number in range(6):  # the last waits for 0.9 seconds
             threads.append(start(write))
             wait_for_tickets(tmp_path, number + 1)
     for thread in threads:

@@ -61,6 +61,7 @@ ASKED = rows().select(["x", "y", "city"]).slice(5, 40)
 NETWORK = {"metric": "network", "max_steps": 20, "hidden": 8, "n_estimators": 2}
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("count", [ROWS, 200])
 @pytest.mark.parametrize("options", [{"metric": "none"}, NETWORK, {"metric": "none", "bandwidth": 0.5}], ids=str)
 def test_a_regressor_over_fragments_is_that_of_one_process(folder, options, count, tmp_path):

@@ -102,7 +102,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "queries", "tolerance", "normalizer"), sample(CASES, 2), ids=str)
+@pytest.mark.parametrize(("key", "value", "queries", "tolerance", "normalizer"), sample(CASES, 4), ids=str)
 def test_workers_give_the_answers_of_one_process(folder, key, value, queries, tolerance, normalizer):
     one, many = both(folder, key, value)
     assert len(many.store.block_names()) > 4
@@ -380,7 +380,7 @@ def test_workers_with_a_gpu_multiply_the_vectors_there_that_fit(tmp_path, kept, 
     assert all(held) == (kept == 100)
 
 
-@pytest.mark.parametrize("kind", ["number", "vote", "vector", "name"])
+@pytest.mark.parametrize("kind", sample(["vote", "number", "vector", "name"], 2))
 def test_tied_rows_of_several_fragments_have_the_order_of_one_process(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(row_files, "BYTES", 1_000)
     draw = np.random.default_rng(len(kind))

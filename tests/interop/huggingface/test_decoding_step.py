@@ -69,6 +69,7 @@ PARTS: dict[str, Any] = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("cache", ["dynamic", "static", "padding"])
 @pytest.mark.parametrize("name", PARTS)
 def test_steps_with_another_score_or_normalizer_share_plans_and_equal_steps_with_the_mask(
