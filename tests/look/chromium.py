@@ -22,6 +22,8 @@ __all__ = [
     "settle",
     "shared_window",
     "spot",
+    "visit",
+    "wait_until_drawn",
 ]
 
 _PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
@@ -57,11 +59,41 @@ def close_pages(window):
         page.close()
 
 
+def wait_until_drawn(page):
+    """Wait until the page shows a head and has drawn the grid and the map."""
+    page.wait_for_selector("[data-shown]")
+    page.wait_for_selector("[data-painted]")
+    page.wait_for_function("() => document.querySelector('canvas.map').dataset.drawn > 0")
+    settle(page)
+
+
+def visit(page, link):
+    """Enter another link into the address of an open page, which then shows nothing of its earlier state."""
+    page.mouse.move(0, 0)
+    page.emulate_media(media="null", color_scheme="null", reduced_motion="null")
+    page.evaluate(
+        """async (link) => {
+            if (document.fullscreenElement) await document.exitFullscreen();
+            localStorage["qkv-look-settings"] = "open";
+            document.querySelectorAll("iframe.printed").forEach((frame) => frame.remove());
+            delete document.querySelector(".qkv-look").dataset.shown;
+            history.replaceState(null, "", "#of=another");
+            await new Promise((done) => {
+                addEventListener("hashchange", done, { once: true });
+                location.hash = link;
+            });
+            scrollTo(0, 0);
+        }""",
+        link,
+    )
+    wait_until_drawn(page)
+
+
 def axe_violations(page, dark):
     """Return what axe finds; of the dark page, which differs in its colours alone, only contrasts in short runs."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    contrast = {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
-    return axe.Axe().run(page, **({"options": contrast} if dark and not LONG else {})).response["violations"]
+    rules = {"runOnly": {"type": "rule", "values": ["color-contrast"]}} if dark and not LONG else {}
+    return axe.Axe().run(page, options={"resultTypes": ["violations"], **rules}).response["violations"]
 
 
 def spot(page, row, column, rows=7, columns=7):
