@@ -61,9 +61,10 @@ def close_pages(window):
 
 def wait_until_drawn(page):
     """Wait until the page shows a head and has drawn the grid and the map."""
-    page.wait_for_selector("[data-shown]")
-    page.wait_for_selector("[data-painted]")
-    page.wait_for_function("() => document.querySelector('canvas.map').dataset.drawn > 0")
+    page.wait_for_function(
+        """() => ["[data-shown]", "[data-painted]", "canvas.map:not([data-drawn='0'])[data-drawn]"]
+            .every((selector) => document.querySelector(selector))"""
+    )
     settle(page)
 
 
@@ -111,27 +112,29 @@ def spot(page, row, column, rows=7, columns=7):
     )
 
 
-def settle(page):
-    """Wait until the map has not been drawn for three frames: what an earlier action started is drawn then."""
-    page.evaluate(
-        """async () => {
-            const drawn = () => document.querySelector("canvas.map").dataset.drawn;
-            for (let before = drawn(), still = 0; still < 3; ) {
+def settle(page, drawn=-1):
+    """Wait until the map has been drawn more than `drawn` times, and then not for three frames; return how often."""
+    return page.evaluate(
+        """async (least) => {
+            const drawn = () => Number(document.querySelector("canvas.map").dataset.drawn ?? 0);
+            let before = drawn();
+            for (let still = 0, frames = 0; still < 3 || before <= least; frames++) {
+                if (frames > 7200) throw new Error("the map is not drawn again");
                 await new Promise(requestAnimationFrame);
                 still = drawn() === before ? still + 1 : 0;
                 before = drawn();
             }
-        }"""
+            return before;
+        }""",
+        drawn,
     )
 
 
 def redrawn(page, act):
     """Call a function, and wait until the map has been drawn again and is not drawn any more."""
-    settle(page)
-    before = page.evaluate("document.querySelector('canvas.map').dataset.drawn")
+    before = settle(page)  # what an earlier action started is drawn then
     act()
-    page.wait_for_function(f"() => document.querySelector('canvas.map').dataset.drawn > {before}")
-    settle(page)
+    settle(page, before)
 
 
 def resize(page, width, height):

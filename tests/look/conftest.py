@@ -66,12 +66,15 @@ def opened(window, idle_pages):
         return page
 
     yield open_page
+    found = []
     for base, page, troubles in used:
+        found += troubles
+        troubles.clear()
         if base not in idle_pages and not page.is_closed() and is_served(base):
             idle_pages[base] = page, troubles
         else:
             page.close()
-    assert [trouble for _, _, troubles in used for trouble in troubles] == []
+    assert found == []
 
 
 def is_served(base):
