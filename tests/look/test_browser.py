@@ -48,6 +48,15 @@ def served():
         yield address
 
 
+@pytest.fixture(scope="module")
+def steps():
+    """Steps of generation, and tokens with marks."""
+    side = Axis(("<s>", "␣cus", "tom", "␣dog"), ("<s>", "cus", "tom", "dog"), (-1, 0, 0, 1), (True,) + (False,) * 3)
+    marked = View.from_weights(np.full((1, 1, 4, 4), 0.25), side)
+    with serve_in_thread(ServedPage(page=Page.from_views([cross(), marked], "steps"))) as address:
+        yield address
+
+
 def test_the_pixels_of_a_known_map_are_its_weights(opened, served):
     page = opened(served)
     diagonal = [[DARKEST if row == column else PAPER for column in range(7)] for row in range(7)]
@@ -366,9 +375,8 @@ def test_axe_finds_no_serious_violation(opened, served):
     no_serious_violation(page)
 
 
-def test_axe_finds_no_serious_violation_in_steps_of_generation(opened):
-    with serve_in_thread(ServedPage(page=Page.from_views(cross(), "steps"))) as address:
-        no_serious_violation(opened(address))
+def test_axe_finds_no_serious_violation_in_steps_of_generation(opened, steps):
+    no_serious_violation(opened(steps))
 
 
 def no_serious_violation(page):
@@ -386,23 +394,19 @@ def cross():
     return View.from_weights(weights, ["le", "chat", "dort"], ["the", "cat", "sleeps", "."], name="translated")
 
 
-def test_generated_tokens_are_selected_in_the_list_and_by_keys(opened):
-    with serve_in_thread(ServedPage(page=Page.from_views(cross(), "steps"))) as address:
-        page = opened(address)
-        page.get_by_role("listbox", name="queries").get_by_text("chat").click()
-        assert page.locator("caption").first.text_content() == "“chat” attends to"
-        assert page.locator("tbody tr").first.locator("th").text_content() == "sleeps"
-        keys = page.get_by_role("listbox", name="keys")
-        shades = keys.locator(".token").evaluate_all("all => all.map(e => e.style.backgroundColor)")
-        assert shades.index("rgb(3, 28, 82)") == 2
-        page.keyboard.press("ArrowRight")
-        assert page.locator("caption").first.text_content() == "“dort” attends to"
-        assert spot(page, 2, 3, 3, 4) == DARKEST
+def test_generated_tokens_are_selected_in_the_list_and_by_keys(opened, steps):
+    page = opened(steps)
+    page.get_by_role("listbox", name="queries").get_by_text("chat").click()
+    assert page.locator("caption").first.text_content() == "“chat” attends to"
+    assert page.locator("tbody tr").first.locator("th").text_content() == "sleeps"
+    keys = page.get_by_role("listbox", name="keys")
+    shades = keys.locator(".token").evaluate_all("all => all.map(e => e.style.backgroundColor)")
+    assert shades.index("rgb(3, 28, 82)") == 2
+    page.keyboard.press("ArrowRight")
+    assert page.locator("caption").first.text_content() == "“dort” attends to"
+    assert spot(page, 2, 3, 3, 4) == DARKEST
 
 
-def test_whole_words_are_shown_without_the_marks_of_their_tokens(opened):
-    side = Axis(("<s>", "␣cus", "tom", "␣dog"), ("<s>", "cus", "tom", "dog"), (-1, 0, 0, 1), (True,) + (False,) * 3)
-    view = View.from_weights(np.full((1, 1, 4, 4), 0.25), side)
-    with serve_in_thread(ServedPage(page=Page.from_views([view]))) as address:
-        page = opened(f"{address}#unit=words")
-        assert page.locator(".tokens .token").all_text_contents() == ["<s>", "custom", "dog"]
+def test_whole_words_are_shown_without_the_marks_of_their_tokens(opened, steps):
+    page = opened(f"{steps}#view=1&unit=words")
+    assert page.locator(".tokens .token").all_text_contents() == ["<s>", "custom", "dog"]
