@@ -281,22 +281,19 @@ def test_a_presentation_steps_through_the_heads_with_a_role_until_escape(opened,
     assert not page.get_by_label("Compare with").is_visible()
 
 
-def test_a_presented_difference_names_both_texts(opened):
-    with serve_in_thread(ServedPage(page=Page.from_views([sentence("one"), sentence("two")]))) as address:
+def test_both_texts_are_named_by_a_presented_difference_and_listed_by_what_differs(opened):
+    names = ["When he saw his owner, the dog was happy", "When he saw his owner, the cat was angry"]
+    with serve_in_thread(ServedPage(page=Page.from_views([sentence(name) for name in names]))) as address:
         page = opened(f"{address}#view=0&layer=0&head=0&compare=1&how=difference")
+        options = page.locator(".controls select").first.locator("option").all_text_contents()
+        assert options == ["… owner, the dog was happy", "… owner, the cat was angry"]
         page.keyboard.press("p")
-        assert page.locator("h2").first.inner_text() == "one · layer 0, head 0 minus two · layer 0, head 0"
+        title = " minus ".join(f"{name} · layer 0, head 0" for name in names)
+        assert page.locator("h2").first.inner_text() == title
         page.keyboard.press("Escape")
         redrawn(page, lambda: page.locator("select.view").select_option("map"))
         page.keyboard.press("p")
         assert page.locator("h2").first.inner_text() == "layer 0, head 0"
-
-
-def test_texts_that_begin_alike_are_listed_by_what_differs(opened):
-    names = ["When he saw his owner, the dog was happy", "When he saw his owner, the cat was angry"]
-    with serve_in_thread(ServedPage(page=Page.from_views([sentence(name) for name in names]))) as address:
-        options = opened(address).locator(".controls select").first.locator("option").all_text_contents()
-    assert options == ["… owner, the dog was happy", "… owner, the cat was angry"]
 
 
 def test_a_token_is_selected_with_its_largest_weight(opened, served):
