@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,10 @@ def test_the_peak_of_a_call_holds_all_pairs_where_all_pairs_are_made() -> None:
     assert found.kernel == "dense"
 
 
-def test_the_simulation_of_a_cluster_measures_its_parts_and_more_machines_answer_sooner() -> None:
+def test_the_simulation_of_a_cluster_measures_its_parts_and_more_machines_answer_sooner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scale_simulation, "cpu_seconds", partial(scale_simulation.cpu_seconds, repeats=1))
     for parts in scale_simulation.cases(2_000):
         assert parts.result > 0
         assert parts.merge > 0

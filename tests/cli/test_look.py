@@ -9,7 +9,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from .conftest import command, started
+from .conftest import started
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -175,16 +175,17 @@ def test_roles_of_another_kind_of_file_are_refused(qkv, tmp_path):
     assert "must be in CoNLL-U format" in err
 
 
-def test_the_memory_of_arrays_is_printed_and_limited(tmp_path):
+def test_the_memory_of_arrays_is_printed_and_limited(qkv, tmp_path, monkeypatch):
     rows = np.random.default_rng(0).normal(size=(3000, 8)).astype(np.float32)
     for name in ("<query>", "key"):
         np.save(tmp_path / f"{name}.npy", rows)
     arguments = ("look", "--arrays", "<query>.npy", "key.npy", "--no-browser")
-    refused = command(*arguments, "--memory", "1 MiB", cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "the limit is 1 MiB" in refused.stderr
-    assert "memory must be at least" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    monkeypatch.chdir(tmp_path)
+    code, _, err = qkv(*arguments, "--memory", "1 MiB")
+    assert code == 2
+    assert "the limit is 1 MiB" in err
+    assert "memory must be at least" in err
+    assert "Traceback" not in err
     with started(*arguments, cwd=tmp_path, text=True) as process:
         address = process.stdout.readline().strip()
         said = process.stderr.readline()

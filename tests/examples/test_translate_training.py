@@ -1,6 +1,8 @@
 """Training of the translator: it resumes exactly after any interruption, and reaches a documented loss."""
 
+import contextlib
 import importlib.util
+import io
 import json
 import os
 import signal
@@ -15,6 +17,7 @@ if any(importlib.util.find_spec(name) is None for name in ("torch", "tokenizers"
     pytest.skip("the extra qkv[hf,look] is not installed", allow_module_level=True)
 
 import torch
+from examples.translate import __main__ as command
 from examples.translate import checkpoints, pairs
 from examples.translate.batches import Examples
 from examples.translate.training import Stop, open_model, rate, train, watched_loss
@@ -85,10 +88,25 @@ def test_steps_after_the_last_checkpoint_are_repeated_identically(pairs_file, tm
     assert all(torch.equal(each, learned[name]) for name, each in parameters(folder).items())
 
 
-def run(*arguments):
+class Interrupting(io.StringIO):
+    """A stream that interrupts this process at the report of step 15."""
+
+    def write(self, text):
+        if text.startswith("step 15 "):
+            signal.raise_signal(signal.SIGINT)
+        return super().write(text)
+
+
+def kill_at_step_15(words):
+    """Run the command in a process of its own until step 15; return its code."""
     settings = dict(os.environ, PYTHONPATH=f"{ROOT / 'src'}", OMP_NUM_THREADS="1")
-    words = [sys.executable, "-m", "examples.translate", *map(str, arguments)]
-    return subprocess.Popen(words, cwd=ROOT, env=settings, stderr=subprocess.PIPE, text=True)
+    line = [sys.executable, "-m", "examples.translate", *words]
+    with subprocess.Popen(line, cwd=ROOT, env=settings, stderr=subprocess.PIPE, text=True) as process:
+        for shown in process.stderr:
+            if shown.startswith("step 15 "):
+                break
+        process.kill()
+    return process.returncode
 
 
 @pytest.mark.parametrize(
@@ -102,17 +120,13 @@ def test_interrupted_or_killed_it_goes_on_with_the_same_losses(pairs_file, tmp_p
     for name, _, there in type(options)().differences(options):
         line += [name, there]
 
-    with run(*line) as process:
-        for shown in process.stderr:
-            if shown.startswith("step 15 "):
-                break
-        process.send_signal(how)
-        said = process.stderr.read()
+    words = list(map(str, line))
     if how == signal.SIGINT:
-        assert process.returncode == 130
-        assert "saved" in said
+        with contextlib.redirect_stderr(Interrupting()) as said:
+            assert command.main(words) == 130
+        assert "saved" in said.getvalue()
     else:
-        assert process.returncode == -signal.SIGKILL
+        assert kill_at_step_15(words) == -signal.SIGKILL
     assert json.loads((folder / "log.jsonl").read_text().splitlines()[-1])["step"] < 40
     train(pairs_file, folder, options, save_every=7)
     log = [json.loads(text) for text in (folder / "log.jsonl").read_text().splitlines()]

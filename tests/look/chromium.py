@@ -22,6 +22,8 @@ __all__ = [
     "settle",
     "shared_window",
     "spot",
+    "visit",
+    "wait_until_drawn",
 ]
 
 _PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
@@ -57,11 +59,42 @@ def close_pages(window):
         page.close()
 
 
+def wait_until_drawn(page):
+    """Wait until the page shows a head and has drawn the grid and the map."""
+    page.wait_for_function(
+        """() => ["[data-shown]", "[data-painted]", "canvas.map:not([data-drawn='0'])[data-drawn]"]
+            .every((selector) => document.querySelector(selector))"""
+    )
+    settle(page)
+
+
+def visit(page, link):
+    """Enter another link into the address of an open page, which then shows nothing of its earlier state."""
+    page.mouse.move(0, 0)
+    page.emulate_media(media="null", color_scheme="null", reduced_motion="null")
+    page.evaluate(
+        """async (link) => {
+            if (document.fullscreenElement) await document.exitFullscreen();
+            localStorage["qkv-look-settings"] = "open";
+            document.querySelectorAll("iframe.printed").forEach((frame) => frame.remove());
+            delete document.querySelector(".qkv-look").dataset.shown;
+            history.replaceState(null, "", "#of=another");
+            await new Promise((done) => {
+                addEventListener("hashchange", done, { once: true });
+                location.hash = link;
+            });
+            scrollTo(0, 0);
+        }""",
+        link,
+    )
+    wait_until_drawn(page)
+
+
 def axe_violations(page, dark):
     """Return what axe finds; of the dark page, which differs in its colours alone, only contrasts in short runs."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    contrast = {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
-    return axe.Axe().run(page, **({"options": contrast} if dark and not LONG else {})).response["violations"]
+    rules = {"runOnly": {"type": "rule", "values": ["color-contrast"]}} if dark and not LONG else {}
+    return axe.Axe().run(page, options={"resultTypes": ["violations"], **rules}).response["violations"]
 
 
 def spot(page, row, column, rows=7, columns=7):
@@ -79,27 +112,29 @@ def spot(page, row, column, rows=7, columns=7):
     )
 
 
-def settle(page):
-    """Wait until the map has not been drawn for three frames: what an earlier action started is drawn then."""
-    page.evaluate(
-        """async () => {
-            const drawn = () => document.querySelector("canvas.map").dataset.drawn;
-            for (let before = drawn(), still = 0; still < 3; ) {
+def settle(page, drawn=-1):
+    """Wait until the map has been drawn more than `drawn` times, and then not for three frames; return how often."""
+    return page.evaluate(
+        """async (least) => {
+            const drawn = () => Number(document.querySelector("canvas.map").dataset.drawn ?? 0);
+            let before = drawn();
+            for (let still = 0, frames = 0; still < 3 || before <= least; frames++) {
+                if (frames > 7200) throw new Error("the map is not drawn again");
                 await new Promise(requestAnimationFrame);
                 still = drawn() === before ? still + 1 : 0;
                 before = drawn();
             }
-        }"""
+            return before;
+        }""",
+        drawn,
     )
 
 
 def redrawn(page, act):
     """Call a function, and wait until the map has been drawn again and is not drawn any more."""
-    settle(page)
-    before = page.evaluate("document.querySelector('canvas.map').dataset.drawn")
+    before = settle(page)  # what an earlier action started is drawn then
     act()
-    page.wait_for_function(f"() => document.querySelector('canvas.map').dataset.drawn > {before}")
-    settle(page)
+    settle(page, before)
 
 
 def resize(page, width, height):

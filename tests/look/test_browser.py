@@ -1,5 +1,6 @@
 """The page in Chromium: its pixels, its requests, and its use by keyboard."""
 
+import dataclasses
 import json
 from urllib.parse import urlsplit
 
@@ -13,6 +14,7 @@ from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.views import HeadRole, View
 
 from .chromium import DARKEST, PAPER, axe_violations, needs_chromium, redrawn, resize, spot
+from .colours import cell_colours
 
 pytestmark = needs_chromium
 
@@ -46,24 +48,32 @@ def served():
         yield address
 
 
+@pytest.fixture(scope="module")
+def steps():
+    """Steps of generation, and tokens with marks."""
+    side = Axis(("<s>", "␣cus", "tom", "␣dog"), ("<s>", "cus", "tom", "dog"), (-1, 0, 0, 1), (True,) + (False,) * 3)
+    marked = View.from_weights(np.full((1, 1, 4, 4), 0.25), side)
+    with serve_in_thread(ServedPage(page=Page.from_views([cross(), marked], "steps"))) as address:
+        yield address
+
+
 def test_the_pixels_of_a_known_map_are_its_weights(opened, served):
     page = opened(served)
-    for row in range(7):
-        for column in range(7):
-            assert spot(page, row, column) == (DARKEST if row == column else PAPER), (row, column)
+    diagonal = [[DARKEST if row == column else PAPER for column in range(7)] for row in range(7)]
+    assert cell_colours(page, 7, 7).tolist() == diagonal
+    assert spot(page, 3, 3) == DARKEST
     redrawn(page, lambda: page.get_by_role("gridcell", name="layer 1, head 0").click())
-    for row in range(7):
-        assert spot(page, row, 0) == DARKEST
-        assert spot(page, row, 3) == PAPER
+    assert cell_colours(page, 7, 7)[:, [0, 3]].tolist() == [[DARKEST, PAPER]] * 7
 
 
-def test_the_page_requests_its_own_server_only_and_one_map_at_first(opened, served):
-    page = opened(f"{served}#view=0")
-    paths = [urlsplit(answer.url).path.split("/", 2)[2] for answer in page.asked if answer.url.startswith("http")]
-    assert {urlsplit(answer.url).netloc for answer in page.asked if answer.url.startswith("http")} == {
-        urlsplit(served).netloc
-    }
+def test_the_page_requests_its_own_server_only_and_at_first_one_map_and_two_scripts(opened, served):
+    asked = []
+    opened(f"{served}#view=0", asked)
+    addresses = [urlsplit(answer.url) for answer in asked if answer.url.startswith("http")]
+    assert {address.netloc for address in addresses} == {urlsplit(served).netloc}
+    paths = [address.path.split("/", 2)[2] for address in addresses]
     assert [path for path in paths if path.startswith("map/")] == ["map/0/0/0"]
+    assert [path for path in paths if path.endswith(".js")] == ["web/served.js", "web/heads.js"]
 
 
 def test_the_page_can_be_used_by_keyboard_only(opened, served):
@@ -333,9 +343,10 @@ def test_the_tooltip_of_a_list_is_the_selected_text(opened):
 
 def test_an_exported_file_works_from_the_disk_without_any_request(opened, tmp_path):
     target = export_html(Page.from_views([known(), known(["a", "b", "c"])], "known maps"), tmp_path / "maps.html")
-    page = opened(target.as_uri())
-    assert {answer.url.split(":")[0] for answer in page.asked} <= {"file", "data", "blob"}
-    assert [answer.url for answer in page.asked if answer.url.startswith("file")] == [target.as_uri()]
+    asked = []
+    page = opened(target.as_uri(), asked)
+    assert {answer.url.split(":")[0] for answer in asked} <= {"file", "data", "blob"}
+    assert [answer.url for answer in asked if answer.url.startswith("file")] == [target.as_uri()]
     assert spot(page, 2, 2) == DARKEST
     redrawn(page, lambda: page.get_by_role("gridcell", name="layer 1, head 0").click())
     assert spot(page, 5, 0) == DARKEST
@@ -346,11 +357,14 @@ def test_an_exported_file_works_from_the_disk_without_any_request(opened, tmp_pa
 def test_twelve_by_twelve_heads_at_512_tokens_take_less_than_1000_nodes_and_a_megabyte(opened):
     rng = np.random.default_rng(0)
     weights = rng.dirichlet(np.full(512, 0.05), (1, 1, 512)).astype(np.float32)
-    view = View.from_weights(np.broadcast_to(weights, (12, 12, 512, 512)), [f"w{i}" for i in range(512)])
+    view = View.from_weights(np.broadcast_to(weights, (1, 12, 512, 512)), [f"w{i}" for i in range(512)])
+    view = dataclasses.replace(view, layers=12 * view.layers)
+    asked = []
     with serve_in_thread(ServedPage(page=Page.from_views(view))) as address:
-        page = opened(address)
+        page = opened(address, asked)
+        assert page.get_by_role("gridcell").count() == 12 * 12
         assert page.evaluate("document.querySelectorAll('*').length") < 1000
-        sent = [answer.request.sizes() for answer in page.asked if answer.url.startswith("http")]
+        sent = [answer.request.sizes() for answer in asked if answer.url.startswith("http")]
         assert sum(one["responseBodySize"] for one in sent) <= 1_000_000
 
 
@@ -361,9 +375,8 @@ def test_axe_finds_no_serious_violation(opened, served):
     no_serious_violation(page)
 
 
-def test_axe_finds_no_serious_violation_in_steps_of_generation(opened):
-    with serve_in_thread(ServedPage(page=Page.from_views(cross(), "steps"))) as address:
-        no_serious_violation(opened(address))
+def test_axe_finds_no_serious_violation_in_steps_of_generation(opened, steps):
+    no_serious_violation(opened(steps))
 
 
 def no_serious_violation(page):
@@ -381,23 +394,19 @@ def cross():
     return View.from_weights(weights, ["le", "chat", "dort"], ["the", "cat", "sleeps", "."], name="translated")
 
 
-def test_generated_tokens_are_selected_in_the_list_and_by_keys(opened):
-    with serve_in_thread(ServedPage(page=Page.from_views(cross(), "steps"))) as address:
-        page = opened(address)
-        page.get_by_role("listbox", name="queries").get_by_text("chat").click()
-        assert page.locator("caption").first.text_content() == "“chat” attends to"
-        assert page.locator("tbody tr").first.locator("th").text_content() == "sleeps"
-        keys = page.get_by_role("listbox", name="keys")
-        shades = keys.locator(".token").evaluate_all("all => all.map(e => e.style.backgroundColor)")
-        assert shades.index("rgb(3, 28, 82)") == 2
-        page.keyboard.press("ArrowRight")
-        assert page.locator("caption").first.text_content() == "“dort” attends to"
-        assert spot(page, 2, 3, 3, 4) == DARKEST
+def test_generated_tokens_are_selected_in_the_list_and_by_keys(opened, steps):
+    page = opened(steps)
+    page.get_by_role("listbox", name="queries").get_by_text("chat").click()
+    assert page.locator("caption").first.text_content() == "“chat” attends to"
+    assert page.locator("tbody tr").first.locator("th").text_content() == "sleeps"
+    keys = page.get_by_role("listbox", name="keys")
+    shades = keys.locator(".token").evaluate_all("all => all.map(e => e.style.backgroundColor)")
+    assert shades.index("rgb(3, 28, 82)") == 2
+    page.keyboard.press("ArrowRight")
+    assert page.locator("caption").first.text_content() == "“dort” attends to"
+    assert spot(page, 2, 3, 3, 4) == DARKEST
 
 
-def test_whole_words_are_shown_without_the_marks_of_their_tokens(opened):
-    side = Axis(("<s>", "␣cus", "tom", "␣dog"), ("<s>", "cus", "tom", "dog"), (-1, 0, 0, 1), (True,) + (False,) * 3)
-    view = View.from_weights(np.full((1, 1, 4, 4), 0.25), side)
-    with serve_in_thread(ServedPage(page=Page.from_views([view]))) as address:
-        page = opened(f"{address}#unit=words")
-        assert page.locator(".tokens .token").all_text_contents() == ["<s>", "custom", "dog"]
+def test_whole_words_are_shown_without_the_marks_of_their_tokens(opened, steps):
+    page = opened(f"{steps}#view=1&unit=words")
+    assert page.locator(".tokens .token").all_text_contents() == ["<s>", "custom", "dog"]

@@ -20,7 +20,7 @@ from .chromium import close_pages, needs_chromium, shared_window
 
 pytestmark = needs_chromium
 
-POSITIONS = 20 if LONG else 3
+POSITIONS = 20 if LONG else 2
 
 
 def page_of(file, key, value, query=None, **options):

@@ -8,7 +8,8 @@ from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.text_roles import mark_roles
 from qkv.look.views import View
 
-from .chromium import DARKEST, axe_violations, needs_chromium, part, redrawn, resize, spot
+from .chromium import DARKEST, axe_violations, needs_chromium, part, redrawn, resize, visit
+from .colours import cell_colours
 from .test_browser import known
 
 pytestmark = needs_chromium
@@ -47,9 +48,9 @@ def test_the_page_opens_on_the_clearest_role_and_a_content_word(opened, served):
     assert lead.endswith("Point at a row; click a word to pin it.")
     assert page.locator(".badge").first.text_content().startswith("attends from pronouns to one other word: 1.00")
     # A link still opens what it names.
-    linked = opened(f"{served}#layer=0&head=1&query=2")
-    assert linked.locator(".qkv-look").get_attribute("data-shown") == "0,0,1"
-    assert "“saw” (2)" in linked.locator("output").first.text_content()
+    visit(page, "layer=0&head=1&query=2")
+    assert page.locator(".qkv-look").get_attribute("data-shown") == "0,0,1"
+    assert "“saw” (2)" in page.locator("output").first.text_content()
 
 
 def test_which_head_attends_to_the_previous_word_is_listed(opened, served):
@@ -64,8 +65,7 @@ def test_which_head_attends_to_the_previous_word_is_listed(opened, served):
     assert page.locator("caption").first.text_content() == "“he” attends to"
     redrawn(page, roles.get_by_role("button", name="the previous token: select layer 1, head 0").click)
     assert page.locator(".qkv-look").get_attribute("data-shown") == "0,1,0"
-    for row in range(1, N):
-        assert spot(page, row, row - 1, N, N) == DARKEST
+    assert cell_colours(page, N, N)[range(1, N), range(N - 1)].tolist() == [DARKEST] * (N - 1)
     marks = [cell.locator(".mark").all_text_contents() for cell in page.get_by_role("gridcell").all()]
     assert marks == [["⇤"], ["≈"], ["←"], ["◆"]]
 
@@ -281,22 +281,19 @@ def test_a_presentation_steps_through_the_heads_with_a_role_until_escape(opened,
     assert not page.get_by_label("Compare with").is_visible()
 
 
-def test_a_presented_difference_names_both_texts(opened):
-    with serve_in_thread(ServedPage(page=Page.from_views([sentence("one"), sentence("two")]))) as address:
+def test_both_texts_are_named_by_a_presented_difference_and_listed_by_what_differs(opened):
+    names = ["When he saw his owner, the dog was happy", "When he saw his owner, the cat was angry"]
+    with serve_in_thread(ServedPage(page=Page.from_views([sentence(name) for name in names]))) as address:
         page = opened(f"{address}#view=0&layer=0&head=0&compare=1&how=difference")
+        options = page.locator(".controls select").first.locator("option").all_text_contents()
+        assert options == ["… owner, the dog was happy", "… owner, the cat was angry"]
         page.keyboard.press("p")
-        assert page.locator("h2").first.inner_text() == "one · layer 0, head 0 minus two · layer 0, head 0"
+        title = " minus ".join(f"{name} · layer 0, head 0" for name in names)
+        assert page.locator("h2").first.inner_text() == title
         page.keyboard.press("Escape")
         redrawn(page, lambda: page.locator("select.view").select_option("map"))
         page.keyboard.press("p")
         assert page.locator("h2").first.inner_text() == "layer 0, head 0"
-
-
-def test_texts_that_begin_alike_are_listed_by_what_differs(opened):
-    names = ["When he saw his owner, the dog was happy", "When he saw his owner, the cat was angry"]
-    with serve_in_thread(ServedPage(page=Page.from_views([sentence(name) for name in names]))) as address:
-        options = opened(address).locator(".controls select").first.locator("option").all_text_contents()
-    assert options == ["… owner, the dog was happy", "… owner, the cat was angry"]
 
 
 def test_a_token_is_selected_with_its_largest_weight(opened, served):
@@ -369,8 +366,8 @@ def test_maps_controls_and_tokens_have_space_at_four_widths(opened):
 
 @pytest.mark.parametrize("theme", ["0", "1"])
 def test_axe_finds_no_violation(opened, served, theme):
+    page = opened(f"{served}#view=0&dark={theme}")
     for width in (1400, 390):
-        page = opened(f"{served}#view=0&dark={theme}")
         resize(page, width, 900)
         violations = axe_violations(page, dark=theme == "1")
         assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in violations] == []

@@ -12,7 +12,7 @@ from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.text_roles import mark_roles
 from qkv.look.views import View
 
-from .chromium import DARKEST, PAPER, needs_chromium, redrawn
+from .chromium import DARKEST, PAPER, needs_chromium, redrawn, resize, visit, wait_until_drawn
 from .colours import difference
 
 pytestmark = needs_chromium
@@ -92,25 +92,22 @@ def test_the_grid_of_large_maps_says_that_it_shows_all_tokens(opened):
         page.close()
 
 
-@pytest.mark.parametrize("ranking", ["roles", "search", "difference"])
-def test_a_click_in_a_ranking_scrolls_to_the_map(browser, ranking):
+def test_a_click_in_a_ranking_scrolls_to_the_map(opened):
     words = ["the", "dog", "saw", "that", "he", "was", "late", "today"]
     other = View.from_weights(np.broadcast_to(np.eye(8), (1, 2, 8, 8)), words)
+    entries = {"roles": ".role", "search": ".questions tbody button", "difference": ".differing button"}
     with serve_in_thread(ServedPage(page=Page.from_views([sentence(), other]))) as address:
-        context = browser.new_context(viewport={"width": 400, "height": 500}, reduced_motion="reduce")
-        page = context.new_page()
-        page.goto(f"{address}#open=search&ask=he→dog{'&compare=1&how=difference' if ranking == 'difference' else ''}")
-        page.wait_for_selector("[data-painted]")
-        if ranking == "difference":
-            page.get_by_role("button", name="Which heads differ most?").click()
-            entry = page.locator(".differing button").first
-        else:
-            entry = page.locator(".role" if ranking == "roles" else ".questions tbody button").first
-        entry.scroll_into_view_if_needed()
-        assert page.evaluate(VISIBLE) < 0.5
-        redrawn(page, entry.click)
-        page.wait_for_function(f"() => ({VISIBLE})() > 0.5")
-        context.close()
+        page = opened(address)
+        resize(page, 400, 500)
+        for ranking, selector in entries.items():
+            visit(page, f"open=search&ask=he→dog{'&compare=1&how=difference' if ranking == 'difference' else ''}")
+            if ranking == "difference":
+                page.get_by_role("button", name="Which heads differ most?").click()
+            entry = page.locator(selector).first
+            entry.scroll_into_view_if_needed()
+            assert page.evaluate(VISIBLE) < 0.5, ranking
+            redrawn(page, entry.click)
+            page.wait_for_function(f"() => ({VISIBLE})() > 0.5")
 
 
 VISIBLE = """() => {
@@ -123,12 +120,11 @@ def test_targets_on_a_phone_are_large_enough_and_nothing_scrolls_sideways(browse
     with serve_in_thread(ServedPage(page=Page.from_views([sentence(np.ones((2, N))), sentence()]))) as address:
         context = browser.new_context(viewport={"width": 400, "height": 800}, has_touch=True, is_mobile=True)
         page = context.new_page()
+        page.goto(address)
+        wait_until_drawn(page)
         for link in ("open=search&ask=he→dog", "compare=1", "compare=1&how=difference"):
-            page.goto("about:blank")
-            page.goto(f"{address}#{link}")
-            page.wait_for_selector("[data-painted]")
-            page.get_by_text("Settings and saving").tap()
-            page.wait_for_timeout(300)
+            visit(page, link)
+            page.get_by_label("Colour limit").wait_for()
             assert page.evaluate("document.documentElement.scrollWidth") <= 400
             small = page.evaluate(
                 """() => {

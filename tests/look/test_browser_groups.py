@@ -15,7 +15,7 @@ from qkv.look.page import QUESTIONS, Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.token_groups import align_axes, group_tokens
 
-from .chromium import needs_chromium, redrawn
+from .chromium import needs_chromium, redrawn, visit
 from .test_token_groups import TEXT, pieces, sums, view_of, with_marks
 
 pytestmark = needs_chromium
@@ -185,8 +185,8 @@ def test_sentences_open_into_tokens_with_the_sums_of_their_weights(opened, addre
     check(page, groups)
     # The link restores what is open, also in an exported file.
     page.wait_for_function("() => location.hash.includes('opened=q')")
-    again = opened(page.url)
-    check(again, groups, 1)
+    visit(page, page.url.split("#")[1])
+    check(page, groups, 1)
     path = export_html(Page.from_views(views[0][0]), tmp_path / "page.html")
     check(opened(f"file://{path}#{page.url.split('#')[1]}"), groups, 1)
     page.locator("canvas.map").first.focus()
@@ -241,11 +241,11 @@ def test_a_frame_is_one_number_in_each_head_and_ranks_the_heads(opened, address,
     assert page.locator("h2").first.text_content() == f"one text · word pieces, layer {best[0]}, head {best[1]}"
     assert agrees(number(page, after="frame: "), wanted[best])
     page.wait_for_function("place => location.hash.includes(place)", arg=f"layer={best[0]}&head={best[1]}")
-    again = opened(page.url)
-    assert agrees(number(again, after="frame: "), wanted[best])
+    visit(page, page.url.split("#")[1])
+    assert agrees(number(page, after="frame: "), wanted[best])
     # The figure has the frame and its number, too.
-    with again.expect_download() as waiting:
-        again.get_by_label("Save as SVG").click()
+    with page.expect_download() as waiting:
+        page.get_by_label("Save as SVG").click()
     svg = waiting.value.path().read_text("utf-8")
     said = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", svg)).split("Framed: ")[1]
     assert agrees(said.split(": ")[1].split(". ")[0].removesuffix("."), wanted[best])
@@ -253,9 +253,9 @@ def test_a_frame_is_one_number_in_each_head_and_ranks_the_heads(opened, address,
     cell = [np.ptp([float(point.split(",")[axis]) for point in marked[0].split()]) / 4 for axis in (0, 1)]
     whole = re.search(r'<image x="\S+" y="\S+" width="(\S+)" height="(\S+)"', svg)
     assert cell == pytest.approx([float(side) / count for side in whole.groups()], abs=0.02)
-    again.locator("canvas.map").first.focus()
-    again.keyboard.press("Escape")
-    assert "frame" not in again.locator(".readout").first.text_content()
+    page.locator("canvas.map").first.focus()
+    page.keyboard.press("Escape")
+    assert "frame" not in page.locator(".readout").first.text_content()
 
 
 def test_a_region_of_an_image_is_searched_by_its_corners_or_drawn_on_it(opened):

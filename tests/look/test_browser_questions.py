@@ -16,7 +16,7 @@ from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.text_views import text_views
 
-from .chromium import needs_chromium, open_settings, redrawn, spot
+from .chromium import needs_chromium, redrawn, spot, visit
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -58,27 +58,6 @@ def address(views):
         yield served
 
 
-@pytest.fixture(scope="module")
-def page(browser, address):
-    """One page for all tests of this file, which `visit` takes to a link."""
-    context = browser.new_context(viewport={"width": 1400, "height": 1000}, reduced_motion="reduce")
-    open_settings(context)
-    made = context.new_page()
-    errors = []
-    made.on("pageerror", lambda error: errors.append(str(error)))
-    made.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
-    yield made
-    context.close()
-    assert errors == []
-
-
-def visit(page, address, link):
-    page.goto("about:blank")
-    page.goto(f"{address}#{link}")
-    page.wait_for_selector("[data-shown]")
-    page.wait_for_function("() => document.querySelector('canvas.map').dataset.drawn > 0")
-
-
 def rows(page, table):
     """Return the texts of the cells of a table, row by row."""
     return page.locator(f"{table} tbody tr").evaluate_all(
@@ -95,8 +74,8 @@ def numbers_of(sum_of_weights):
     return [float(number) for number in numbers]
 
 
-def test_weights_of_any_size_and_their_difference_add_up(page, address):
-    visit(page, address, "view=0")
+def test_weights_of_any_size_and_their_difference_add_up(opened, address):
+    page = opened(f"{address}#view=0")
     rng = np.random.default_rng(1)
     pairs = np.round(rng.random((400, 2)), 3) * 10.0 ** rng.integers(-9, 5, (400, 1)) * rng.choice([-1, 1, 1], (400, 2))
     pairs[:200] *= 10.0 ** rng.integers(-3, 1, (200, 2))
@@ -125,8 +104,8 @@ def test_weights_of_any_size_and_their_difference_add_up(page, address):
     assert "masked" not in said
 
 
-def test_the_numbers_of_a_list_have_the_same_digits(page, address):
-    visit(page, address, "view=0&layer=0")
+def test_the_numbers_of_a_list_have_the_same_digits(opened, address):
+    page = opened(f"{address}#view=0&layer=0")
     lists = [
         [[0.1945, 0.0005], [0.195, 0.0005], [0.512, 0]],
         [[0.736, 0.004], [0.0012, 0]],
@@ -152,8 +131,8 @@ def test_the_numbers_of_a_list_have_the_same_digits(page, address):
     ]
 
 
-def test_the_difference_of_two_texts_has_a_signed_scale_and_certain_digits(page, address, views):
-    visit(page, address, "view=0&layer=1&head=0&compare=1&how=difference&query=1&key=0")
+def test_the_difference_of_two_texts_has_a_signed_scale_and_certain_digits(opened, address, views):
+    page = opened(f"{address}#view=0&layer=1&head=0&compare=1&how=difference&query=1&key=0")
     found = look.difference(views[0], views[1])
     assert found.query_names == ("Hans", "said", "he", "left | came")
     assert page.locator(".detail:visible").count() == 1
@@ -215,8 +194,8 @@ def test_the_difference_of_two_texts_has_a_signed_scale_and_certain_digits(page,
     assert f"→ “{found.key_names[column]}” (" in page.locator(".readout").first.text_content()
 
 
-def test_two_heads_and_the_means_of_two_layers_of_one_text_are_compared(page, address, views):
-    visit(page, address, "view=0&layer=0&head=1&compare=0&other=1,0&query=2&key=3")
+def test_two_heads_and_the_means_of_two_layers_of_one_text_are_compared(opened, address, views):
+    page = opened(f"{address}#view=0&layer=0&head=1&compare=0&other=1,0&query=2&key=3")
     numbers = [page.locator(".readout").nth(i).text_content().rsplit(" ", 1)[1] for i in range(2)]
     assert [float(number) for number in numbers] == [views[0].weights(*head)[2, 3] for head in ((0, 1), (1, 0))]
     page.locator("select.view").select_option("difference")
@@ -230,8 +209,8 @@ def test_two_heads_and_the_means_of_two_layers_of_one_text_are_compared(page, ad
     assert float(said.replace("−", "-")) == pytest.approx(wanted.weights[0][0][2, 3], abs=0.05)
 
 
-def test_heads_are_searched_over_all_texts_as_in_python(page, address, views):
-    visit(page, address, "view=2&open=search")
+def test_heads_are_searched_over_all_texts_as_in_python(opened, address, views):
+    page = opened(f"{address}#view=2&open=search")
     page.get_by_label("word that attends").fill("HE")
     page.get_by_label("word that is attended to").fill("hans")
     page.get_by_role("button", name="Rank the heads").click()
@@ -259,12 +238,12 @@ def test_heads_are_searched_over_all_texts_as_in_python(page, address, views):
     page.wait_for_function("() => document.querySelector('.questions').textContent.includes('No text contains both')")
 
 
-def test_all_heads_are_listed_on_request_and_a_pin_stays(page, address, views):
+def test_all_heads_are_listed_on_request_and_a_pin_stays(opened, views):
     rng = np.random.default_rng(4)
     many = [look.View.from_weights(rng.dirichlet(np.full(5, 0.3), (5, 4, 5)), SECOND, name=name) for name in "ab"]
     many[1] = look.View.from_weights(np.broadcast_to(np.eye(5)[:, ::-1], (5, 4, 5, 5)), SECOND, name="b")
     with serve_in_thread(ServedPage(page=Page.from_views(many))) as served:
-        visit(page, served, "view=0&layer=0&head=0&query=1&key=4&pin=1&open=search&ask=he→said")
+        page = opened(f"{served}#view=0&layer=0&head=0&query=1&key=4&pin=1&open=search&ask=he→said")
         page.wait_for_selector(".questions tbody tr")
         assert "the first 12 of 20 heads, 2 places" in page.locator(".questions caption").text_content()
         page.get_by_role("button", name="List all 20 heads").click()
@@ -284,14 +263,14 @@ def test_all_heads_are_listed_on_request_and_a_pin_stays(page, address, views):
         redrawn(page, lambda: page.keyboard.press("Escape") or page.get_by_role("button", name="release").first.click())
         redrawn(page, page.locator(".questions tbody button").first.click)
         assert page.locator(".readout").first.text_content().startswith("“he” (3) → “said” (1): ")
-        visit(page, served, "view=1&open=search&ask=%233→%231")
+        visit(page, "view=1&open=search&ask=%233→%231")
         page.wait_for_selector(".questions tbody tr")
         assert page.locator(".questions th").nth(2).text_content() == "rank among the words (1: the largest)"
 
 
-def test_an_exported_file_searches_heads_and_shows_predictions(page, address, views, tmp_path):
+def test_an_exported_file_searches_heads_and_shows_predictions(opened, views, tmp_path):
     target = export_html(Page.from_views(views[:3]), tmp_path / "all.html")
-    visit(page, target.as_uri(), "view=2&layer=0&head=0&query=1&key=0&open=search&ask=he→Hans")
+    page = opened(f"{target.as_uri()}#view=2&layer=0&head=0&query=1&key=0&open=search&ask=he→Hans")
     page.wait_for_selector(".questions tbody")
     assert [row[0] for row in rows(page, ".questions")] == [
         f"layer {match.layer}, head {match.head}" for match in look.search(views, "he", "Hans")
@@ -317,7 +296,7 @@ def test_an_exported_file_searches_heads_and_shows_predictions(page, address, vi
     page.wait_for_function("() => document.querySelector('h2').textContent.endsWith('all heads, mean')")
 
 
-def test_an_ablated_head_changes_the_page_as_it_changes_pytorch(page, address, model, views):
+def test_an_ablated_head_changes_the_page_as_it_changes_pytorch(opened, address, model, views):
     changed = copy.deepcopy(model.model)
     changed.set_attn_implementation("eager")
     with torch.no_grad():
@@ -325,7 +304,7 @@ def test_an_ablated_head_changes_the_page_as_it_changes_pytorch(page, address, m
         before = changed(input_ids=ids).logits[0]
         changed.transformer.h[1].attn.c_proj.weight.data[:8] *= 0.0
         after = changed(input_ids=ids).logits[0]
-    visit(page, address, "view=2&layer=1&head=0&query=2&open=effect,pair")
+    page = opened(f"{address}#view=2&layer=1&head=0&query=2&open=effect,pair")
     page.get_by_role("button", name="Ablate layer 1, head 0").click()
     page.wait_for_selector(".questions tr.target, .questions [data-question=effect] tbody")
     losses = [torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:]).item() for logits in (before, after)]
@@ -358,9 +337,9 @@ def test_an_ablated_head_changes_the_page_as_it_changes_pytorch(page, address, m
     page.wait_for_function("() => !location.hash.includes('change=')")
 
 
-def test_a_link_restores_the_state(page, address):
+def test_a_link_restores_the_state(opened, address):
     link = "view=0&layer=1&head=1&compare=1&how=difference&query=2&key=1&unit=words&find=he&scale=linear&open=search"
-    visit(page, address, f"{link}&ask=he→Hans")
+    page = opened(f"{address}#{link}&ask=he→Hans")
     page.wait_for_selector(".questions tbody")
 
     def state():
@@ -377,13 +356,13 @@ def test_a_link_restores_the_state(page, address):
     page.keyboard.press("ArrowDown")
     page.get_by_role("button", name="Copy link").click()
     wanted, link = state(), page.url.split("#")[1]
-    visit(page, address, link)
+    visit(page, link)
     page.wait_for_selector(".questions tbody")
     assert state() == wanted
 
 
-def test_links_and_saved_files_keep_the_pins_of_both_maps(page, address, tmp_path):
-    visit(page, address, "view=0&layer=1&head=1&compare=1&hide=1")
+def test_links_and_saved_files_keep_the_pins_of_both_maps(opened, address, tmp_path):
+    page = opened(f"{address}#view=0&layer=1&head=1&compare=1&hide=1")
     page.wait_for_selector(".detail:nth-child(2) .token")
     first, second = page.locator(".detail").all()
     second.get_by_role("option", name="said", exact=True).click()
@@ -403,14 +382,14 @@ def test_links_and_saved_files_keep_the_pins_of_both_maps(page, address, tmp_pat
     box = said.bounding_box()
     assert 0 <= box["y"] <= page.viewport_size["height"] - box["height"]
     wanted, link = state(), page.url.split("#")[1]
-    visit(page, address, link)
+    visit(page, link)
     assert state() == wanted
     with page.expect_download() as waiting:
         page.get_by_label("Save as HTML").click()
     assert "“What changes without this head?”" in said.text_content()
     target = tmp_path / "attention.html"
     waiting.value.save_as(target)
-    page.goto(target.as_uri())
+    page = opened(target.as_uri())
     assert state() == wanted
     missing = page.locator(".missing").text_content()
     assert "“What changes without this head?”" in missing
@@ -420,8 +399,8 @@ def test_links_and_saved_files_keep_the_pins_of_both_maps(page, address, tmp_pat
     page.wait_for_function("() => !location.hash.includes('pin=1')")
 
 
-def test_find_covers_the_whole_text_and_words_of_several_tokens(page, address):
-    visit(page, address, "view=3&query=3")
+def test_find_covers_the_whole_text_and_words_of_several_tokens(opened, address):
+    page = opened(f"{address}#view=3&query=3")
     field = page.get_by_label("Find a word")
     field.fill("needle")
     assert page.locator(".status").text_content().startswith("1 found")
@@ -429,7 +408,7 @@ def test_find_covers_the_whole_text_and_words_of_several_tokens(page, address):
     field.press("Enter")
     page.wait_for_selector(".token.hit[data-at='698'][aria-selected]")
     assert page.locator(".status").text_content() == "1 of 1"
-    visit(page, address, "view=0&query=0")
+    visit(page, "view=0&query=0")
     field.fill("unhappily he")
     assert page.locator(".detail .token.hit").all_text_contents() == ["un", "##happi", "##ly", "he"]
     field.fill("a")
@@ -439,20 +418,20 @@ def test_find_covers_the_whole_text_and_words_of_several_tokens(page, address):
     page.wait_for_selector(".token[aria-selected]:has-text('##happi')")
 
 
-def test_axe_finds_no_serious_violation_in_open_questions(page, address):
-    visit(
-        page, address, "view=2&layer=1&head=0&query=2&open=search,effect,pair&ask=a→b&change=1.0.0&compare=2&other=0,1"
+def test_axe_finds_no_serious_violation_in_open_questions(opened, address):
+    page = opened(
+        f"{address}#view=2&layer=1&head=0&query=2&open=search,effect,pair&ask=a→b&change=1.0.0&compare=2&other=0,1"
     )
     page.wait_for_selector("[data-question=effect] tbody")
     page.wait_for_selector("[data-question=pair] tbody")
     no_serious_violation(page)
 
 
-def test_changed_heads_stay_visible_and_the_search_names_the_selected_words(page, address):
-    visit(page, address, "view=0&layer=1&head=0&query=5&key=0&pin=1&open=search")
+def test_changed_heads_stay_visible_and_the_search_names_the_selected_words(opened, address):
+    page = opened(f"{address}#view=0&layer=1&head=0&query=5&key=0&pin=1&open=search")
     page.wait_for_function("() => document.querySelector('[aria-label=\"word that attends\"]').value === 'he'")
     assert page.get_by_label("word that is attended to").input_value() == "Hans"
-    visit(page, address, "view=2&layer=1&head=0&query=2&change=1.0.0")
+    visit(page, "view=2&layer=1&head=0&query=2&change=1.0.0")
     active = page.get_by_role("group", name="changed heads")
     assert active.get_by_role("combobox", name="layer 1, head 0").input_value() == "0"
     active.get_by_role("button").click()

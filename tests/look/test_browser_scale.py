@@ -175,7 +175,7 @@ def test_random_cells_show_the_true_weight_to_the_last_digit(opened):
                 if view:  # the first one is shown already, and would be drawn again while it is read
                     page.evaluate("view => (location.hash = `view=${view}`)", view)
                 page.wait_for_selector(f".qkv-look[data-shown='{view},0,0']")
-            cells = np.stack([rng.integers(0, size, 130 if effort.LONG else 50) for size in weights.shape], axis=1)
+            cells = np.stack([rng.integers(0, size, 130 if effort.LONG else 25) for size in weights.shape], axis=1)
             shown = read_weights(page, cells, *weights.shape)
             for (row, column), text in zip(cells, shown, strict=True):
                 weight = weights[row, column]

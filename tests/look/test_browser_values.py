@@ -16,7 +16,7 @@ from qkv.look.token_groups import find_phrase, group_tokens, merge
 from qkv.look.views import LayerMaps, View
 from qkv.masks import Causal
 
-from .chromium import needs_chromium
+from .chromium import needs_chromium, visit
 
 pytestmark = needs_chromium
 TOKENS = ["the", "dog", "##gy", "saw", "the", "river", "the", "dog", "##gy", "was", "happy"]
@@ -45,12 +45,6 @@ def assert_printed(text, exact):
     assert abs(number - exact) <= (rough if text.startswith("≈") else 0.501 * last), (text, exact)
 
 
-def opened_at(opened, page, path, fragment):
-    shown = opened(f"{export_html(page[0], path, small=page[1]).as_uri()}#{fragment}")
-    shown.wait_for_selector(".questions tbody")
-    return shown
-
-
 def cells(page):
     return page.locator(".questions tbody tr").evaluate_all(
         "all => all.map(row => [...row.cells].map(c => c.innerText))"
@@ -60,8 +54,9 @@ def cells(page):
 @pytest.mark.parametrize("kind", ["rounded weights", "vectors", "small"])
 def test_ranked_heads_have_weights_with_certain_digits(opened, tmp_path, kind):
     views = [drawn(seed, kind != "rounded weights") for seed in range(2)]
-    made = Page.from_views([view for view, _ in views]), kind == "small"
-    shown = opened_at(opened, made, tmp_path / "a.html", "layer=0&open=search&ask=doggy→the")
+    path = export_html(Page.from_views([view for view, _ in views]), tmp_path / "a.html", small=kind == "small")
+    shown = opened(f"{path.as_uri()}#layer=0&open=search&ask=doggy→the")
+    shown.wait_for_selector(".questions tbody")
     listed = cells(shown)
     assert len(listed) == HEADS
     targets = [sum(find_phrase(AXIS, "the"), ())]
@@ -95,10 +90,10 @@ def test_digits_of_a_sum_are_certain_in_the_list_in_the_headline_and_in_the_figu
 @pytest.mark.parametrize("small", [False, True])
 def test_vectors_of_a_pair_are_printed_with_certain_digits(opened, tmp_path, small):
     view, exact = drawn(5, True)
-    path = tmp_path / "a.html"
+    shown = opened(export_html(Page.from_views(view), tmp_path / "a.html", small=small).as_uri())
     for query, key in ((8, 3), (10, 0), (5, 5)):
-        fragment = f"layer=0&head=1&query={query}&key={key}&open=pair"
-        shown = opened_at(opened, (Page.from_views(view), small), path, fragment)
+        visit(shown, f"layer=0&head=1&query={query}&key={key}&open=pair")
+        shown.wait_for_selector(".questions tbody")
         pair, said = view.pair(0, 1, query, key), shown.locator("[data-question=pair] p").text_content()
         assert_printed(said.split("logit ")[1].split(" =")[0], pair.logit)
         assert_printed(said.split("; weight ")[1].removesuffix("."), exact[1, query, key])
@@ -170,13 +165,14 @@ def test_the_largest_weights_of_a_long_text_have_certain_digits(opened, tmp_path
         assert_printed(text, exact[int(position)])
 
 
-@pytest.mark.parametrize("unit", ["tokens", "words"])
 @pytest.mark.parametrize("small", [False, True])
-def test_the_legend_names_the_largest_weight_with_certain_digits(opened, tmp_path, unit, small):
-    for seed in range(3):
-        view, exact = drawn(seed, small)
-        path = export_html(Page.from_views(view), tmp_path / "a.html", small=small)
-        shown = opened(f"{path.as_uri()}#layer=0&head=2&unit={unit}")
-        groups = group_tokens(AXIS, unit)
-        text = shown.locator(".rule").first.text_content().rsplit("shown ", 1)[1].removesuffix(".")
-        assert_printed(text, merge(exact[2], groups, groups).max())
+def test_the_legend_names_the_largest_weight_with_certain_digits(opened, tmp_path, small):
+    views = [drawn(seed, small) for seed in range(3)]
+    path = export_html(Page.from_views([view for view, _ in views]), tmp_path / "a.html", small=small)
+    shown = opened(path.as_uri())
+    for number, (_, exact) in enumerate(views):
+        for unit in ("tokens", "words"):
+            visit(shown, f"view={number}&layer=0&head=2&unit={unit}")
+            groups = group_tokens(AXIS, unit)
+            text = shown.locator(".rule").first.text_content().rsplit("shown ", 1)[1].removesuffix(".")
+            assert_printed(text, merge(exact[2], groups, groups).max())

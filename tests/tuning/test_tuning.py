@@ -73,6 +73,7 @@ def test_kernels_with_fewer_than_8_measurements_get_no_coefficients() -> None:
 def test_measured_calls_state_time_and_work_for_every_kernel_that_can_run_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_MAX_ELEMENTS", dict.fromkeys(measure._MAX_ELEMENTS, 2e4))
     monkeypatch.setattr(measure, "MIN_CALLS", 1)
+    monkeypatch.setattr(measure, "_ROUNDS", 2)
     measurements = measure_kernels(0.1)
     assert measurements
     assert {measured.kind for measured in measurements} == {*measure._MAX_ELEMENTS, *measure._NORMALIZERS}

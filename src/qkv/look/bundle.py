@@ -1,4 +1,4 @@
-"""Join the JavaScript modules of the attention page for notebooks and exported files, which cannot import files."""
+"""Join the JavaScript modules of the attention page: notebooks and exported files cannot import files."""
 
 from __future__ import annotations
 

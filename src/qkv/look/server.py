@@ -24,7 +24,7 @@ from qkv.core.extras import require_packages
 from qkv.core.progress import Progress
 from qkv.core.request_guard import ambiguous_reason, cross_site_reason
 from qkv.errors import OptionError
-from qkv.look.bundle import WEB_FILES, read_web_file
+from qkv.look.bundle import WEB_FILES, bundle, read_web_file
 from qkv.look.html_export import html_pieces
 from qkv.look.page import Page
 
@@ -57,6 +57,7 @@ _MAX_PATH = 500
 """Maximum number of characters in a request path; the page itself uses fewer than 100."""
 _MAX_REQUEST = 100_000
 """Maximum number of bytes of a request for an answer."""
+_compressed = cache(partial(gzip.compress, mtime=0))
 _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
 
 
@@ -118,10 +119,12 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
         name = request.path_params.get("name", "page.html")
         if name not in WEB_FILES:
             return Response("file not found", 404)
+        # The page loads these three, in place of fifty files.
+        text = bundle(name) if name in ("served.js", "heads.js", "answers.js") else read_web_file(name)
         kind = _TYPES[name.rsplit(".", 1)[1]]
         if "gzip" not in request.headers.get("accept-encoding", ""):
-            return Response(read_web_file(name), media_type=kind)
-        return Response(_compressed(name), media_type=kind, headers={"Content-Encoding": "gzip"})
+            return Response(text, media_type=kind)
+        return Response(_compressed(text.encode()), media_type=kind, headers={"Content-Encoding": "gzip"})
 
     def meta(_: Request) -> Response:
         served.opened.set()
@@ -165,11 +168,6 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
     else:
         routes.append(Route(f"{base}/ask", ask, methods=["POST"]))
     return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)])
-
-
-@cache
-def _compressed(name: str) -> bytes:
-    return gzip.compress(read_web_file(name).encode(), mtime=0)
 
 
 def _refusal(request: Request, hosts: set[str], token: str) -> tuple[int, str] | None:
