@@ -16,6 +16,7 @@ import pytest
 from pyarrow import feather, parquet
 
 from qkv.cli import main
+from qkv.core.progress import checkpoint, with_check
 from qkv.database import Database
 from tests.effort import sample
 
@@ -156,6 +157,20 @@ def test_an_interrupt_within_the_import_system_is_raised_after_it():
         with pytest.raises(KeyboardInterrupt):
             time.sleep(60)
         assert reference() is None
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_that_other_code_ignores_is_raised_at_the_next_checkpoint(monkeypatch):
+    monkeypatch.setattr(main, "_interrupts", [])
+    before = signal.signal(signal.SIGINT, main._interrupt)
+    try:
+        with with_check(main._raise_again):
+            checkpoint()
+            with pytest.raises(KeyboardInterrupt):  # as PyArrow does while it imports pandas
+                signal.raise_signal(signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):
+                checkpoint()
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -24,10 +24,13 @@ from types import FrameType
 from typing import NoReturn
 
 from qkv.core.extras import require_packages
+from qkv.core.progress import with_check
 from qkv.errors import MissingPackageError
 
 _IMPORTED_OBJECTS = 200_000
 _THRESHOLDS = gc.get_threshold()
+_interrupts: list[int] = []
+"""The signals of Ctrl-C that came."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -42,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Imported modules are no garbage: visiting them again and again takes a tenth of the time of a short command.
     gc.callbacks.append(_collect_as_usual)
     gc.set_threshold(_IMPORTED_OBJECTS, *_THRESHOLDS[1:])
-    _end_process(run(arguments))
+    with with_check(_raise_again):
+        code = run(arguments)
+    _end_process(code)
 
 
 def _collect_as_usual(phase: str, info: dict[str, int]) -> None:
@@ -72,9 +77,16 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     Python ignores what is raised while the import system releases a lock, and the command would go on as if Ctrl-C had
     not been pressed: one of 130 times while PyArrow imports pandas.
     """
+    _interrupts.append(number)
     if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib._bootstrap"):
         _thread.start_new_thread(_interrupt_soon, (_thread.get_ident(),))
     else:
+        raise KeyboardInterrupt
+
+
+def _raise_again() -> None:
+    """Raise the `KeyboardInterrupt` of a Ctrl-C that was lost, as PyArrow ignores one while it imports pandas."""
+    if _interrupts and sys.exc_info()[0] is None:
         raise KeyboardInterrupt
 
 

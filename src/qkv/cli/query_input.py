@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from qkv.core.progress import checkpoint
 from qkv.errors import DataError, QueryError
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _read_lines(path: str | None) -> Iterator[list[QueryLine]]:
             ) from None
     rest, count = b"", 0
     try:
-        while block := os.read(descriptor, 1 << 16):
+        while block := _read_block(descriptor):
             *whole, rest = (rest + block).split(b"\n")
             if whole:
                 yield [_decode(line, count + index, name) for index, line in enumerate(whole, 1)]
@@ -144,6 +145,11 @@ def _read_lines(path: str | None) -> Iterator[list[QueryLine]]:
     finally:
         if descriptor != 0:
             os.close(descriptor)
+
+
+def _read_block(descriptor: int) -> bytes:
+    checkpoint()  # a Ctrl-C that was lost would wait for the end of the input
+    return os.read(descriptor, 1 << 16)
 
 
 def _decode(line: bytes, number: int, name: str) -> QueryLine:
