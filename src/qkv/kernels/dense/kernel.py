@@ -5,7 +5,6 @@ It supports every call, and is the reference that other kernels are tested again
 
 from __future__ import annotations
 
-import typing
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -96,7 +95,7 @@ def _run_jax(call: BoundCall, readouts: tuple[Readout, ...]) -> Result:
             return RowBlockLoop(known, readouts, rows, known.tile.k_total).attend()
         # The gradient reads products, and computes all else again: a branch would store every array for it.
         kept = jax.checkpoint_policies.dots_saveable
-        return typing.cast("tuple[Array, tuple[object, ...]]", jax.checkpoint(usual, policy=kept)())
+        return cast("tuple[Array, tuple[object, ...]]", jax.checkpoint(usual, policy=kept)())
 
     def usual() -> tuple[Array, tuple[object, ...]]:
         result = _run(replace(call, finite=(True, True)), readouts)

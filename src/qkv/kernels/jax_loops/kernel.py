@@ -21,7 +21,7 @@ import numpy as np
 
 from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall, apply_dropout
-from qkv.core.guard import apply_weights, is_traced
+from qkv.core.guard import apply_weights
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, KeyArray, Num, OutputArray, QueryArray, ReadoutResult, Shaped
 from qkv.kernels.jax_loops.dynamic_tiles import (
@@ -34,7 +34,7 @@ from qkv.kernels.jax_loops.dynamic_tiles import (
     vary_like,
 )
 from qkv.kernels.jax_loops.tiles import attend_tiles
-from qkv.kernels.runtime.compiled_jax import run_compiled
+from qkv.kernels.runtime.compiled_jax import known_finite, run_compiled
 from qkv.kernels.runtime.tile_sizes import (
     equal_parts,
     partial_elements,
@@ -387,15 +387,14 @@ class JaxLoopsKernel(Kernel):
 
         The loop is compiled once per plan, or as part of a function that JAX traces.
         """
-        # On a GPU, reading back whether the data is finite would wait for all earlier operations.
-        unknown = problem.device.is_gpu or is_traced(call.query, call.key, call.value)
         rows = self._rows(problem)
         loops = _Loops(
             self._tile(problem) if _in_tiles(problem) else None,
             replace(self, budget=max(1, self.budget // 16))._tile(problem),
             (rows, self._cols(problem, rows)) if rows else None,
         )
-        finite = None if unknown else (call.finite_sides, call.finite_value)
+        # On a GPU, reading back whether the data is finite would wait for all earlier operations.
+        finite = None if problem.device.is_gpu else known_finite(call)
         result = run_compiled(call, problem, loops, finite, with_automatic_axes)
         return replace(result, output=cast(result.output, call.out_dtype))
 

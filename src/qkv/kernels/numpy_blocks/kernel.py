@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
@@ -41,7 +41,8 @@ from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
 from qkv.plan.problem import Problem
 from qkv.plan.time_model import amounts_of_work
 
-_Schedule: TypeAlias = tuple[Literal["one pass", "row blocks", "tiles"], OnePassTileSizes | TileSizes]
+_Schedule: TypeAlias = tuple[OnePassTileSizes | TileSizes, bool]
+"""Sizes of the tiles, those of one pass over the keys by their type, and whether blocks hold whole rows of logits."""
 
 _ROW_BLOCK_ARRAYS = 5
 """Number of arrays of a row block's size in memory at once."""
@@ -70,22 +71,22 @@ class NumpyBlocksKernel(Kernel):
     row_block_budget: int = ROW_BLOCK_BUDGET
 
     def describe(self, problem: Problem) -> str:
-        way, sizes = self._schedule(problem)
-        if way == "one pass":
+        sizes, by_rows = self._schedule(problem)
+        if isinstance(sizes, OnePassTileSizes):
             return f"tiles of {size_text(sizes.rows, sizes.cols)}, one pass over the keys"
-        if way == "row blocks":
+        if by_rows:
             return f"row blocks of {size_text(sizes.rows, problem.axes.k)}"
         return f"tiles of {size_text(sizes.rows, sizes.cols)}"
 
     def scratch(self, problem: Problem) -> float:
         """Return the bytes of one tile or row block at the peak, and of the results of readouts."""
-        way, sizes = self._schedule(problem)
+        sizes, by_rows = self._schedule(problem)
         if isinstance(sizes, OnePassTileSizes):
             return sizes.scratch(problem)
         elements, item, queries = problem.elements_per_logit, problem.itemsize, sizes.batch * sizes.rows
         peak = queries * sizes.cols * item * max(_ROW_BLOCK_ARRAYS + 1, 2 * elements + 2)
         peak += queries * item * partial_elements(problem)
-        if way == "row blocks":
+        if by_rows:
             # A tile of logits is computed while one array of the row block is in memory, which is weighed later.
             row_block, tile = queries * problem.axes.k * item, queries * sizes.cols * item * 2 * elements
             weighed = 7.0 if not problem.normalizer.online else 5.6
@@ -94,11 +95,11 @@ class NumpyBlocksKernel(Kernel):
 
     def work(self, problem: Problem) -> dict[str, float]:
         """Return the amounts of work, from which the time is estimated; masked pairs are computed too."""
-        axes, (way, sizes) = problem.axes, self._schedule(problem)
+        axes, (sizes, by_rows) = problem.axes, self._schedule(problem)
         if isinstance(sizes, OnePassTileSizes):
             return amounts_of_work(problem, axes.pairs, sizes.tiles(problem), 0)
         blocks = -(-axes.batch_size // sizes.batch) * -(-axes.q // sizes.rows)
-        block = sizes.batch * sizes.rows * axes.k if way == "row blocks" else 0
+        block = sizes.batch * sizes.rows * axes.k if by_rows else 0
         return amounts_of_work(problem, axes.pairs, blocks * -(-axes.k // sizes.cols), block)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
@@ -112,7 +113,7 @@ class NumpyBlocksKernel(Kernel):
         return prepare_unconverted(lambda call: self._run(call, problem, schedule), problem)
 
     def _run(self, call: BoundCall, problem: Problem, schedule: _Schedule) -> Result:
-        way, sizes = schedule
+        sizes, by_rows = schedule
         with ignore_numpy_warnings():
             if isinstance(sizes, OnePassTileSizes):
                 return attend_in_one_pass(call, sizes, problem.readouts)
@@ -122,7 +123,7 @@ class NumpyBlocksKernel(Kernel):
             for index in batch_indices(tile.batch, sizes.batch):
                 part = call if sizes.batch >= problem.axes.batch_size else call.select_batch(index)
                 for rows in ranges(tile.q_total, sizes.rows):
-                    if way == "row blocks":
+                    if by_rows:
                         of_rows = _weigh_rows(part, rows, sizes.cols, accumulators, () if part is call else index)
                     else:
                         of_rows, _ = attend_rows(part, rows, sizes.cols)
@@ -133,16 +134,16 @@ class NumpyBlocksKernel(Kernel):
         """Return how a call reads its keys, and the sizes of its tiles, or of its row blocks and the tiles within."""
         axes, elements, few = problem.axes, problem.elements_per_logit, self._few_keys(problem)
         if not few and self._reads_once(problem):
-            return "one pass", one_pass_tile_sizes(problem, self.budget)
+            return one_pass_tile_sizes(problem, self.budget), False
         if not (few or problem.readouts or not problem.normalizer.online):
             pairs = self._pairs(problem, TILE_FACTOR * self.budget)
             rows, cols = tile_sides(axes.q, axes.k, max(1, pairs // elements))
-            return "tiles", TileSizes(rows, cols, 1)
+            return TileSizes(rows, cols, 1), False
         pairs = self._pairs(problem, self.budget if few else self.row_block_budget // _ROW_BLOCK_ARRAYS)
         rows = narrow_for_mask(problem, max(1, min(axes.q, pairs // max(1, axes.k))))
         batch = max(1, min(axes.batch_size, pairs // max(1, rows * axes.k)))
         cols = self._pairs(problem, TILE_FACTOR * self.budget) // (batch * rows * elements)
-        return "row blocks", TileSizes(rows, max(1, min(axes.k, cols)), batch)
+        return TileSizes(rows, max(1, min(axes.k, cols)), batch), True
 
     def _reads_once(self, problem: Problem) -> bool:
         """Return whether a call of many keys is computed by `attend_in_one_pass`."""
